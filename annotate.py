@@ -234,7 +234,11 @@ class Desk:
         self.owners = {}  # {pseudonym: hash of the key that its first browser holds}
         self.out, self.saved = Path(args.out), False
         self.log = self.out / "annotations.jsonl"
-        self.out.mkdir(mode=0o700, parents=True, exist_ok=True)
+        try:
+            self.out.mkdir(mode=0o700, parents=True, exist_ok=True)
+        except OSError as error:
+            reason = f"{files.brief(error)}; choose another --out"
+            raise UserError(f"--out {self.out}: {reason}") from None
         if fcntl:
             self.folder = os.open(self.out, os.O_RDONLY)
             try:
@@ -559,7 +563,8 @@ def export(args):
     if n_models and not of_models:
         print(f"left out: {n_models} votes of models; export --judge writes them to rlaif.jsonl")
     if rows or turns:
-        print(f"next: python {stage} --pairs {shlex.quote(str(out / name))}")
+        flags = f"--pairs {shlex.quote(str(out / name))}{votes.model_flag(items)}"
+        print(f"next: python {stage} {flags}")
 
 
 def report(args):

@@ -137,9 +137,9 @@ def check_folder(name, flag):
                 reason = "this run has not finished, so it holds no model yet; --resume goes on"
             raise UserError(f"{flag} {name}: {reason}")
     elif folder.exists() or not re.fullmatch(r"(?!runs/|data/|\.)[^/]+/[^/]+", str(name)):
-        raise UserError(
-            f"{flag} {name}: no such folder; expected a model folder or a hub id such as org/name"
-        )
+        fix = "expected a model folder or a hub id such as org/name"
+        fix = "make demo trains it" if str(name).startswith("runs/demo/") else fix
+        raise UserError(f"{flag} {name}: no such folder; {fix}")
     elif not hub.try_to_load_from_cache(name, "config.json"):
         with opening(name, flag):  # a typo fails here, not after half a minute of retries
             hub.model_info(name, timeout=10)

@@ -206,7 +206,8 @@ def parse_args(argv=None):
         description="Grade answers, find out how good a judge is, or draft rubrics.",
         epilog=f"{example} grade {COMMANDS['grade'][1]}; flags: judge.py grade --help",
     )
-    commands = parser.add_subparsers(dest="command", required=True)
+    names = "|".join(COMMANDS)
+    commands = parser.add_subparsers(dest="command", metavar=names, required=True)
     for name, (purpose, flags) in COMMANDS.items():
         epilog = f"{example} {name} {flags}"
         command = commands.add_parser(name, help=purpose, description=purpose, epilog=epilog)

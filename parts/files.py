@@ -145,7 +145,9 @@ def read_jsonl(path, check=None, numbered=False, flag=None):
                     check(row)
             # UnicodeDecodeError is a ValueError; a RecursionError comes of a row nested too deeply
             except (ValueError, RecursionError) as error:
-                raise UserError(f"{shown}:{line_number}: {error}") from None
+                form = """; expected an object a line, such as {"prompt": "…"}"""
+                form = "" if line.lstrip(b"\xef\xbb\xbf \t").startswith(b"{") else form
+                raise UserError(f"{shown}:{line_number}: {error}{form}") from None
             yield (line_number, row) if numbered else row
 
 

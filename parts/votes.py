@@ -8,8 +8,10 @@ An undo is a line of its own: `replay` finds the votes that stand.
 
 import hashlib
 import json
+import shlex
 import unicodedata
 from collections import Counter, defaultdict
+from pathlib import Path
 
 from parts import files
 from parts.files import UserError
@@ -87,6 +89,17 @@ def check_event(event):
     if wrong:
         value = json.dumps(event.get(wrong[0], "missing"))[:40]
         raise ValueError(f'"{wrong[0]}" is {value}, which annotate.py does not write')
+
+
+def model_flag(items):
+    """" --model FOLDER" if the answers of all items come from one model, which is there, else "".
+
+    >>> model_flag({"item-1": {"a_model": "gpt-5", "b_model": "gpt-5"}})
+    ''
+    """
+    names = {item.get(key) for item in items.values() for key in ("a_model", "b_model")}
+    name = names.pop() if len(names) == 1 else None
+    return f" --model {shlex.quote(name)}" if name and Path(name).is_dir() else ""
 
 
 def by_people(events):

@@ -461,6 +461,18 @@ def test_export_loads_in_datasets(tmp_path, first):
     assert read["candidates"] == [person | {"in": "chosen"}]
 
 
+@pytest.mark.parametrize("drawn", [True, False])
+def test_the_next_command_trains_the_model_that_wrote_the_answers(tmp_path, capsys, drawn):
+    """It named no model, so votes on the answers of one's own model trained the bundled base."""
+    folder = tmp_path / "my model"
+    names = dict(a_model=str(folder), b_model=str(folder) if drawn else "gpt-5")
+    folder.mkdir()
+    app = make(tmp_path, item_rows(1, **names))
+    Rater(app, "ann").vote_all(Rater.better)
+    export(tmp_path)
+    assert (f" --model '{folder}'\n" in capsys.readouterr().out) == drawn
+
+
 def test_rows_of_prefs(tmp_path):
     people = [{"in": "prompt", "name": "Asha"}, {"in": "a", "name": "Ben"}]
     app = make(tmp_path, item_rows(2, candidates=people), "--overlap 3")

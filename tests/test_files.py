@@ -56,6 +56,7 @@ def test_another_format_is_named_and_converted(name, content, what, tmp_path, mo
 TAKEN = [  # content of pairs.jsonl; the name that is read; what is said
     (b'{"prompt": "a", "chosen": "b", \n', "pairs.jsonl", "pairs.jsonl:1: not valid JSON"),
     (b'"prompt": "a", "chosen": "b"}\n', "pairs.jsonl", "pairs.jsonl:1: not valid JSON"),
+    (b"Write an advert\n", "pairs.jsonl", r"""1: not valid JSON.*such as \{"prompt": "…"\}$"""),
     (b'{"prompt": ' + b"[" * 100_000, "pairs.jsonl", "pairs.jsonl:1: "),
     (b"PK\x03\x04" + bytes(40), "pairs.jsonl", "Excel workbook; .* save it as 'CSV UTF-8' first"),
     (b"", "pair.jsonl", "no such file; .* did you mean pairs.jsonl$"),
