@@ -20,6 +20,7 @@ from pathlib import Path
 import attacks
 import binding
 import card
+import chats
 import grammar
 import inbox
 import interview
@@ -33,6 +34,7 @@ SPLITS = dict(train=1500, val=150, test=350)
 PAIRS = {"train": 2400, "test": 600}
 RANK_PAIRS = {"train": 1200, "test": 300}
 SCREEN_PAIRS = 1600
+CHAT_PAIRS, CHATS = 1000, {"roles": 6, "people": 8}
 WRITERS = ("writer-a", "writer-b")
 TIME = "2026-01-01T00:00:00Z"  # simulated votes have no time; a constant keeps the bytes equal
 
@@ -557,6 +559,8 @@ def make_files():
         screen_biased=noisy_votes(screen, biased=True),
         items=items(prompts["val"]),
         candidates=candidates(),
+        chats=chats.chats(rng_for, **CHATS),
+        chat_pairs=chats.chat_pairs(rng_for, CHAT_PAIRS),
         twins=twins(),
         twins_attacks=attacked(),
     )

@@ -92,7 +92,7 @@ def check_event(event):
 
 
 def model_flag(items):
-    """" --model FOLDER" if the answers of all items come from one model, which is there, else "".
+    """The flag " --model FOLDER", if one model that is there wrote the answers of all items, or "".
 
     >>> model_flag({"item-1": {"a_model": "gpt-5", "b_model": "gpt-5"}})
     ''

@@ -53,7 +53,7 @@ def test_the_files_are_what_the_generator_writes(tmp_path):
     command = [sys.executable, str(DATA / "make_data.py"), "--out", str(tmp_path)]
     subprocess.run(command, env=os.environ | {"PYTHONHASHSEED": "4711"}, check=True)
     written = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
-    assert len(written) == 21
+    assert len(written) == 23
     assert [name for name in written if written[name] != (DATA / name).read_bytes()] == []
 
 
@@ -230,6 +230,29 @@ def test_the_best_answer_is_worth_one_and_cheats_do_not_pay(task, corpus):
     again = [f"{text}\n{text.splitlines()[-1]}" for text in best]
     long = [text + "".join(f" word{i}" for i in range(121)) for text in best]
     assert max(map(mean, (musts, prompts, again, long))) < usual
+
+
+def evidence_share(prompt, text):
+    """The share of the competencies asked about for which a line has evidence of the bank."""
+    asked = prompt[0]["content"].rsplit("Must have: ", 1)[1].split(", ")
+    lines, bank = text.split("\n"), interview.BANK["competencies"]
+    assert len(lines) == len(asked) == 4
+    pairs = zip(asked, lines)
+    return sum(any(i["full"] in line for i in bank[name]["evidence"]) for name, line in pairs) / 4
+
+
+def test_chats_are_worth_the_evidence_in_them():
+    """Counted from the text; neither its length nor the names of the competencies tell it."""
+    rows, pairs = rows_of("chats"), rows_of("chat_pairs")
+    assert all(evidence_share(row["prompt"], row["answers"]) == row["quality"] for row in rows)
+    assert all(len({r["quality"] for r in rows[i : i + 8]}) > 3 for i in range(0, 48, 8))
+    gaps, longer = [], 0
+    for row in pairs:
+        better, worse = content(row, "chosen", "rejected")
+        gaps.append(evidence_share(row["prompt"], better) - evidence_share(row["prompt"], worse))
+        longer += len(better) > len(worse)
+    assert 0 not in gaps and 0.9 < sum(gap > 0 for gap in gaps) / len(gaps) < 0.98
+    assert 0.45 < longer / len(pairs) < 0.58
 
 
 def test_names_enter_nothing():
