@@ -282,6 +282,7 @@ def load_prompts(args, prompt_of=itemgetter("prompt")):
     splits = sorted({str(row["split"]) for row in rows if "split" in row})
     if not splits and isinstance(args.split, Default):
         print(f"{args.prompts}: no row has a 'split', so all of them are taken")
+        args.split = "all"
     elif args.split != "all":
         rows = [row for row in rows if row.get("split") == args.split]
     if not rows:
@@ -307,15 +308,16 @@ def load_pairs(path):
 def unblind(events, items):
     """([A, B], the votes that stand, each with its "winner" and the "words" of A's and B's answer).
 
-    A and B are the models whose answers people compared. The "winner" is A, B, tie or both_bad;
-    None on a gold item: one whose better answer is known, which tests the annotator.
+    A and B are the models whose answers people compared, A the a_model of the first item: --model
+    of `annotate.py draw`. The "winner" is A, B, tie or both_bad; None on a gold item: one whose
+    better answer is known, which tests the annotator.
     """
     ordinary, votes = [item for item in items.values() if not item.get("gold")], []
     for item in ordinary:
         if not (item.get("a_model") and item.get("b_model")):
             wrong = f"the item {item['id']!r} of items.jsonl has no a_model or no b_model"
             raise UserError(f"--votes: {wrong}: who wrote its answers is unknown; add both")
-    names = sorted({item[key] for item in ordinary for key in ("a_model", "b_model")})
+    names = list(dict.fromkeys(item[key] for item in ordinary for key in ("a_model", "b_model")))
     if len(names) != 2:
         given = ", ".join(names) or "gold items alone"
         fix = "python annotate.py draw --model A --model-b B"
@@ -488,7 +490,7 @@ def compare(args):
     tokenizers = load_tokenizers(names, prompts)
     scorers = load_scorers(args, rows)
     given = map(present, (args.gold, args.reward_model))
-    runs, curves = load_runs(names, *given, args.temperature)
+    runs, curves = load_runs(names, *given, args.temperature, rows)
     answers_by_model, pool, seed = {}, None, args.seed
     for name, tokenizer in zip(names, tokenizers):
         model = common.load_policy(name, **placement(args), trainable=False)
@@ -632,7 +634,8 @@ def reward(args):
     for row, *pair in zip(rows, scores.tolist(), lengths.tolist()):
         row["scores"], row["tokens"] = pair  # of the chosen and of the rejected answer
     save(args, report, "pairs.jsonl", rows)
-    print(f"next: python evaluate.py compare --reward-model {args.reward_model}")
+    flags = f"--model MODEL RUN --prompts PROMPTS.jsonl --reward-model {args.reward_model}"
+    print(f"next: python evaluate.py compare {flags} --out runs/compare")
 
 
 def reward_quality(rows, scores, lengths):
@@ -652,7 +655,8 @@ def reward_quality(rows, scores, lengths):
     gain, finding = paired_difference(right, longer, prompts), "inconclusive"
     if gain["p"] < 0.05 and not gain["low"] <= 0 <= gain["high"]:
         finding = "better" if gain["value"] > 0 else "worse"
-    by_models = np.array([bool(row.get("chosen_model")) for row in rows])
+    writers = "chosen_model", "rejected_model"  # of both answers, else the vote chose the rows
+    by_models = np.array([all(row.get(key) for key in writers) for row in rows])
     report = {
         "accuracy": mean_number(right, prompts, shares=True),
         "length_baseline": mean_number(longer, prompts, shares=True),
@@ -683,22 +687,22 @@ def human(args):
     report["left_out"] = left_out(events) | {"judge_votes": len(all_events) - len(events)}
     save(args, report, "votes.jsonl", votes)
     print(f"next: python annotate.py agreement --out {path.parent}")
-    return gate(report["comparison"], args.fail_below)
+    return gate(report["comparison"], args.fail_below, report["a"])
 
 
-def gate(comparison, least):
+def gate(comparison, least, model):
     """The exit status of --fail-below: 0 if the whole interval is at or above `least`, 1 if it is
     below, 3 if it holds `least` or there is none.
 
     To be on the better or the worse side of ½ takes the verdict, too, which asks a sign test.
 
     >>> better = {"win_rate": {"value": 0.6, "low": 0.52, "high": 0.68}, "verdict": "better"}
-    >>> gate(better, 0.5)
-    gate       win rate of A at least 0.50: passed
+    >>> gate(better, 0.5, "DPO")
+    gate       win rate of DPO at least 0.50: passed
     0
-    >>> gate(better | {"verdict": "inconclusive"}, 0.5), gate(better, 0.6)
-    gate       win rate of A at least 0.50: inconclusive, collect more votes
-    gate       win rate of A at least 0.60: inconclusive, collect more votes
+    >>> gate(better | {"verdict": "inconclusive"}, 0.5, "DPO"), gate(better, 0.6, "DPO")
+    gate       win rate of DPO at least 0.50: inconclusive, collect more votes
+    gate       win rate of DPO at least 0.60: inconclusive, collect more votes
     (3, 3)
     """
     if least is None:
@@ -709,7 +713,7 @@ def gate(comparison, least):
         status, finding = 0, "passed"
     elif low is not None and high < least and (least > 0.5 or comparison["verdict"] == "worse"):
         status, finding = 1, "failed"
-    print(f"gate       win rate of A at least {least:.2f}: {finding}")
+    print(f"gate       win rate of {model} at least {least:.2f}: {finding}")
     return status
 
 
@@ -730,14 +734,21 @@ def human_report(votes, items, seed):
         "caveats": [],
     }
     annotators = sorted(set(people))
+    judges = sorted({vote["annotator"] for vote in votes if vote.get("judge")})
     for annotator in annotators:
         own = [x for x, name in zip(y, people) if name == annotator]
         rate = mean_number(own, shares=True)  # not Wilson's: a tie is one half
         report["annotators"].append({"annotator": annotator, "win_rate": rate})
-    caveats, spellings = report["caveats"], Counter(map(folded, annotators))
+    report["judges"], persons = judges, [name for name in annotators if name not in judges]
+    caveats, spellings = report["caveats"], Counter(map(folded, persons))
+    if judges:
+        n_votes = sum(bool(vote.get("judge")) for vote in votes)
+        words = f"{n_votes} of {len(votes)} votes are of a language model ({', '.join(judges)})"
+        caveats.append(f"{words}, which is nobody's preference.")
     if len(spellings) == 1:
-        caveats.append(f"All votes are {annotators[0]}'s: they say what one person prefers.")
-    elif len(spellings) < MIN_ANNOTATORS:
+        all_votes = "All other votes" if judges else "All votes"
+        caveats.append(f"{all_votes} are {persons[0]}'s: they say what one person prefers.")
+    elif spellings and len(spellings) < MIN_ANNOTATORS:
         caveats.append(f"{len(spellings)} people voted: too few to say what others would prefer.")
     if alike := [name for name in annotators if spellings[folded(name)] > 1]:
         words = f"{', '.join(alike)} differ in capitals alone and are {len(alike)} rows below"

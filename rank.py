@@ -237,7 +237,8 @@ def title_of(role):
 def training_of(folder):
     """(sentence, {file: (rows, rows that compare profiles)}): what a reward model was trained on.
 
-    From its args.json and from the files that it names, if they are unchanged.
+    From its args.json and the files that it names, if they are unchanged; its held-out accuracy
+    from its log.
     """
     run, pairs = read_run(folder), {}
     names = run["args"].get("pairs") if run else None
@@ -254,11 +255,19 @@ def training_of(folder):
         of_profiles = sum(is_about_profiles(row) for row in rows)
         pairs[name] = len(rows), of_profiles
     n, k = (sum(counts) for counts in zip(*pairs.values()))
-    where = f"{folder} was trained on {n:,} comparisons of {', '.join(pairs)}"
-    if k:
-        return f"{where}; {k:,} of them compare profiles for a role.", pairs
-    wrong = "none of them compares profiles for a role, so this order says nothing of who fits"
-    return f"{where}; {wrong}.", pairs
+    of_them = f"{k:,} of them compare profiles for a role."
+    if not k:
+        of_them = (
+            "none of them compares profiles for a role, so this order says nothing of who fits."
+        )
+    words = f"{folder} was trained on comparisons of {', '.join(pairs)} ({n:,} rows); {of_them}"
+    if tested := [row for row in run["rows"] if row.get("eval/accuracy") is not None]:
+        last = tested[-1]
+        right = (100 * last[f"eval/accuracy{end}"] for end in ("", "_low", "_high"))
+        words += " On {} held-out pairs it is right on {:.1f} % [{:.1f}, {:.1f}].".format(
+            last["eval/n"], *right
+        )
+    return words, pairs
 
 
 def is_about_profiles(row):

@@ -80,8 +80,12 @@ def in_words(report):
         few = "no wins at equal length and no score at equal KL"
         notes.append(f"Fewer than {FEW_PROMPTS} prompts: {few}.")
     for run in report["runs"]:
-        if by == "gold" and same_scorer(run.get("reward_model"), report["setup"]["gold"], {}):
+        reward = run.get("reward_model") or run.get("reward_fn")
+        if by == "gold" and same_scorer(reward, report["setup"]["gold"], {}):
             notes.append(f"{run['name']} was trained on the {names[by]}, which it may exploit.")
+        if k := run.get("trained_prompts"):
+            of = f"a file with {k} of these {report['setup']['n_prompts']} prompts"
+            notes.append(f"{run['name']} was trained on {of}: on new ones it may do worse.")
     runs = {run["name"] for run in report["runs"]}
     folders = [row["name"] for row in report["models"][1:] if "best of" not in row["name"]]
     if unknown := [name for name in folders if name not in runs]:
@@ -121,7 +125,8 @@ def compare_card(report, folder):
     own = labels([row["name"] for row in report["models"]])[folder]
     lines += [note for note in report["notes"] if note.startswith(f"{own} was trained on")]
     p = "; an open verdict is no proof that both are alike" * any("stays open" in x for x in lines)
-    where = f"{setup['n_prompts']} prompts of {setup['prompts']}, split {setup['split']}"
+    where = f"{setup['n_prompts']} prompts of {setup['prompts']}"
+    where += f", split {setup['split']}" * (setup["split"] != "all")
     return [" ".join([*lines, f"95 % intervals, over {where}{p}."])]
 
 
@@ -347,8 +352,9 @@ def reward_in_words(report):
     ]
     n_trained = report.get("seen_pairs")
     if n_trained or report.get("seen"):
-        what = f"{n_trained} of these {report['counts']['rows']} rows" if n_trained else "this file"
-        texts += [f"It was trained on {what}: on pairs it has not seen it is right less often."]
+        of = f"{n_trained} of these {report['counts']['rows']} rows stand in a file"
+        words = f"{of} that it was trained on" if n_trained else "It was trained on this file"
+        texts += [f"{words}: on pairs it has not seen it is right less often."]
     return texts
 
 
@@ -363,7 +369,10 @@ def human_sections(report):
     """The report of people's votes, for the terminal and the page."""
     a, b, row = report["a"], report["b"], report["comparison"]
     rate = row["win_rate"]
-    people = "people" if len(report["annotators"]) > 1 else "one person"
+    judges = report.get("judges", [])  # reports before 0.2 have none
+    n_people = len(report["annotators"]) - len(judges)
+    voters = ["people" if n_people > 1 else "one person"] * (n_people > 0)
+    people = " and ".join([*voters, *judges])
     texts = [
         f"{WORDS[row['verdict']].format(a, b)} {show(rate, 1, True)} of the items that {people} "
         f"compared{why_open(row, row['p'], 'items')}.",
@@ -400,8 +409,9 @@ def human_sections(report):
         "Prompts to which both models gave the same answer were not shown.",
         "Agreement, position bias and each annotator: python annotate.py agreement.",
     ]
+    whom = "people and language models" if judges and voters else "models" if judges else "people"
     answer = pages.section(
-        "Which model do people prefer?", texts, None, [chart], "answer", tables=tables
+        f"Which model do {whom} prefer?", texts, None, [chart], "answer", tables=tables
     )
     paths = [f"{name} is {folder}." for folder, name in zip(report["models"], (a, b))]
     return [answer, *appendix(report, limits, paths)]

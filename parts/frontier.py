@@ -15,7 +15,7 @@ import numpy as np
 
 from parts import files
 from parts.pages import ends
-from parts.reports import read_run
+from parts.reports import read_run, trained_prompts
 from parts.stats import Z95
 
 GOAL = 0.9  # sample efficiency: the cost of reaching this share of the largest gain of any run
@@ -114,11 +114,11 @@ def spending(run, before=None):
     return points, spent
 
 
-def load_runs(names, gold=None, reward_model=None, temperature=None):
+def load_runs(names, gold=None, reward_model=None, temperature=None, rows=()):
     """(report["runs"], report["frontier"]): the cost of each run folder among the models; the curve
     of each that was evaluated while it trained.
 
-    gold, reward_model, temperature  of the report
+    gold, reward_model, temperature, rows (of prompts)  of the report
     A curve needs the prompts of the first run, the baseline as its reference and the temperature
     of the report, for the KL: another one is left out, with a message.
     """
@@ -149,7 +149,8 @@ def load_runs(names, gold=None, reward_model=None, temperature=None):
             "gold": same_scorer(args.get("gold"), gold, run["sha256"]),
             "proxy": same_scorer(own, reward_model, run["sha256"]),
         }
-        runs.append({"name": name, "reward_model": own} | spent)
+        reward = {"reward_model": own, "reward_fn": args.get("reward_fn")}
+        runs.append({"name": name, "trained_prompts": trained_prompts(run, rows)} | reward | spent)
         curves += [{"model": name} | frontier(points, same)] if points else []
     return runs, curves
 

@@ -82,18 +82,39 @@ def read_run(name):
     return run | {"rows": list(files.read_jsonl(log, check_log)) if log.is_file() else []}
 
 
+def training_files(run, *flags):
+    """The files that these flags gave to a run, by its args.json, if they are unchanged."""
+    given = [run["args"].get(flag) for flag in flags] if run else []
+    names = [n for x in given for n in ([x] if isinstance(x, str) else x or [])]
+    return [n for n in names if Path(n).is_file() and run["sha256"].get(n) == files.fingerprint(n)]
+
+
 def seen_pairs(run, rows):
-    """How many of these preference rows a run was trained on, by the files that its args.json names
-    and that are unchanged; None where none of them is there."""
-    given = run["args"].get("pairs") if run else None
-    names = [given] if isinstance(given, str) else given or []
-    names = [n for n in names if Path(n).is_file() and run["sha256"].get(n) == files.fingerprint(n)]
+    """How many of these preference rows stand in the files that a run was trained on; None where
+    none of the files is there. Some of them the run itself has held out."""
+    names = training_files(run, "pairs")
     if not names:
         return None
     pair = itemgetter("prompt", "chosen", "rejected")
     trained_rows = (row for name in names for row in files.read_jsonl(name, check_pair))
     trained_pairs = {json.dumps(pair(row), sort_keys=True) for row in trained_rows}
     return sum(json.dumps(pair(row), sort_keys=True) in trained_pairs for row in rows)
+
+
+def question(row):
+    """The last message of a row's prompt, whatever examples stand before it."""
+    prompt = row.get("prompt")
+    return json.dumps(prompt[-1] if isinstance(prompt, list) and prompt else prompt)
+
+
+def trained_prompts(run, rows):
+    """How many prompts of these rows stand in the JSONL files that a run was trained on, rows of
+    another "split" than train left out. Some of them the run itself has held out."""
+    flags = ["pairs", "data"] + ["prompts"] * bool(run and run.get("stage") == "ppo")
+    names = [name for name in training_files(run, *flags) if name.endswith(".jsonl")]
+    trained_rows = (row for name in names for row in files.read_jsonl(name))
+    known = {question(row) for row in trained_rows if row.get("split", "train") == "train"}
+    return sum(question(row) in known for row in rows)
 
 
 LOGGED = re.compile("step|episodes|answer_tokens|length/mean|time_s|val/(gold|score|kl)")

@@ -22,7 +22,16 @@ import rank
 import tiny
 from conftest import REPO
 from evaluate import bon_curve, compare_outcomes, outcomes, verdict
-from parts import evaluation_page, files, frontier, pages, reward_models, sampling
+from parts import (
+    evaluation_page,
+    files,
+    frontier,
+    pages,
+    prompting,
+    reports,
+    reward_models,
+    sampling,
+)
 from parts.card import MARK
 from parts.files import UserError
 from parts.stats import mean_number, number, wilson
@@ -123,6 +132,29 @@ def test_a_score_that_is_the_same_for_all_answers_gives_no_verdict():
     assert evaluate.comparisons(models, "gold", seed=0)[0]["verdict"] == "no verdict"
     models["b"][0, 0]["gold"] = 0.1
     assert evaluate.comparisons(models, "gold", seed=0)[0]["verdict"] == "inconclusive"
+
+
+def test_prompts_that_a_run_was_trained_on_are_counted(tmp_path):
+    """ppo.py's next command, on a file without a split, showed training prompts as a test."""
+    rows = [{"prompt": f"p{i}", "split": split} for i, split in enumerate(["train"] * 3 + ["test"])]
+    file = tiny.write_rows(tmp_path / "p.jsonl", rows)
+    run = {"stage": "ppo", "args": {"prompts": file}, "sha256": {file: files.fingerprint(file)}}
+    assert reports.trained_prompts(run, rows) == 3 and reports.trained_prompts(None, rows) == 0
+    chat = [{"prompt": [{"role": "user", "content": row["prompt"]}]} for row in rows]
+    tiny.write_rows(file, chat)  # no split
+    assert reports.trained_prompts(run, chat) == 0  # another file now
+    run["sha256"][file] = files.fingerprint(file)
+    examples = {None: [{"role": "user", "content": "q"}, {"role": "assistant", "content": "a"}]}
+    asked = [{"prompt": prompting.after_examples(examples, row)} for row in chat[:2]]
+    assert reports.trained_prompts(run, asked) == 2
+    assert reports.trained_prompts(run | {"stage": "dpo"}, chat) == 0  # only its evaluations
+    report = {"runs": [{"name": "ppo", "trained_prompts": 2, "reward_fn": "r.py:f"}]}
+    report |= {"setup": {"n_prompts": 30, "gold": "r.py:f", "reward_model": "none"}, "models": []}
+    report |= {"scorers": ["gold"], "frontier": [], "comparisons": [], "equal_kl": None}
+    report["models"] = [{"name": x, "length": {"value": 9, "n": 30}, "gold": {"value": 1, "n": 30}} for x in ("base", "ppo")]  # fmt: skip
+    notes = evaluation_page.in_words(report)[1]
+    assert "PPO was trained on the gold score, which it may exploit." in notes
+    assert any("PPO was trained on a file with 2 of these 30 prompts" in note for note in notes)
 
 
 def test_a_score_that_training_used_or_that_is_lacking_is_said(world, tmp_path):
@@ -579,8 +611,9 @@ def test_reward_command(world, tmp_path, capsys):
     said = printed(capsys)
     assert "“the longer answer wins”" in said and f"{100 * right:.1f} %" in said
     assert "trained on this file" not in said and "annotate.py draw" in said
-    drawn = [row | {"chosen_model": "dpo"} for row in rows[:3]]
-    tiny.write_rows(pairs, [*drawn, *rows[3:]])
+    drawn = [row | {"chosen_model": "dpo", "rejected_model": "dpo"} for row in rows[:3]]
+    corrected = [row | {"chosen_model": "dpo"} for row in rows[3:6]]  # a person wrote the other one
+    tiny.write_rows(pairs, [*drawn, *corrected, *rows[6:]])
     copy = shutil.copytree(world["rm"], tmp_path / "rm")  # as if these were its training pairs
     files.write_json(copy / "args.json", {"args": {}, "sha256": {"elsewhere": files.fingerprint(pairs)}})  # fmt: skip
     (copy / "README.md").write_text(f"{MARK}\n")  # the card of a run
@@ -598,7 +631,7 @@ def test_reward_command(world, tmp_path, capsys):
     files.write_json(copy / "args.json", record)  # a part of the training file is no test
     part = tiny.write_rows(tmp_path / "part", [*rows[3:8], *tiny.pair_rows(30)[26:]])
     measured(copy, part, tmp_path / "b", "--overwrite")
-    assert "It was trained on 5 of these 9 rows" in printed(capsys)
+    assert "5 of these 9 rows stand in a file that it was trained on" in printed(capsys)
 
 
 def test_a_reward_model_sees_the_prompts_of_its_training(world, tmp_path, capsys):

@@ -47,14 +47,34 @@ def report_of(events, key):
 
 
 def test_a_vote_goes_to_the_model_behind_the_answer():
+    """A is the model that was drawn first (it was the first by alphabet, so that a gate on one's own
+    model, runs/dpo, held for data/tiny-base)."""
     swapped = [False, False, True, True]
     events = [event(n, "ab"[swapped[n]], left=left) for n, left in enumerate("abab")]
-    for key, who, rate in ((swapped, "A", 1.0), ([not s for s in swapped], "B", 0.0)):
-        names, found = unblind(events, key_of(key))
-        assert names == ["runs/a", "runs/b"] and [v["winner"] for v in found] == [who] * 4
-        report = report_of(events, key_of(key))
-        assert report["comparison"]["win_rate"]["value"] == rate
-        assert report["annotators"][0]["win_rate"]["value"] == rate
+    other = [e | {"choice": annotate.other(e["choice"])} for e in events]
+    for key, drawn in ((swapped, ["runs/a", "runs/b"]), ([not s for s in swapped], ["runs/b", "runs/a"])):  # fmt: skip
+        for log, who, rate in ((events, "A", 1.0), (other, "B", 0.0)):
+            names, found = unblind(log, key_of(key))
+            assert names == drawn and [v["winner"] for v in found] == [who] * 4
+            report = report_of(log, key_of(key))
+            assert report["comparison"]["win_rate"]["value"] == rate
+            assert report["annotators"][0]["win_rate"]["value"] == rate
+
+
+def test_a_model_that_votes_is_no_person():
+    """`--judge` said "people" of it, and counted it among those who voted."""
+    judge = dict(who="model-m", judge="m")
+    for people, words in (((), []), (("ann",), ["All other votes are ann's"]), (("ann", "ben"), ["2 people voted"])):  # fmt: skip
+        events = [event(n, "a", **judge) for n in range(3)]
+        events += [event(n, "a", who) for who in people for n in range(3)]
+        report = report_of(events, key_of([False] * 3)) | {"a": "DPO", "b": "Base", "models": "ab"}
+        words = [f"3 of {len(events)} votes are of a language model (model-m)", *words]
+        assert len(report["caveats"]) == len(words)
+        assert all(a.startswith(b) for a, b in zip(report["caveats"], words)), report["caveats"]
+        page = evaluation_page.human_sections(report | {"setup": {"sha256": {}, "run": ""}})[0]
+        voters = {0: "", 1: "one person and ", 2: "people and "}[len(people)]
+        assert f"of the items that {voters}model-m compared" in page["sentences"][0]
+        assert ("people" in page["title"]) == bool(people) and "models" in page["title"]
 
 
 def test_both_bad_and_ties_are_halves_and_a_skip_is_nothing():
@@ -230,7 +250,7 @@ def test_from_two_models_to_a_verdict(voted, tmp_path, capsys):
     text = capsys.readouterr().out
     assert f"{100 * rate:.1f} %" in text and len(text.splitlines()) < 40
     assert f"next: python annotate.py agreement --out {folder}" in text
-    assert report["models"] == sorted(models) == models
+    assert report["models"] == models
     assert models[1] in (out / "report.html").read_text()
     read = {str(folder / name) for name in ("annotations.jsonl", "items.jsonl")}
     assert report["setup"]["sha256"].keys() == read
@@ -255,7 +275,7 @@ def test_a_gate_for_ci(voted, tmp_path, capsys):
         (four, "inconclusive", 0.5, 3), (four, "better", 0.5, 0), (four, "inconclusive", 0.45, 0),
         (lost, "inconclusive", 0.5, 3), (lost, "worse", 0.5, 1), (lost, "inconclusive", 0.6, 1),
     ):  # fmt: skip
-        assert evaluate.gate({"win_rate": rate, "verdict": verdict}, least) == status
+        assert evaluate.gate({"win_rate": rate, "verdict": verdict}, least, "m") == status
 
 
 def refused(folder, words):

@@ -236,9 +236,15 @@ def test_what_the_reward_model_saw_stands_at_the_order(tmp_path, rank, capsys, t
     hashes = {pairs: files.fingerprint(pairs) if task else 0}
     (tmp_path / "rm").mkdir()
     files.write_json(tmp_path / "rm/args.json", {"args": {"pairs": [pairs]}, "sha256": hashes})
+    names = ("accuracy", "accuracy_low", "accuracy_high", "n")
+    last = {f"eval/{name}": x for name, x in zip(names, (0.61, 0.511, 0.694, 114))}
+    tiny.write_rows(tmp_path / "rm/metrics.jsonl", [{"step": 6} | last, {"step": 6}])
     people = tiny.write_rows(tmp_path / "p.jsonl", PEOPLE)
     ranked(tmp_path / "rm", people, tmp_path / "o")
-    assert words in printed(capsys)
+    shown = printed(capsys)
+    assert words in shown
+    if task:  # its own quality, where the recruiter reads the order
+        assert "On 114 held-out pairs it is right on 61.0 % [51.1, 69.4]." in shown
     ranked("unknown", people, tmp_path / "o", "--overwrite")
     assert "What unknown was trained on is not recorded" in capsys.readouterr().out
 
