@@ -500,7 +500,7 @@ def preflight(args, run, reference, graders, train):
 
 
 def show_group(row, grades, rewards, advantages):
-    """Criteria × answers, then reward and advantage: how one group becomes numbers."""
+    """Verdicts, criteria × answers, then reward and advantage: how a group becomes numbers."""
 
     def show(name, cells):
         print(f"  {name:<48}" + "".join(f"{cell:>7}" for cell in cells))
@@ -616,7 +616,7 @@ def pass_rates(rows, grades):
             criterion = row.criteria[judgement["id"] - 1]
             name = criterion.name or criterion.check or "judged"
             for key in ("pass_rate", f"pass_rate/{name}"):
-                verdicts.setdefault(key, []).append(judgement["verdict"])
+                verdicts.setdefault(key, []).append(judgement["credit"])
     return {key: mean(column) for key, column in verdicts.items()}
 
 

@@ -9,9 +9,10 @@ Algorithm    (1) read rubrics and answers; refuse what cannot be graded
              (4) verdicts: reply → yes, no or nothing for each id → score, None if a grader failed
              (5) write every answer with its verdicts; mean, interval, cost
 Conventions  a failure of the model (an empty answer) is 0, a failure of a grader is None, never 0;
-             only the text after the last </think> is graded; a verdict is True if the answer does
-             well, so a fault (`negate`) that was found is False; judge_cache.jsonl is keyed by
-             server, model, settings and messages: the same answers again send nothing
+             only the text after the last </think> is graded; a verdict says whether a criterion is
+             true of the answer, `credit` whether that is to its credit (of a fault: no is);
+             judge_cache.jsonl is keyed by server, model, settings and messages: the same
+             answers again send nothing
 Left out     1. several calls for one long rubric   2. custom prompts for the rubric judge
              3. asking twice to measure flips   4. a sandbox: code:tests needs
              --allow-code-execution   5. other layouts of rows: docs/adapt.md converts them
@@ -255,7 +256,7 @@ def read_people(rubrics):
 
 
 def rubric_call(row, answer):
-    """The Call that grades an answer by the row's text criteria: {id: (met, reason)}."""
+    """The Call that grades an answer by the row's text criteria: {id: (verdict, reason)}."""
     criteria = [(c.id, c.text) for c in row.criteria if c.kind == "judge"]
     messages = judge_messages(row.prompt, criteria, answer, row.reference)
     parse = partial(parse_ratings, ids=[i for i, _ in criteria])
@@ -282,22 +283,23 @@ def grade_answers(rows, answers, judge=None, mode="strict", scoring="fraction", 
         for c in row.criteria:
             if c.kind == "judge" and checks_only:
                 continue
-            verdict = reason = None
-            if blank(visible(answer)):  # a failure of the model: nothing is met
-                verdict = False
+            verdict = credit = reason = None
+            if blank(visible(answer)):  # a failure of the model: it says nothing, and earns nothing
+                verdict, credit = False, c.weight < 0
             # (3) checks: a program decides, nothing is sent
             elif c.kind == "check":
-                verdict, reason = decide(c, answer, mode)
-                if verdict is None:
+                credit, reason = decide(c, answer, mode)
+                verdict = None if credit is None else credit != c.negate
+                if credit is None:
                     error = error or UNREAD + reason.partition(" (")[0]
             elif reply.value:
-                met, reason = reply.value[c.id]
-                verdict = met != c.negate
-            logged = {"id": c.id, "kind": c.kind, "verdict": verdict, "weight": c.weight}
-            criteria.append(logged | {"reason": reason})
+                verdict, reason = reply.value[c.id]
+                credit = verdict != c.negate
+            logged = {"id": c.id, "kind": c.kind, "verdict": verdict, "credit": credit}
+            criteria.append(logged | {"weight": c.weight, "reason": reason})
         # (4) verdicts: reply → yes, no or nothing for each id → score, None if a grader failed
         error, weights = reply.error or error, [c["weight"] for c in criteria]
-        score = None if error else rubric_score(weights, [c["verdict"] for c in criteria], scoring)
+        score = None if error else rubric_score(weights, [c["credit"] for c in criteria], scoring)
         grades.append(Grade(score, criteria, reply.cached, reply.attempts, reply.latency, error))
     return grades
 
@@ -331,14 +333,15 @@ def audit(items, grades):
     """Table of the agreement with people, of the judge and of the checks; items: `read_people`.
 
     The interval is over rows; false credit: a yes where people say no; false refusal: a no where
-    they say yes (of a criterion with `negate`, yes: the fault is not there); unrated: no verdict.
+    they say yes (of a fault, yes: it is not there); unrated: no verdict.
     """
     ratings, table = defaultdict(list), []  # {kind: (verdict, people's, task)}
     for (row, *_), grade in zip(items, grades, strict=True):
         for c, logged in zip(row.criteria, grade.criteria):
             if c.id in row.human:
-                people = row.human[c.id] != c.negate
-                ratings[c.kind].append((logged["verdict"], people, row.task_id))
+                verdict, people = logged["verdict"], row.human[c.id] != c.negate
+                verdict = None if verdict is None else verdict != c.negate
+                ratings[c.kind].append((verdict, people, row.task_id))
     for kind, rated in ratings.items():
         verdicts, people, tasks = zip(*rated)
         equal = [None if v is None else v == rating for v, rating in zip(verdicts, people)]

@@ -237,7 +237,7 @@ class Drafter:
                 if len({*rated}) == 2:
                     left.append(row.raw["rubrics"][k])
                     continue
-                who = "no answer meets" if rated[:1] == [c.negate] else "every answer meets"
+                who = "every answer meets" if rated[:1] == [True] else "no answer meets"
                 self.lost[f"criteria that {who if rated[1:] else 'nobody could try'}"].append(
                     c.text
                 )

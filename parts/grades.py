@@ -25,7 +25,8 @@ class Grade:
     """
 
     score: float = None
-    criteria: list = field(default_factory=list)  # {"id", "kind", "verdict", "weight", "reason"}
+    # {"id", "kind", "verdict": is it true of the answer, "credit": is that good, "weight", "reason"}
+    criteria: list = field(default_factory=list)
     cached: bool = False
     attempts: int = 0
     latency: float = 0.0
@@ -100,7 +101,7 @@ def write_grades(out, items, grades):
             "task_id": row.task_id,
             "sample": sample[row.task_id],
             **asdict(grade),
-            "passed": sum(c["verdict"] for c in rated),
+            "passed": sum(c["credit"] for c in rated),
             "total": len(grade.criteria),
             "weight_rated": sum(max(0, c["weight"]) for c in rated),
             "human": row.human,
@@ -112,7 +113,7 @@ def write_grades(out, items, grades):
 
 
 def print_scores(items, grades):
-    """The mean with its interval, why scores are missing, the criteria that fail most."""
+    """The mean with its interval, why scores are missing, what fails most and which faults were found."""
     tasks = np.array([row.task_id for row, *_ in items])
     models = np.array([str(model) for *_, model in items])
     scores = np.array([grade.score for grade in grades], float)
@@ -126,10 +127,10 @@ def print_scores(items, grades):
         score = mean_number(scores[models == model], tasks[models == model])
         print(f"  {pages.visible(model)}: {pages.number(score)}")
     failed = Counter(
-        c.label
+        ("found" if c.negate else "failed", c.label)
         for (row, *_), grade in zip(items, grades)
         for c, logged in zip(row.criteria, grade.criteria)
-        if logged["verdict"] is False
+        if logged["verdict"] is c.negate
     )
-    for label, n in failed.most_common(5):
-        print(f"  failed {n} ×: {pages.visible(label)[:80]}")
+    for (word, label), n in failed.most_common(5):
+        print(f"  {word} {n} ×: {pages.visible(label)[:80]}")

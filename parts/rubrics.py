@@ -66,7 +66,7 @@ class Row:
     criteria: list
     raw: dict
     reference: str = None  # shown to the judge, never to the policy
-    human: dict = None  # people's ratings: {criterion id: met or not}
+    human: dict = None  # people's verdicts: {criterion id: true of the answer or not}
     place: str = ""  # in the file, such as "line 3"
 
 

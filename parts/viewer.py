@@ -19,11 +19,7 @@ CHARTS = (  # title, signals
     ("Length of the answers, tokens", ("length/mean", "val/length")),
     ("Held-out loss", ("eval/loss",)),
 )
-VERDICTS = {
-    True: pages.Light("met", "green"),
-    False: pages.Light("not met", "red"),
-    None: pages.Light("unrated", "grey"),
-}
+COLOURS = {True: "green", False: "red", None: "grey"}  # of a verdict, by its credit
 
 
 def costs(rows):
@@ -116,10 +112,14 @@ def card_of(row, kinds):
         texts.append(("error", why_failed(row)))
     cells = []
     for c in row.get("criteria") or ():
-        met = VERDICTS.get(c.get("verdict"), VERDICTS[None])
-        name = c.get("criterion") or c.get("id")
-        cells.append([str(name), c.get("kind"), met, c.get("weight"), c.get("reason") or ""])
-    columns = ["criterion", "by", "verdict", "weight", "reason"]
+        verdict, weight = c.get("verdict"), c.get("weight", 1)
+        credit = c.get("credit", verdict)  # logs before 0.2 hold the credit alone
+        words = ("no", "yes") if "credit" in c else ("not met", "met")
+        light = pages.Light("unrated" if verdict is None else words[verdict], COLOURS[credit])
+        earned = None if credit is None else weight * (credit == (weight > 0))
+        name = str(c.get("criterion") or c.get("id"))
+        cells.append([name, c.get("kind"), light, weight, earned, c.get("reason") or ""])
+    columns = ["criterion", "by", "verdict", "weight", "earned", "reason"]
     title = " · ".join(filter(None, head))
     table = pages.table(columns, cells) if cells else None
     return pages.card(title, texts, table, [*kinds, f"step-{row['step']}"])

@@ -545,12 +545,12 @@ def test_what_a_run_leaves(graded, tmp_path, capsys):
     found = [r["components"]["model"] for r in talks]
     assert len(talks) > 4 and found == pytest.approx(scores, abs=1e-4)
     for row in kept:
-        parts, verdicts = row["components"], [c["verdict"] for c in row["criteria"]]
+        parts, verdicts = row["components"], [c["credit"] for c in row["criteria"]]
         met = sum(w * bool(v) for w, v in zip((1, 1, 2, 1), verdicts, strict=True)) / 5
         assert parts["checks"] == pytest.approx(met)
         assert row["reward"] == pytest.approx(0.75 * met + 0.25 * parts["model"])
     rewards = torch.tensor([r["reward"] for r in group])
-    passed = [c["verdict"] for r in group for c in r["criteria"]]
+    passed = [c["credit"] for r in group for c in r["criteria"]]
     expected = {f"reward/{x}": sum(r["components"][x] for r in group) / 16 for x in parts}
     expected |= {"reward/mean": rewards.mean().item(), "ratio/mean": 1}
     expected |= {"pass_rate": sum(passed) / 64, "pass_rate/vowel": sum(passed[2::4]) / 16}

@@ -198,7 +198,8 @@ def test_sentence_to_number_over_a_socket():
     (found,), (request,), _ = run(lambda r: ratings(r, says), answers, row)
     assert found.score == 3 / 5
     logged = [(c["verdict"], c["reason"]) for c in found.criteria]
-    assert logged == [(True, "r1"), (True, None), (False, "r3"), (False, "r4")]
+    assert logged == [(True, "r1"), (True, None), (False, "r3"), (True, "r4")]
+    assert [c["credit"] for c in found.criteria] == [True, True, False, False]
     assert not re.search("secret|no_comma", str(request))
     assert "\nFacts.\n</reference-" in asked(request)
 
@@ -411,6 +412,28 @@ def test_points_are_healthbenchs(good, fault, score):
     assert found.score == score
     half = row_of({"criterion": "a", "points": 4}, {"criterion": "b", "points": -1})
     assert run(lambda r: rated("Yes", "Yes"), row=half)[0][0].score == 0.75
+
+
+def test_a_verdict_is_what_the_judge_said_of_the_sentence(command, capsys):
+    """yes or no of the sentence, for a fault as for what is good; `credit`: does the answer
+    do well there? An empty answer commits no fault, and a fault that is not there did not fail."""
+    asks = {"criterion": "Asks about age.", "points": -8}
+    no_list = {"check": "punctuation:no_comma", "negate": True}
+    rows = [ONE | {"rubrics": ["Greets.", asks, no_list], "task_id": "t"}]
+    given(rows, [{"task_id": "t", "response": text} for text in ("A, good", "B bad", "")])
+    with Server(lambda r: rated("Yes", "Yes" if "B" in asked(r) else "No")) as server:
+        assert command("grade", server) == 0
+    graded = rows_of("criteria")[0]
+    verdicts = [[(c["verdict"], c["credit"]) for c in criteria] for criteria in graded]
+    assert verdicts == [
+        [(True, True), (False, True), (False, True)],
+        [(True, True), (True, False), (True, False)],
+        [(False, False), (False, True), (False, False)],
+    ]
+    assert rows_of("passed", "score") == [[3, 1, 1], [1.0, 0.0, 0.0]]
+    assert sorted(re.findall(r"^  (\w+ \d+ ×: .*)", capsys.readouterr().out, re.M)) == [
+        "failed 1 ×: Greets.", "found 1 ×: Asks about age.", "found 1 ×: punctuation:no_comma",
+    ]  # fmt: skip
 
 
 def test_lost_splits(tmp_path):
@@ -632,3 +655,5 @@ def test_audit_by_hand(command, capsys):
     assert table["judge"] == ["8", "0.62", "0.25", "2/5", "1/3", "2"]
     assert table["check"][:2] == ["1", "1.00"]
     assert rows_of("human")[0][0] == {"1": True, "2": False}
+    (checked,) = [c["verdict"] for c in rows_of("criteria")[0][4] if c["kind"] == "check"]
+    assert checked is rows_of("human")[0][4]["3"] is True, "the file has both in one sense"

@@ -2,6 +2,7 @@
 
 import watch
 from conftest import watched
+from parts import viewer
 from tiny import error_of, write_rows
 
 HOSTILE = "</script><script>alert(1)</script><img src=x onerror=alert(2)>\u202e"
@@ -63,6 +64,18 @@ def test_what_ruler_said(tmp_path):
     page = page_of(write_run(tmp_path / "run", rows))
     for text in ("RULER 0.80, 0.60", "names the gap", "HTTP 503: busy", "⚑ error"):
         assert page.count(text) == 1, text
+
+
+def test_a_verdict_and_what_it_earns(tmp_path):
+    """The judge said no to a fault: no, green, nothing taken off; older logs say met or not."""
+    fault = {"id": 1, "kind": "judge", "criterion": "Asks about age.", "weight": -4, "reason": "r"}
+    criteria = [fault | {"verdict": v, "credit": not v} for v in (False, True)]
+    criteria += [fault | {"verdict": None, "credit": None}, fault | {"verdict": True, "weight": 2}]
+    row = {"step": 1, "prompt": "Assess.", "answer": "a", "reward": 0.5, "criteria": criteria}
+    card = viewer.card_of(row | {"flags": []}, [])
+    cells = [[cells[2], cells[2].tone, *cells[3:5]] for cells in card["table"]["rows"]]
+    assert cells == [["no", "green", -4, 0], ["yes", "red", -4, -4],
+                     ["unrated", "grey", -4, "–"], ["met", "green", 2, 2]]  # fmt: skip
 
 
 def test_folders_without_rollouts_or_with_broken_ones(tmp_path):
