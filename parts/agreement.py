@@ -129,8 +129,10 @@ def print_agreement(events, thumbs=False):
         print("no agreement to compute: no item has two annotators; serve with --overlap 2")
     counts = "annotator", "votes", "skips", "ties", "both_bad", "median_seconds"
     rates = "annotator", "under_3_s", "left", "gold", "with_others"
+    names = {"left": "thumbs up"} if thumbs else {}
     for keys in (counts, rates):
-        print_table(result["annotators"], {key: key.replace("_", " ") for key in keys})
+        titles = {key: names.get(key, key.replace("_", " ")) for key in keys}
+        print_table(result["annotators"], titles)
 
 
 def cell(x):

@@ -1,11 +1,13 @@
 """parts/draw.py: two answers to each prompt, from one model or from two, for people to compare."""
 
+import json
 import shlex
 from pathlib import Path
 
 from parts import files
 from parts.files import UserError, number
 from parts.reports import placement
+from parts.rows import plain_text
 from parts.votes import as_answer, load_items
 
 BASE = "data/tiny-base"
@@ -81,7 +83,14 @@ def read_prompts(args, prompting):
         raise UserError(f'--prompts {args.prompts}: no prompt with "split": "{args.split}"')
     prompting.default_examples(args, [args.prompts], temperature_flag="temperature")
     examples = prompting.load_examples(args.examples)
-    rows = prompting.some_prompts(rows, args.limit or len(rows))
+    asked = [row for row in rows if plain_text(row["prompt"]).strip()]
+    distinct = list({json.dumps(row["prompt"]): row for row in reversed(asked)}.values())[::-1]
+    n_blank, n_equal = len(rows) - len(asked), len(asked) - len(distinct)
+    if n_blank or n_equal:
+        counts = {"dropped: the prompt is blank": n_blank, "dropped: prompt there twice": n_equal}
+        counts = {what: n for what, n in counts.items() if n}
+        print(f"{args.prompts}: {files.counts_in_words({'rows': len(rows)} | counts)}")
+    rows = prompting.some_prompts(distinct, args.limit or len(distinct))
     return [{**row, "prompt": prompting.after_examples(examples, row)} for row in rows]
 
 

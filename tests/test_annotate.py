@@ -528,7 +528,7 @@ def test_an_edited_answer_is_preferred_over_the_one_shown(tmp_path, capsys):
         export(tmp_path / "plain", "--sft")
 
 
-def test_thumbs(tmp_path):
+def test_thumbs(tmp_path, capsys):
     app = make(tmp_path, 40, "--thumbs --overlap 2")
     for name in ("ann", "ben"):
         Rater(app, name).vote_all(Rater.better)
@@ -540,6 +540,10 @@ def test_thumbs(tmp_path):
     assert (labels, len(rows)) == ({"bette": True, "worse": False}, 80)
     assert not (tmp_path / "prefs.jsonl").exists()
     assert annotate.parse_args(["--out", str(tmp_path)]).thumbs
+    capsys.readouterr()
+    annotate.main(["agreement", "--out", str(tmp_path)])
+    table = capsys.readouterr().out  # one answer is shown: no side, so no position to be biased to
+    assert table.count("thumbs up") == 2 and not re.search(r"\bleft\b", table)
 
 
 RUBRICS = [
@@ -630,7 +634,11 @@ def test_draw(tmp_path, llama_folder, monkeypatch, capsys):
         annotate.main([*flags.split(), "--out", str(tmp_path / out), *more])
         return list(votes.load_items(tmp_path / out / "items.jsonl").values())
 
+    write_rows(tmp_path / "prompts.jsonl", [rows[0], *rows, {"prompt": " \n"}])
     items = draw("two", "--model-b", second, "--gold-items", known)
+    counts = "rows 10, dropped: the prompt is blank 1, dropped: prompt there twice 1\n"
+    assert f"{prompts}: {counts}" in capsys.readouterr().out
+    write_rows(tmp_path / "prompts.jsonl", rows)
     assert [row["id"] for row in items] == [f"item-{n:05d}" for n in range(len(items))]
     models = Counter((row["a_model"], row["b_model"]) for row in items if not row.get("gold"))
     assert list(models) == [(llama_folder, second)] and 6 <= models.total() == len(items) - 2
@@ -653,7 +661,7 @@ def test_draw(tmp_path, llama_folder, monkeypatch, capsys):
 
 def test_draw_tries_both_models_first(tmp_path, llama_folder, monkeypatch, capsys):
     """A second model that cannot be sampled was found out after the answers of the first."""
-    rows = [{"prompt": "Assess.", "system": "Be brief.", "context": ""}] * 3
+    rows = [{"prompt": f"Assess {i}.", "system": "Be brief.", "context": ""} for i in range(3)]
     prompts = write_rows(tmp_path / "prompts.jsonl", rows)
     flags = f"draw --prompts {prompts} --model {llama_folder} --max-new-tokens 4 --device cpu"
     flags = [*flags.split(), "--out", str(tmp_path / "out")]
