@@ -33,6 +33,7 @@ FIXES = {  # of errors that are known by their class's name, without importing t
     "OutOfMemoryError": "; lower --micro-tokens, or add --grad-checkpoint or --lora-rank 16",
     "SafetensorError": "; is the disk full?",
     "ModuleNotFoundError": "; install it with pip",
+    "BrokenPipeError": "; what read this output has ended, such as | head",
 }
 
 
