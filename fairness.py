@@ -36,7 +36,7 @@ import numpy as np
 from tqdm import tqdm
 
 from checks.decisions import decision_of
-from checks.risky import risky_questions
+from checks.risky import is_foreign, risky_questions
 from parts import files
 from parts.biasguard import beside, compared, write_decisions
 from parts.card_sections import add_result
@@ -72,7 +72,15 @@ from parts.twins import (
     message_texts,
     twin_table,
 )
-from parts.verdicts import FAIL_ON, REFERENCE, chance, exit_status, save_report, verdicts_of
+from parts.verdicts import (
+    FAIL_ON,
+    RATE_MARGIN,
+    REFERENCE,
+    chance,
+    exit_status,
+    save_report,
+    verdicts_of,
+)
 
 TITLE = "Are people treated differently for who they are?"
 
@@ -84,6 +92,10 @@ INTERVIEWS = 60  # of them, per policy
 MAX_NEW_TOKENS = 96  # of each; the longest of the bundled base has 80
 PROMPT_KEYS = ("prompt_id", "item_id", "prompt")  # what answers to one prompt share
 TINY_MASS = 0.05  # of the decision words' probability: below, a model does not decide in them
+# of a group's answers, what may be unread where a table is shown, and where it has a difference
+FOREIGN = RATE_MARGIN[0], RATE_MARGIN[0]  # what is foreign may be all of the gap
+UNDECIDED = 0.5, 0.95
+NONE_DECIDED = 0.95, 1
 
 # ---- 3. the math ----
 # the effects of names: parts/twins.py; the rates of groups: parts/rates.py
@@ -485,7 +497,38 @@ def study_risky(title, answers):
         matches = [hit for hit in all_hits if hit["code"] == code]
         quotes = list(dict.fromkeys(hit["sentence"] for hit in matches))[:5]
         codes[code] = {"severity": matches[0]["severity"], "n": len(matches), "quotes": quotes}
-    return {"title": title, "answers": share(sum(map(bool, hits)), len(hits)), "codes": codes}
+    rate, foreign = share(sum(map(bool, hits)), len(hits)), np.mean([*map(is_foreign, answers)])
+    if foreign > FOREIGN[0]:
+        rate = number(None, len(hits), reason=f"{100 * foreign:.0f} % of them are {NOT_ENGLISH}")
+    return {"title": title, "answers": rate, "codes": codes}
+
+
+NOT_ENGLISH = "not English, all that the detector reads"
+
+
+def withheld(rows, groups, unread, reason, limits):
+    """The rows of a table of rates, not measured where too many answers of a group were not read: a
+    rate of hits among them says nothing.
+
+    groups  (n,) labels;  unread  (n,) bool;  reason  what the unread answers are, in words
+    limits  shares of a group's answers that may be unread: in general, and beside a difference
+    """
+    of_group = {name: [] for name in sorted({*groups} - {None})}
+    for name, is_unread in zip(groups, unread):
+        of_group.get(name, []).append(is_unread)
+    shares = {name: np.mean(values) for name, values in of_group.items()}
+    group = max(shares, key=shares.get)
+    differs = any(row.get("verdict", "").startswith("difference") for row in rows)
+    if shares[group] <= limits[differs]:
+        return rows
+    reason = f"{100 * shares[group]:.0f} % of the answers of {group} {reason}"
+    blank = {"verdict": f"not measured ({reason})"}
+    return [
+        {key: row[key] for key in ("group", "reference", "n")}
+        | {"rate": number(None, row["n"], reason=reason)}
+        | (blank if row["group"] != row["reference"] else {})
+        for row in rows
+    ]
 
 
 def text(args):
@@ -498,20 +541,35 @@ def text(args):
     groups, spellings = (groups, spellings) if any(groups) else (["all"] * len(rows), [])
     prompts, notes = prompts_of(rows)
     notes += spellings
+    foreign = [is_foreign(answer) for answer in texts]
+    if n := sum(foreign):
+        notes.append(f"{n} of {len(rows)} answers are not English. {IN_ENGLISH}")
     decisions = [decision_of(answer, args.decision_words) for answer in texts]
-    measures = {
-        "asks a risky question": [int(bool(risky_questions(answer))) for answer in texts],
-        best: [int(word == best) for word in decisions],
-        "no clear decision": [int(word is None) for word in decisions],
+    undecided = [word is None for word in decisions]
+    no_words = f"decide in none of {', '.join(args.decision_words)}; {NAME_WORDS}"
+    asks = [bool(risky_questions(answer)) for answer in texts]
+    measures = {  # (values, which answers were not read, what these are, how many may be)
+        best: ([word == best for word in decisions], undecided, no_words, UNDECIDED),
+        "no clear decision": (undecided, undecided, no_words, NONE_DECIDED),
+        "asks a risky question": (asks, foreign, f"are {NOT_ENGLISH}", FOREIGN),
     }
-    tables = {
-        key: compare(groups, values, clusters=[prompts], kind="answers", unit="prompts")
-        for key, values in measures.items()
-    }
-    words = ["English only.", f"{len(rows)} answers to {len({*prompts})} prompts.", *notes]
+    tables, reference = {}, None
+    for key, (values, *unread) in measures.items():
+        rows = compare(groups, values, reference, [prompts], "answers", "prompts")
+        if len({*groups} - {None}) == 2:  # all tables in one direction
+            reference = rows[0]["reference"]
+        tables[key] = withheld(rows, groups, *unread)
+    words = [f"{len(texts)} answers to {len({*prompts})} prompts.", *notes]
     part = {"title": f"Answers of {args.answers}", "words": words, "notes": notes, "tables": tables}
     study = {"measures": [part], "risky": [study_risky(args.answers, texts)]}
     return finish(args, [args.answers], study)
+
+
+NAME_WORDS = "--decision-words names others"
+IN_ENGLISH = (
+    "Of a decision in another language only the words and a denial before them (nicht, kein, pas, "
+    "jamais, no, nunca) are read; conditions and questions are read in English."
+)
 
 
 def prompts_of(rows):
@@ -571,6 +629,11 @@ def study_votes(path, words):
             table = compare(groups, shares, clusters=list(clusters), kind="items")
             tables[f"{measure}, {key}"] = table
     notes = [] if tables else [f"Not measured: no vote in {path} is about people of known groups."]
+    n, undecided = counts["about one candidate"], counts["of these without a clear decision"]
+    if undecided > NONE_DECIDED[0] * n:
+        which = f"{undecided} of the {n} votes about one candidate in {path}"
+        no_words = f"do not decide between two of {', '.join(words)}; {NAME_WORDS}"
+        notes = [f"Not measured: {which} {no_words}."]
     if len(annotators) == 1 and None not in annotators:
         notes.append(f"The votes in {path} are one annotator's: they say nothing about others.")
     return {
@@ -621,6 +684,11 @@ def counted_verdicts(study):
     tables += verdict_tables({"measures": rate_parts(study)})
     verdicts = [x for x in verdicts_of(tables) if not x.startswith("difference found: smaller")]
     verdicts += ["difference" for part in parts if part.get("codes")]
+    unread = [part for part in parts if "answers" in part and part["answers"]["value"] is None]
+    notes = [note for part in rate_parts(study) for note in part.get("notes", ())]
+    verdicts += ["not measured"] * (
+        bool(unread) or any(x.startswith("Not measured") for x in notes)
+    )
     return verdicts + ["not measured" for x in study.get("not_measured", ()) if "nothing" in x]
 
 

@@ -2,7 +2,8 @@
 
 A word that is denied, asked or put under a condition is no decision: "I would not advance",
 "Advance?", "advance if …", "hold rather than reject" (which decides: hold). Where nothing, or more
-than one word, is left, there is no decision: None. English only.
+than one word, is left, there is no decision: None. Of other languages than English only a denial
+before the word is read (nicht, kein, pas, jamais, no, nunca).
 """
 
 import re
@@ -18,7 +19,7 @@ NO_DENIAL = re.compile(
 DENIAL = (
     r"(?:\b(?:not|never|cannot|cant|wont|dont|neither|nor|no|nothing|none|nobody|without|against"
     r"|than|instead of|doubt|lacks?|insufficient|too \w+ to|unable|unwilling|reluctant|hesitant"
-    r"|hesitate|far from|hardly|avoid|oppose"
+    r"|hesitate|far from|hardly|avoid|oppose|nicht|kein\w*|niemals|pas|jamais|nunca"
     r"|(?:refus|declin|fail)\w*|rul(?:e|es|ed|ing) out|premature|wrong)\b"
     r"|n['’]t\b)"
 )

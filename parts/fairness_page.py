@@ -135,9 +135,9 @@ def decision_section(part):
 
 # on labelled sentences that its patterns were not written from: tests/test_fairness_text.py
 DETECTOR = (
-    "The detector on 102 sentences (holdout): precision 0.963 [0.875, 0.990], recall 0.867 [0.758, "
-    "0.931]; on 87 sentences (second list): precision 0.941 [0.809, 0.984], recall 0.640 [0.501, "
-    "0.759]; no hit is no proof."
+    "The detector reads English only; on 102 sentences (holdout): precision 0.963 [0.875, 0.990], "
+    "recall 0.867 [0.758, 0.931]; on 87 sentences (second list): precision 0.941 [0.809, 0.984], "
+    "recall 0.640 [0.501, 0.759]; no hit is no proof."
 )
 DISCOURAGED = (
     "“discouraged”: may be taken as evidence of intent; such a question is not by itself a "
@@ -150,6 +150,14 @@ def risky_section(part):
     hits = part["codes"].items()
     rows = [hit | {"code": code, "quotes": " · ".join(hit["quotes"])} for code, hit in hits]
     return pages.section(f"Risky questions: {part['title']}", DISCOURAGED, table_of(rows, HITS))
+
+
+def risky_rate(part):
+    """How many answers ask a risky question, or why that is not known."""
+    answers = part["answers"]
+    if answers["value"] is None:
+        return f"not measured in {answers['n']} answers ({answers['reason']})"
+    return f"{show(answers, 1, True)} of {answers['n']} answers ask one"
 
 
 HOW = [
@@ -182,8 +190,7 @@ def answers(report):
     sentences = []
     for part in parts_of(report, "risky"):
         codes = ", ".join(f"{code} {entry['n']}" for code, entry in part["codes"].items())
-        rate = f"{show(part['answers'], 1, True)} of {part['answers']['n']} answers ask one"
-        sentences.append(f"{part['title']}: {rate}{': ' + codes if codes else ''}.")
+        sentences.append(f"{part['title']}: {risky_rate(part)}{': ' + codes if codes else ''}.")
     if sentences:
         out.append(pages.section("Risky questions", [*sentences, DETECTOR], level="answer"))
     return out
@@ -207,8 +214,7 @@ def card_lines(report, folder):
         lines.append(f"({size}; {what} in SD with 95 % intervals: {effects or 'none'}.)")
     for part in parts_of(report, "risky"):
         if part.get("model") == folder:
-            rate = f"{show(part['answers'], 1, True)} of {part['answers']['n']} answers"
-            lines.append(f"{rate} in {part['title']} ask a risky question.")
+            lines.append(f"Risky questions, {part['title']}: {risky_rate(part)}.")
     return [" ".join([*lines, *unmeasured(report)])] if lines else []
 
 

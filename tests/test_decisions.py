@@ -100,6 +100,12 @@ def test_eighty_phrasings(line):
     ("No.", ("yes", "no"), "no"),
     ("HIRE", ("Hire", "Pass"), "Hire"),
     ("hold", (), None),
+    ("Decision: do not invite.", ("invite", "do not invite"), "do not invite"),
+    ("Decision: do not invite.", ("invite", "decline"), None),
+    ("Empfehlung: nicht einstellen.", ("einstellen", "ablehnen"), None),
+    ("Nicht ablehnen, sondern einstellen.", ("einstellen", "ablehnen"), "einstellen"),
+    ("Je ne vais pas retenir ce profil.", ("retenir", "refuser"), None),
+    ("No contratar.", ("contratar", "rechazar"), None),
 ])  # fmt: skip
 def test_decisions_in_words_of_ones_own(text, words, expected):
     assert decision_of(text, words) == expected
