@@ -272,6 +272,7 @@ def evaluate(args, run, model, tokenizer, rows, held, prompts, scorers):
             "eval/loss": loss,
             "eval/perplexity": math.exp(min(loss, 50)),
             "eval/token_accuracy": hits / tokens,
+            "eval/n": len(held),
         }
     scores, samples, _ = prompting.answer(args, model, tokenizer, prompts, scorers)
     return metrics | (scores if args.prompts else {}), samples  # else a row's own, to be shown

@@ -131,6 +131,7 @@ def test_sft_learns_its_answers(tmp_path, llama_folder):
     assert before["eval/loss"] > 4 and after["eval/loss"] < 1.5
     assert after["eval/token_accuracy"] > 0.7
     assert after["eval/perplexity"] == pytest.approx(math.exp(after["eval/loss"]))
+    assert before["eval/n"] == after["eval/n"] > 0  # three rows decided, and no n was printed
 
 
 def test_reward_model_learns_a_separable_set(tmp_path, llama_folder):
