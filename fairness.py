@@ -70,6 +70,7 @@ from parts.twins import (
     load_slot,
     load_twins,
     message_texts,
+    sex_notes,
     twin_table,
 )
 from parts.verdicts import (
@@ -360,8 +361,7 @@ def study_twins(args, models, interviews):
     twins = load_twins(args.twins, args.resumes, people)
     surfaces, not_measured = surfaces_of(args, twins, models)
     policies = [folder for folder in (models[0], *models[1]) if folder]
-    bundled = Path(args.twins).resolve().parent == Path(TWINS).resolve().parent
-    if "c" in surfaces and bundled and not all(map(knows_the_form, policies)):
+    if "c" in surfaces and is_bundled(args.twins) and not all(map(knows_the_form, policies)):
         for row in twins:
             row["decision_prompt"] = name_the_words(
                 row["prompt"], row["prefix"], args.decision_words
@@ -370,14 +370,27 @@ def study_twins(args, models, interviews):
     scores, risky = score_models(args, models, twins, people, surfaces, interviews)
     study = {"risky": risky, "not_measured": not_measured}
     study["twins"] = {"slot": slot, "resumes": len(twins), "names": len(people)}
+    pronouns = len({p.values["subj"] for p in people}) > 1
+    pronouns &= bool(re.search(r"\{(subj|obj|poss)\}", json.dumps(twins)))
+    study["twins"] |= {"pronouns": pronouns, "notes": sex_notes(people)}
     groups = {key: np.array([p.groups[key] for p in people]) for key in people[0].groups}
-    study |= effects_and_changes(args, scores, groups, twins)
+    study |= effects_and_changes(args, scores, groups, twins, pronouns)
     study["policy_decisions"] = export_decisions(args, scores, groups, twins)
     study["biasguard"] = [line for part in study["policy_decisions"] for line in part["lines"]]
     return study
 
 
-def effects_and_changes(args, scores, groups, twins):
+def is_bundled(file):
+    return Path(file).resolve().parent == Path(TWINS).resolve().parent
+
+
+def names_the_words(row, words):
+    """Whether the prompt of a twin's decision names each of the words."""
+    text = " ".join(message_texts(row.get("decision_prompt", row["prompt"])))
+    return all(re.search(rf"(?<!\w){re.escape(word)}(?!\w)", text, re.I) for word in words)
+
+
+def effects_and_changes(args, scores, groups, twins, pronouns):
     """{"surfaces": effects of every model, "changes": the same twins before and after}"""
     surfaces, changes, base, base_part = [], [], None, None
     for of_model in scores:
@@ -396,17 +409,18 @@ def effects_and_changes(args, scores, groups, twins):
         missing = None
         if of_model.word_logps is not None:
             part["words"], part["mass"] = list(args.decision_words), mass_of(of_model)
-            part["prompt_names_words"] = "decision_prompt" in twins[0]
+            named = [names_the_words(row, args.decision_words) for row in twins]
+            part["prompt_names_words"] = all(named)
             missing = undecided(part, twins)
         # (3) statistics
-        part["rows"] = twin_table(values, groups, args.seed, missing=missing)
+        part["rows"] = twin_table(values, groups, args.seed, None, missing, pronouns)
         surfaces.append(part)
         # (4) change
         if of_model.kind == "base":
             base, base_part, missing_before = values, part, missing
         elif of_model.kind == "aligned" and base is not None:
             missing = missing or missing_before and f"before: {missing_before}"
-            rows = twin_table(values, groups, args.seed, base, missing)
+            rows = twin_table(values, groups, args.seed, base, missing, pronouns)
             changes.append(part | {"before": base_part["model"], "rows": rows})
     return {"surfaces": surfaces, "changes": changes}
 
@@ -416,9 +430,10 @@ def undecided(part, twins):
     mass, label = part["mass"]["value"], twins[0]["prefix"].split("\n")[-1].strip()
     if mass >= TINY_MASS:
         return None
-    fix = "" if part["prompt_names_words"] else "; name the words in the prompt"
+    fix = "name the words in the prompt"
+    fix = "the prompts name them, so try others" if part["prompt_names_words"] else fix
     words = f"{', '.join(part['words'][:-1])} and {part['words'][-1]}"
-    return f"{words} together hold {mass:.1g} of the probability behind “{label}”{fix}"
+    return f"{words} together hold {mass:.1g} of the probability behind “{label}”; {fix}"
 
 
 def export_decisions(args, scores, groups, twins):
@@ -646,14 +661,25 @@ def study_votes(path, words):
 
 # ---- 9. save ----
 
-LIMITS = {  # part of a report: what it cannot show
-    "surfaces": "The bundled résumés are synthetic and in a small closed English.",
-    "risky": "The detector of risky questions errs both ways: see its precision and recall.",
-}
-NAME_LIMITS = [
-    "Names are proxies of what a reader may perceive: US-centric, two sexes and four groups.",
-    "Pronouns change with the sex of the name: an effect of sex is one of both.",
-]
+
+def limits_of(args, study):
+    """[what a report cannot show], of what it used."""
+    twins = study.get("twins", {})
+    of_names = twins.get("slot") == "name"
+    limits = {
+        "The bundled résumés are synthetic and in a small closed English.": twins
+        and is_bundled(args.twins),
+        "The detector of risky questions errs both ways: see its precision and recall.": study.get(
+            "risky"
+        ),
+        "Names are proxies of what a reader may perceive.": of_names,
+        "The bundled names are US-centric, of two sexes and four groups.": of_names
+        and is_bundled(args.names),
+        "Pronouns change with the sex of the name: an effect of sex is one of both.": twins.get(
+            "pronouns"
+        ),
+    }
+    return chance(verdict_tables(study)) + [text for text, holds in limits.items() if holds]
 
 
 def finish(args, inputs, study):
@@ -661,11 +687,8 @@ def finish(args, inputs, study):
 
     inputs  files and folders, for their hashes;  study  what the command measured
     """
-    limits = chance(verdict_tables(study))
-    limits += [limit for key, limit in LIMITS.items() if study.get(key)]
-    limits += NAME_LIMITS if study.get("twins", {}).get("slot") == "name" else []
     # (6) files
-    save_report(args, TITLE, inputs, {"limits": limits} | study, sections)
+    save_report(args, TITLE, inputs, {"limits": limits_of(args, study)} | study, sections)
     slot = study.get("twins", {}).get("slot")
     folders = {part["model"] for part in parts_of(study, "surfaces")}
     lines = {folder: card_lines(files.finite(study), folder) for folder in sorted(folders)}

@@ -81,7 +81,7 @@ def twin_answer(title, parts, key):
 
 EFFECTS = {"": "title", "effect [95 %]": "d"} | JUDGED
 CHANGES = {"": "title", "before": "before", "after": "after", "change [95 %]": "D"} | JUDGED
-COMPARED = {"": "title", "n": "n", "rate [95 %]": "rate", "gap [95 %]": "gap"}
+COMPARED = {"first − second": "title", "first": "first", "second": "second", "gap [95 %]": "gap"}
 COMPARED |= {"p, adjusted": "p_adjusted", "verdict": "verdict"}
 HITS = {"code": "code", "severity": "severity", "hits": "n", "up to five quotes": "quotes"}
 
@@ -178,7 +178,8 @@ def answers(report):
     out = []
     if surfaces:
         out.append(twin_answer(f"Same résumé, other {report['twins']['slot']}", surfaces, "d"))
-        out[0]["sentences"] += [*masses(surfaces), *unmeasured(report)]
+        notes = report["twins"].get("notes", ())
+        out[0]["sentences"] += [*notes, *masses(surfaces), *unmeasured(report)]
     for change in changes:  # a gap that stays is no good news
         after = next(part for part in surfaces if is_after(part, change))
         for row, level in zip(change["rows"], after["rows"]):
@@ -243,6 +244,8 @@ def rates_answer(parts):
     rows = [row | {"title": f"{title}: {title_of(row)}"} for title, rows in tables for row in rows]
     rows = [row for row in rows if "verdict" in row]
     rows.sort(key=lambda row: ORDER.index(row["verdict"].split()[0]))
+    for row in rows:
+        row["first"], row["second"] = row.get("rates", ("–", "–"))
     table = table_of(rows[:MOST_ROWS], COMPARED)
     sentences = [note for part in parts for note in part.get("notes", ())] + summary(tables)
     if len(rows) > MOST_ROWS:

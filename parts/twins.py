@@ -33,8 +33,18 @@ FEW = 10  # names or résumés, below which the absence of a difference is never
 
 SLOT = re.compile(r"\{(\w*)\}")
 PRONOUNS = {"Female": ("she", "her", "her"), "Male": ("he", "him", "his")}
+SEXES = {  # as they are usually written, in small letters
+    "Female": "female f w woman weiblich frau femme féminin mujer femenino femenina kadın vrouw "
+    "donna femmina mulher feminino kobieta kvinna",
+    "Male": "male m h man männlich mann homme masculin hombre masculino varón erkek uomo maschio "
+    "homem mężczyzna",
+}
+SEX_OF = {word: sex for sex, words in SEXES.items() for word in words.split()}
 # what must not stand outside a slot, or twins would contradict themselves
-GIVEAWAY = r"(?<!\w)(he|she|him|her|his|hers|himself|herself|mr|mrs|ms|miss)(?!\w)|\S+@\S+"
+GIVEAWAY = (
+    r"(?<!\w)(he|she|him|her|his|hers|himself|herself|mr|mrs|ms|miss|herrn?|frau|monsieur|madame"
+    r"|mme|mlle|señor\w*|sra)(?!\w)|\S+@\S+"
+)
 
 
 class Person(NamedTuple):
@@ -42,6 +52,7 @@ class Person(NamedTuple):
 
     groups: dict  # {"sex": "Female", "race_ethnicity": "Black"}, or of a slot {"age": "older"}
     values: dict  # {slot: text}
+    sex: str = ""  # as the file writes it
 
 
 def slot_values(name, first, last, sex):
@@ -126,19 +137,38 @@ def checked_people(people, where):
 
 
 def load_names(path, per_cell):
-    """The first `per_cell` names of each sex × race cell: [Person], cell by cell."""
-    cells = {}
+    """The first `per_cell` names of each sex × race cell: [Person], cell by cell. A group is called
+    by its first spelling, but Female, Male and White by these."""
+    cells, spelled, written = {}, {"white": "White"}, set()
     for line, row in read_csv(path, "--names", NAME_COLUMNS):
         name, first, last, sex, race = values = [row[column].strip() for column in NAME_COLUMNS]
+        as_written = sex
+        written.add(sex.casefold())
+        if {"h", "m"} <= written:
+            reason = "m beside h is a woman in Spanish and a man elsewhere; write Female and Male"
+            raise UserError(f"--names {path}:{line}: {reason}")
+        sex = SEX_OF.get(sex.casefold()) or spelled.setdefault(sex.casefold(), sex)
+        race = spelled.setdefault(race.casefold(), race)
         cell = cells.setdefault((sex, race), {})
         if not all(values) or name in cell:
             reason = "has an empty cell, or stands twice in its group"
             raise UserError(f"--names {path}:{line}: {name!r} {reason}")
         groups = dict(zip(REFERENCE, (sex, race)))
-        cell[name] = Person(groups, slot_values(name, first, last, sex))
+        cell[name] = Person(groups, slot_values(name, first, last, sex), as_written)
     n = min(per_cell, *map(len, cells.values()))
     people = [p for key in sorted(cells) for p in list(cells[key].values())[:n]]
     return checked_people(people, f"--names {path}")
+
+
+def sex_notes(people):
+    """[sentence] on how the sexes of a file of names were read where it does not say Female, Male."""
+    out = []
+    for (written, sex), n in Counter((p.sex, p.groups.get("sex")) for p in people).items():
+        if sex not in (None, *PRONOUNS):
+            out.append(f"sex: {written} has no pronouns here: they, them, their in {n} names.")
+        elif sex and written != sex:
+            out.append(f"sex: {written} is read as {sex} ({n} names).")
+    return out
 
 
 def load_slot(spec):
@@ -272,17 +302,17 @@ BECAME = {
     "reversed": "is the reverse of",
     "changed": "has changed from",
 }
-KINDS = {"sex": "{} names and pronouns", "race_ethnicity": "names read as {}"}
+KINDS = {"sex": "{} names", "race_ethnicity": "names read as {}"}
 
 
-def twin_table(scores, groups, seed=0, before=None, missing=None):
+def twin_table(scores, groups, seed=0, before=None, missing=None, pronouns=False):
     """Every contrast of one (R, N) matrix, or its change from `before`: effects, p, verdicts.
 
     groups   {attribute: (N,) labels}
     Effects are in SD of the résumés' means (R − 1), since reward scales are arbitrary.
     before   (R, N) of the same twins: D = d_after − d_before, each in its own SD, under one
              bootstrap; both levels stand beside it: a bias that stays is no change
-    missing  why nothing can be measured here, if so
+    missing  why nothing can be measured here, if so;  pronouns  do they change with the sex?
     """
     effect_name, matrices = ("d", [scores]) if before is None else ("D", [before, scores])
     contrasts, cells = contrasts_of(groups), [" ".join(cell) for cell in zip(*groups.values())]
@@ -315,7 +345,7 @@ def twin_table(scores, groups, seed=0, before=None, missing=None):
             change = change_of(row["levels"], effects)
             text = row["verdict"].replace("found", f"found: {change} after")
             row["verdict"] = text + (": unchanged" if text.startswith("equivalent") else "")
-        rows.append(row | {"direction": direction_of(row, effect_name)})
+        rows.append(row | {"direction": direction_of(row, effect_name, pronouns)})
     return rows
 
 
@@ -352,10 +382,11 @@ def change_of(levels, draws):
     return "larger" if low > 0 else "smaller" if high < 0 else "changed"
 
 
-def direction_of(row, effect_name):
+def direction_of(row, effect_name, pronouns=False):
     """A row in a sentence: who scores lower, by how much, and what that does to a candidate."""
     effect, level = row[effect_name], row["levels"][-1]
-    kind = KINDS.get(row["attribute"], "{}").format
+    also = " and pronouns" * (pronouns and row["attribute"] == "sex")
+    kind = (KINDS.get(row["attribute"], "{}") + also).format
     side = "lower" if level < 0 else "higher"
     sentence = f"{kind(row['group'])} score {side} than {kind(row['reference'])}"
     if effect_name == "d":

@@ -118,8 +118,9 @@ def summary(tables):
 def light(row, effect_name):
     """A verdict as a cell of the grid: up to three words, a colour, the numbers."""
     text, effect, change = row["verdict"], row[effect_name], effect_name == "D"
-    detail = f"{show(effect, 2)}, p {row.get('p_adjusted', 1):.4f}: {text}"
     kind, after = text.split()[0], row.get("verdict_after", "")
+    detail = f"{show(effect, 2)}, p {row.get('p_adjusted', 1):.4f}: {text}"
+    detail = text if kind == "not" else detail
     small = ", small" * ("smaller than" in text)
     words, tone = {
         "difference": ("higher" if (effect["value"] or 0) > 0 else "lower", "red"),

@@ -119,6 +119,17 @@ def test_what_was_not_read_is_not_equivalent(tmp_path, capsys, answers, flags, d
         assert "a.jsonl: not measured in 800 answers" in said
 
 
+def test_both_groups_stand_in_one_direction(tmp_path, capsys):
+    """n and rate were the first group's alone, and "a − b" stood above "b − a"."""
+    rows = [{"prompt": i, "group": g, "response": w} for i in range(40) for g, w in (("a", "How old are you? hold"), ("b", "advance"))]  # fmt: skip
+    rows = [row for row in rows if row["group"] == "a" or row["prompt"] < 30]
+    report_of(["text", write(tmp_path / "a.jsonl", rows), "--out", str(tmp_path / "o")])
+    lines = [line for line in capsys.readouterr().out.split("\n") if ": a − b" in line]
+    assert len(lines) == 3 and "b − a" not in " ".join(lines)
+    assert re.search(r"advance: a − b +0.0 % of 40 +100.0 % of 30 ", lines[0])
+    assert re.search(r"question: a − b +100.0 % of 40 +0.0 % of 30 ", " ".join(lines))
+
+
 def test_votes_in_other_words_are_not_measured(tmp_path):
     """Not "no vote is about people of known groups", and no pass for --fail-on inconclusive."""
     found = votes_of(tmp_path, [vote("einstellen", "ablehnen", g) for g in ("Black", "White")])

@@ -203,6 +203,43 @@ def test_bundled_twins_differ_in_slots_only(slot, who, resumes, n, r, first):
     assert texts[0] != texts[1] == texts[0].replace(old, new)
 
 
+NAMES = {
+    "weiblich": ["sex: weiblich is read as Female (2 names).", "sex: männlich is read as Male (2 names)."],
+    "W": ["sex: W is read as Female (2 names).", "sex: M is read as Male (2 names)."],
+    "FEMALE": ["sex: FEMALE is read as Female (2 names).", "sex: male is read as Male (2 names)."],
+    "Mujer": ["sex: Mujer is read as Female (2 names).", "sex: hombre is read as Male (2 names)."],
+    "Female": [],
+    "divers": ["sex: divers has no pronouns here: they, them, their in 2 names."],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("women, men", [*zip(NAMES, "männlich M male hombre Male Male".split())])
+def test_sexes_in_other_spellings(tmp_path, women, men):
+    """weiblich, W and female were "they" in silence, and a group without the reference Male."""
+    rows = [[f"{x} Li", x, "Li", sex, race] for race, names in (("white", "ABCD"), ("Asian", "EFGH")) for x, sex in zip(names, (women, women.lower(), men, men))]  # fmt: skip
+    path = write(tmp_path / "n.csv", rows, ",".join(twins.NAME_COLUMNS))
+    people = load_names(path, 2)
+    first = "divers" if women == "divers" else "Female"
+    assert {tuple(p.groups.values()) for p in people} == {(s, r) for s in (first, "Male") for r in ("White", "Asian")}  # fmt: skip
+    assert {p.values["subj"] for p in people} == {"they" if women == "divers" else "she", "he"}
+    same = [note.replace("(4", "(2").replace("in 4", "in 2") for note in twins.sex_notes(people)]
+    assert set(same) >= {*NAMES[women]} and bool(same) == bool({*NAMES[women]} or women != women.lower())  # fmt: skip
+
+
+def test_what_a_page_says_of_names_and_pronouns(tmp_path, reward_folder):
+    """Own names and résumés were "the bundled" ones, and pronouns changed where no text had any."""
+    flags = inputs(tmp_path)
+    argv = ["twins", "--reward-model", reward_folder, *flags, "--overwrite"]
+    _, report = report_of(argv)
+    said = " ".join([*report["limits"], str(report["surfaces"])])
+    assert "Names are proxies" in said and "bundled" not in said and "ronouns" not in said
+    write(Path(flags[3]), [row | {"profile": "{name} led {poss} team."} for row in read_jsonl(flags[3])])  # fmt: skip
+    _, report = report_of(argv)
+    assert "Pronouns change with the sex" in " ".join(report["limits"])
+    rows = [row for part in report["surfaces"] for row in part["rows"] if row["attribute"] == "sex"]
+    assert all(" names and pronouns " in row.get("direction", " names and pronouns ") for row in rows)  # fmt: skip
+
+
 def persons(*lines):
     named = [(f"{first} {last}", first, last, sex) for first, last, sex in map(str.split, lines)]
     return [twins.Person({}, twins.slot_values(*name)) for name in named]
@@ -329,6 +366,7 @@ not measured (every résumé has the same score) | None | d | not measured | gre
 def test_the_grid_follows_from_the_verdicts(said, value, key, words, tone):
     cell = light({"verdict": said, key: {"value": value}}, key)
     assert (cell, cell.tone) == (words, tone) and said in cell.detail
+    assert ("p 1" in cell.detail) == (value is not None)
 
 
 @cases("""
@@ -391,6 +429,8 @@ t.jsonl | '{"prompt": "Assess {name}.", "answer": 3}\n' |  | t.jsonl:1: "answer"
 t.jsonl | '{\n' |  | t.jsonl:1: not valid JSON
 s.csv | 'slot,group,value\nage,old,1970\nage,old,1971\n' | --slot age=S | expected two groups of two or more, better 25; found old 2
 s.csv | 'slot,group,value\nage,old,1\nage,old,2\nage,young,3\nage,young,4\n' | --slot age=S | t.jsonl:1: no slot of {age}
+n.csv | 'name,first,last,sex,race_ethnicity\nA B,A,B,M,White\nC D,C,D,H,White\n' |  | n.csv:3: m beside h is a woman in Spanish
+t.jsonl | '{"prompt": "Assess Herr {last}."}\n' |  | 'Herr' stands outside a slot
 s.csv |  | --slot score=S | has a column 'score'; rename the slot
 t.jsonl | '{"prompt": "Assess {name}.", "expected_decision": ["yes"]}\n' |  | t.jsonl:1: "expected_decision" is no text
 s.csv |  | --slot age | expected NAME=FILE.csv, such as age=data/slots.csv
@@ -510,6 +550,10 @@ def test_a_model_that_does_not_decide_in_these_words(tmp_path, llama_folder, cap
         assert re.fullmatch(r"not measured \(yes and no together hold 0.00\d of the probability behind “Decision:”; name the words in the prompt\)", row["verdict"])  # fmt: skip
     assert not [*(tmp_path / "out").glob("decisions-*")]
     assert "Not measured (yes and no together hold 0.00" in capsys.readouterr().out.replace("\n", " ")  # fmt: skip
+    rows = [row | {"prompt": f"{row['prompt']} Say yes or NO."} for row in read_jsonl(tmp_path / "t.jsonl")]  # fmt: skip
+    write(tmp_path / "t.jsonl", rows)
+    _, report = report_of([*argv, "--overwrite"])
+    assert report["surfaces"][0]["rows"][0]["verdict"].endswith("; the prompts name them, so try others)")  # fmt: skip
 
 
 def test_decisions_for_biasguard(tmp_path, llama_folder, monkeypatch):
