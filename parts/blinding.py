@@ -2,8 +2,8 @@
 
 Replaced     the name in any order and case, joined or not (amylee, Amy_Lee); each of its parts,
              written with a capital; initials beside a part, or of all parts ("A. Lee", "A. L.");
-             e-mail addresses and links; titles (Mr, Ms); he and she. With and without accents
-             (Müller, Muller, Mueller)
+             e-mail addresses and links; titles (`TITLES`; Fr., M., Sr. beside the name alone); he
+             and she. With and without accents (Müller, Muller, Mueller)
 Not replaced `STAYS`: what only a reader sees. A part of the name that is a word of the role stays
              as well (`spared_parts`): of Ruby Lee, for a role in Ruby, "Ruby" alone. A part that is
              a word, too, is replaced where it has a capital ("Will travel"), but for a month before
@@ -15,14 +15,18 @@ import unicodedata
 
 WHO = "the candidate"
 STAYS = (
-    "nicknames, misspellings, inflected names, parts of a name in lower case, other people's "
-    "names, telephone numbers, addresses, and what hints at a person (schools, clubs, languages, "
-    "dates, words such as chairwoman)"
+    "nicknames, pronouns and titles of other languages, misspellings, inflected names, parts of a "
+    "name in lower case, other people's names, telephone numbers, addresses, and what hints at a "
+    "person (schools, clubs, languages, dates, words such as chairwoman)"
 )
 PARTICLES = set(
     "al bin binti da das de del della der di do dos du el la le ter van von y zu".split()
 )
-TITLES = r"(?:Mr|Mrs|Ms|Mx|Miss|Mister|Sir|Madam)\b\.?\s+(?=[^\W\d_a-z])"
+TITLES = (
+    r"(?:Mr|Mrs|Ms|Mx|Miss|Mister|Sir|Madam|Dr|Prof|Herrn?|Hr|Frau|Monsieur|Madame|Mme|Mlle"
+    r"|Mademoiselle|Señor(?:a|ita)?|Sra|Srta)\b\.?\s+(?=[^\W\d_a-z])"
+)
+BESIDE_A_NAME = rf"(?<!\w)(?:Fr|M|Sr|Don|Doña|Professor(?:in)?)(?!\w)\.?\s+(?={WHO})"
 RANKS = (
     re.compile(  # before and behind a name, and no part of it; "Md" is a first name, "Ma" a last
         r"(?:^\s*(?:(?i:dr|prof|professor)(?!\w)\.?\s+)+"
@@ -32,7 +36,9 @@ RANKS = (
 MONTHS = set("january march april may june july august".split())  # that are names
 CJK = re.compile(r"[\u3040-\u30ff\u3400-\u9fff\uac00-\ud7af]")  # no blanks between words
 CONTACTS = re.compile(
-    r"[\w.+-]+@[\w-]+(?:\.[\w-]+)+|https?://\S+|www\.\S+|(?<!\w)@\w{2,}"
+    r"[\w.+-]+(?:@|\s?[(\[]\s?(?:at|@)\s?[)\]]\s?)[\w-]+"
+    r"(?:(?:\.|\s?[(\[](?:dot|punkt)[)\]]\s?)[\w-]+)+"
+    r"|https?://\S+|www\.\S+|(?<!\w)@\w{2,}"
     r"|\b(?:linkedin|github|gitlab|xing|facebook|instagram|twitter|x)\.com/\S*[\w/]",
     re.I,
 )
@@ -54,11 +60,12 @@ def blinded(text, name, spared=""):
     text = CONTACTS.sub("(contact)", text)
     text = re.sub(rf"(?<!\w){TITLES}", "", text)
     text, hits = re.subn(name_pattern(name, spared), WHO, text)
+    text = re.sub(BESIDE_A_NAME, "", text)
     text = re.sub(rf"{WHO}(?:(?:[\s,]+|[-‐]){WHO})+", WHO, text)
     text = re.sub(r"(?<!\w)s/he(?!\w)", lambda m: cased("they", m[0]), text, flags=re.I)
     text = re.sub(r"(?<!\w)(s?he)['’]s\b", lambda m: cased("they're", m[1]), text, flags=re.I)
     text = re.sub(rf"(?<!\w)her(?!\w){OBJECT}", lambda m: cased("them", m[0]), text, flags=re.I)
-    pronoun = rf"(?<!\w)({'|'.join(PRONOUNS)}|her)(?!\w)"
+    pronoun = rf"(?<!\w)({'|'.join(PRONOUNS)}|her)(?!\w|\s+\w+[ai]do\b)"  # Spanish: he trabajado
     pronouns = PRONOUNS | {"her": "their"}
     text = re.sub(pronoun, lambda m: cased(pronouns[m[1].lower()], m[1]), text, flags=re.I)
     return text, hits
@@ -139,7 +146,8 @@ def blind_words(column, candidates):
     if not column:
         return ["Profiles are scored as they are; --blind COLUMN takes the names out."]
     words = f"--blind {column}: names are replaced in {sum(c['named'] for c in candidates)} "
-    words += "profiles, and in all of them e-mail addresses, links, titles and pronouns; not "
+    words += "profiles, and in all of them e-mail addresses, links, titles (English, German, "
+    words += "French, Spanish) and English pronouns; not "
     others = {w for c in candidates for w in re.findall(r"\w+", c["text"].casefold())}
     spared, doubtful = [], []
     for c in candidates:

@@ -120,6 +120,8 @@ def test_blind_takes_the_names_out(rank, capsys):
     assert sorted(rank.seen) == 2 * ["the candidate, 3 years. the candidate led."] + ["x"]
     said = printed(capsys)
     assert "names are replaced in 2 profiles" in said and "not nicknames" in said
+    assert "titles (English, German, French, Spanish) and English pronouns; not" in said
+    assert "pronouns and titles of other languages" in said
     assert "No name in 1 profiles, such as Bo" in said
     assert {row["profile"] for row in found} == {*texts}
     assert {row["text_scored"] for row in found} == {*rank.seen}
@@ -134,7 +136,7 @@ José Müller | Jose Muller led. JOSÉ ran it. | the candidate led. the candidat
 Anna-Lena Schmidt | Anna Schmidt; Lena's boss | the candidate; the candidate's boss
 Amy Beth Lee | Amy B. Lee; Lee; Beth | the candidate; the candidate; the candidate
 Amy Lee | A. Lee; A.L. and Amy L. in Leeds | the candidate; the candidate and the candidate in Leeds
-Amy Lee | Dr. Lee (amy.lee@x.org, github.com/amylee) | Dr. the candidate ((contact), (contact))
+Amy Lee | Dr. Lee (amy.lee@x.org, github.com/amylee) | the candidate ((contact), (contact))
 Amy Lee | Ms. Lee said she's sure. Her team helps her. | the candidate said they're sure. Their team helps them.
 Vincent van Gogh | V. van Gogh; van Gogh; Gogh | the candidate; the candidate; the candidate
 Pat O'Brien | Pat O’Brien may pat a dog | the candidate may pat a dog
@@ -148,7 +150,11 @@ Ana María López Díaz | A. M. López; Ana López | the candidate; the candidat
 Will | Will led. They will travel. | the candidate led. They will travel.
 Grace May | May led in May 2020. | the candidate led in May 2020.
 Amy Lee, PhD | Lee has a PhD | the candidate has a PhD
-Dr. Amy Lee | A. Lee; Dr. Lee | the candidate; Dr. the candidate
+Dr. Amy Lee | A. Lee; Dr. Lee | the candidate; the candidate
+Jürgen Müller | Herr Müller lobte Frau Prof. Dr. Groß, Hr. Mueller; Fr. 8 Uhr | the candidate lobte Groß, the candidate; Fr. 8 Uhr
+Frau Dr. Eva Groß | Frau Groß (eva(at)x.de, e.g [at] mail [dot] org) | the candidate ((contact), (contact))
+Léa Roux | Mme Roux; M. Roux; M. Sc. | the candidate; the candidate; M. Sc.
+Ana López | Sra. López; Señorita Ana; Sr. Developer. He trabajado. | the candidate; the candidate; Sr. Developer. He trabajado.
 Amy (Lin) Lee | Lin led | the candidate led
 Jack Ma | Ma led | the candidate led
 Amy Lee | amylee.dev, Amy_Lee | the candidate.dev, the candidate
