@@ -25,7 +25,7 @@ class Grade:
     """
 
     score: float = None
-    # {"id", "kind", "verdict": is it true of the answer, "credit": is that good, "weight", "reason"}
+    # {"id", "kind", "verdict": true of the answer?, "credit": is that good?, "weight", "reason"}
     criteria: list = field(default_factory=list)
     cached: bool = False
     attempts: int = 0
@@ -113,18 +113,18 @@ def write_grades(out, items, grades):
 
 
 def print_scores(items, grades):
-    """The mean with its interval, why scores are missing, what fails most and which faults were found."""
+    """The mean and its interval, why scores are missing, what fails most, and faults found."""
     tasks = np.array([row.task_id for row, *_ in items])
     models = np.array([str(model) for *_, model in items])
     scores = np.array([grade.score for grade in grades], float)
     lost = Counter(grade.error for grade in grades if grade.score is None)
-    score = mean_number(scores, tasks)
+    score = mean_number(scores, tasks, shares=True)
     n = f"n = {score['n']}; brackets: 95 % interval over prompts"
     print(f"score: {pages.number(score)} ({n}); without a score: {lost.total()}")
     for error, n in lost.most_common(3):
         print(f"  {n} × {error}")
     for model in sorted(set(models) - {"None"}):
-        score = mean_number(scores[models == model], tasks[models == model])
+        score = mean_number(scores[models == model], tasks[models == model], shares=True)
         print(f"  {pages.visible(model)}: {pages.number(score)}")
     failed = Counter(
         ("found" if c.negate else "failed", c.label)

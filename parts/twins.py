@@ -161,7 +161,7 @@ def load_names(path, per_cell):
 
 
 def sex_notes(people):
-    """[sentence] on how the sexes of a file of names were read where it does not say Female, Male."""
+    """[sentence] on how sexes were read that the file does not write as Female or Male."""
     out = []
     for (written, sex), n in Counter((p.sex, p.groups.get("sex")) for p in people).items():
         if sex not in (None, *PRONOUNS):

@@ -535,6 +535,8 @@ def test_grade_a_file(command, capsys):
     ]  # fmt: skip
     out = capsys.readouterr().out
     assert "score: 0.500" in out and "n = 3" in out and "failed 1 ×: text:max_chars" in out
+    low, high = map(float, re.search(r"score: 0.500 \[(\S+), (\S+)\]", out).groups())
+    assert 0 <= low < 0.5 < high <= 1, "inside what a score can be: it was [-5.853, 6.853]"
 
 
 @pytest.mark.parametrize("name, budget, calls", [("grade", "1", 100), ("ruler", "0.125", 13)])
