@@ -397,6 +397,16 @@ def test_the_cut_off_line_of_a_log_is_said(tmp_path, capsys):
     assert "3 rows, line 4 is cut off" in run(capsys, path)[1]
 
 
+def test_a_killed_run_is_not_a_finished_one(tmp_path, capsys):
+    """Of a run killed in step 2 of 3 it said "none at step 1 of 1 (exit status 0)", and no more."""
+    write_log(tmp_path, made({R: [0.5]}))
+    (tmp_path / "args.json").write_text(json.dumps({"args": {"steps": 3}}))
+    words = "the run has not finished: it is going on, or was killed and --resume continues it"
+    assert words in run(capsys, tmp_path)[1]
+    (tmp_path / "config.json").touch()  # comes with the model, at the end
+    assert words not in run(capsys, tmp_path)[1]
+
+
 def test_the_flags_of_the_run_are_the_replays(tmp_path, capsys):
     write_log(tmp_path, made(*curves("v 1..5/10 .5*9")))
     assert "stop        none at step 65 " in run(capsys, tmp_path)[1]
