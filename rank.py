@@ -292,7 +292,7 @@ def main(argv=None):
     training, trained_on = training_of(args.reward_model)
     print("This is no decision: a score compares profiles for people who read them.")
     blind = blind_words(args.blind, candidates)
-    print(*blind, sep="\n")
+    print(blind[0])
     # (2) scores
     score, cuts = raw_scorer(args.reward_model, args), [Counter() for _ in candidates]
     prompt_of = prompting.prompt_in_training(args.reward_model, read_run(args.reward_model))
