@@ -234,11 +234,7 @@ class Desk:
         self.owners = {}  # {pseudonym: hash of the key that its first browser holds}
         self.out, self.saved = Path(args.out), False
         self.log = self.out / "annotations.jsonl"
-        try:
-            self.out.mkdir(mode=0o700, parents=True, exist_ok=True)
-        except OSError as error:
-            reason = f"{files.brief(error)}; choose another --out"
-            raise UserError(f"--out {self.out}: {reason}") from None
+        files.private_folder(self.out)
         if fcntl:
             self.folder = os.open(self.out, os.O_RDONLY)
             try:

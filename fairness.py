@@ -570,10 +570,10 @@ def text(args):
     }
     tables, reference = {}, None
     for key, (values, *unread) in measures.items():
-        rows = compare(groups, values, reference, [prompts], "answers", "prompts")
+        table = compare(groups, values, reference, [prompts], "answers", "prompts")
         if len({*groups} - {None}) == 2:  # all tables in one direction
-            reference = rows[0]["reference"]
-        tables[key] = withheld(rows, groups, *unread)
+            reference = table[0]["reference"]
+        tables[key] = withheld(table, groups, *unread)
     words = [f"{len(texts)} answers to {len({*prompts})} prompts.", *notes]
     part = {"title": f"Answers of {args.answers}", "words": words, "notes": notes, "tables": tables}
     study = {"measures": [part], "risky": [study_risky(args.answers, texts)]}

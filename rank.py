@@ -37,6 +37,7 @@ from parts.reports import (
     raw_scorer,
     read_csv,
     read_run,
+    training_files,
     write_report,
 )
 from parts.rows import check_prompt, plain_text
@@ -247,26 +248,24 @@ def training_of(folder):
             f"What {folder} was trained on is not recorded: whether it knows profiles is unknown.",
             {},
         )
-    for name in [names] if isinstance(names, str) else names:
-        if not Path(name).is_file() or run["sha256"].get(name) != files.fingerprint(name):
-            words = f"{', '.join(names)}, which are no longer there as they were"
-            return f"{folder} was trained on {words}: whether it knows profiles is unknown.", {}
+    names = [names] if isinstance(names, str) else names
+    if training_files(run, "pairs") != names:
+        words = f"{', '.join(names)}, which are no longer there as they were"
+        return f"{folder} was trained on {words}: whether it knows profiles is unknown.", {}
+    for name in names:
         rows = list(files.read_jsonl(name))
-        of_profiles = sum(is_about_profiles(row) for row in rows)
-        pairs[name] = len(rows), of_profiles
+        pairs[name] = len(rows), sum(map(is_about_profiles, rows))
     n, k = (sum(counts) for counts in zip(*pairs.values()))
     of_them = f"{k:,} of them compare profiles for a role."
     if not k:
-        of_them = (
-            "none of them compares profiles for a role, so this order says nothing of who fits."
-        )
+        wrong = "none of them compares profiles for a role, so this order says nothing of who fits"
+        of_them = f"{wrong}."
     words = f"{folder} was trained on comparisons of {', '.join(pairs)} ({n:,} rows); {of_them}"
     if tested := [row for row in run["rows"] if row.get("eval/accuracy") is not None]:
-        last = tested[-1]
-        right = (100 * last[f"eval/accuracy{end}"] for end in ("", "_low", "_high"))
-        words += " On {} held-out pairs it is right on {:.1f} % [{:.1f}, {:.1f}].".format(
-            last["eval/n"], *right
-        )
+        ends = {"value": "", "low": "_low", "high": "_high"}
+        right = {key: tested[-1][f"eval/accuracy{end}"] for key, end in ends.items()}
+        right = pages.number(right, 1, percent=True)
+        words += f" On {tested[-1]['eval/n']} held-out pairs it is right on {right}."
     return words, pairs
 
 

@@ -66,12 +66,9 @@ def draw(args):
 def new_items_file(out):
     """The path of items.jsonl in a new session, whose folder is made before an hour of drawing."""
     path = Path(out) / "items.jsonl"
-    try:
-        if path.exists():
-            raise UserError(f"--out {out}: holds an items.jsonl; choose another --out")
-        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    except OSError as error:
-        raise UserError(f"--out {out}: {files.brief(error)}; choose another --out") from None
+    files.private_folder(out)
+    if path.exists():
+        raise UserError(f"--out {out}: holds an items.jsonl; choose another --out")
     return path
 
 

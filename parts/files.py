@@ -61,6 +61,14 @@ def command(main):
     sys.exit(status)
 
 
+def private_folder(out):
+    """Make the folder of --out, readable by its owner alone; UserError if it cannot be made."""
+    try:
+        Path(out).mkdir(mode=0o700, parents=True, exist_ok=True)
+    except OSError as error:
+        raise UserError(f"--out {out}: {brief(error)}; choose another --out") from None
+
+
 def moved(old, stage, argv):
     """Run a command that has become a stage of its own; the old form stays for one release."""
     print(f"{old} is now python {stage}.py, with the same flags", file=sys.stderr)
