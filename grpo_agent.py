@@ -602,16 +602,19 @@ def play_command(args, make):
     for t in alive[: 1 if args.write else None]:
         print(f"{env.name}, {args.policy}, {transcript(t)}")
     print(in_words(scores_of(alive)))
-    if args.write:  # each turn after what the policy saw
-        rows = []
-        for t in alive:
-            for i, m in enumerate(t.messages):
-                if m["role"] == "assistant":
-                    rows.append(
-                        {"prompt": shown_messages(t.messages[:i], env.history), "completion": [m]}
-                    )
-        write_jsonl(args.write, rows)
+    if args.write:
+        write_jsonl(args.write, [row for t in alive for row in rows_to_imitate(t, env.history)])
         print(f"wrote {args.write}; next: python sft.py --data {args.write} --out runs/agent_start")
+
+
+def rows_to_imitate(t, history):
+    """An episode as rows for sft.py: one dialogue of which all answers are trained; where a turn
+    sees only part of the episode, each turn after what the policy saw."""
+    answers = [i for i, m in enumerate(t.messages) if m["role"] == "assistant"]
+    if history == "all":
+        return [{"messages": t.messages[: answers[-1] + 1]}] if answers else []
+    shown = [shown_messages(t.messages[:i], history) for i in answers]
+    return [{"prompt": p, "completion": [t.messages[i]]} for p, i in zip(shown, answers)]
 
 
 def main(argv=None):

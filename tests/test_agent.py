@@ -360,6 +360,20 @@ def test_play_shows_a_baseline_and_writes_rows_that_sft_reads(tmp_path, capsys):
         assert re.fullmatch(r"<move>\w+</move>", row["completion"][0]["content"])
 
 
+def test_an_episode_that_is_seen_whole_is_one_row(tmp_path, capsys):
+    """As one row per turn its first turns were read again with each later one: four times the
+    tokens. The same answers are trained, and a held-out turn no longer stands in a training row."""
+    file = tmp_path / "episodes.jsonl"
+    argv = "play --env envs/inbox.py:Inbox --policy exhaustive --episodes 3 --write"
+    assert g.main(words(*argv.split(), file)) == 0
+    rows = read(file)
+    assert len(rows) == 3 and all([*row] == ["messages"] for row in rows)
+    for row in rows:
+        calls = [json.loads(m["content"]) for m in row["messages"] if m["role"] == "assistant"]
+        assert "search" in calls[0] and "answer" in calls[-1] and row["messages"][-1]["content"]
+    assert g.rows_to_imitate(g.Trajectory(0, 0, messages=[{"role": "user"}]), "all") == []
+
+
 def test_you_play(folder, monkeypatch, capsys):
     def play(flags, *texts):
         texts = iter(texts)

@@ -1,8 +1,9 @@
 """The notebooks are the first thing a newcomer opens: what is committed was made by running them.
 
-The slow test runs them in a copy of the repository; this command runs and saves them:
+The slow test runs them in a copy of the repository, the fifth with the bundled base; this command runs
+and saves them, the fifth with runs/smollm2:
 
-    python tests/test_notebooks.py 3_closed_form.ipynb    # no name: all four
+    python tests/test_notebooks.py 3_closed_form.ipynb    # no name: all of them
 """
 
 import ast
@@ -53,7 +54,7 @@ def commands(notebook):
 
 @pytest.mark.parametrize("name", NAMES)
 def test_a_notebook_is_a_lesson(name):
-    assert len(NAMES) == 4
+    assert len(NAMES) == 5
     notebook = read(name)
     title, first, *_, last = (cell.source for cell in notebook.cells)
     assert title.startswith("# ") and first == code(notebook)[0].source
@@ -175,6 +176,8 @@ def test_the_address_is_set_in_all_notebooks_at_once(tmp_path, monkeypatch):
 def save(name):
     with tempfile.TemporaryDirectory() as folder:
         copy = copy_of_the_repository(Path(folder) / "repo")
+        (copy / "runs").mkdir()
+        (copy / "runs/smollm2").symlink_to(REPO / "runs/smollm2")
         notebook = execute(read(name), copy / "notebooks")
         check_shown(name, shown(notebook), str(copy))
     notebook.metadata.language_info = {"name": "python"}
