@@ -46,7 +46,6 @@ from parts.files import UserError, command, finite, load_function, number, where
 from parts.guard import Guard, weights_to_write, write_summary
 from parts.means import mean
 from parts.rollouts import by_group, weighted_sums
-from parts.stats import bootstrap_ci
 from parts.texts import text_metrics
 from parts.turns import continued_ids
 
@@ -274,14 +273,11 @@ def play_baselines(args, make, seeds):
     }
 
 
-def scores_of(alive):
+def scores_of(alive, env):
     """{"n", "score", "reward"} of episodes, with 95 % intervals."""
-    row = {"n": len(alive)}
-    for key in ("score", "reward"):
-        values = [getattr(t, key) for t in alive]
-        low, high = bootstrap_ci(values) or (None, None)
-        row |= {key: mean(values), f"{key}_low": low, f"{key}_high": high}
-    return row
+    score = rollouts.scored("score", [t.score for t in alive])
+    reward = rollouts.scored("reward", [t.reward for t in alive], env.reward_range)
+    return {"n": len(alive)} | score | reward
 
 
 def in_words(row):
@@ -513,8 +509,7 @@ def evaluate(args, model, tokenizer, make, seeds):
     trajectories = play_model(args, model, tokenizer, make, seeds, args.eval_temperature, args.seed)
     alive = survivors(trajectories)
     return {
-        **rollouts.scored("val/score", [t.score for t in alive]),
-        **rollouts.scored("val/reward", [t.reward for t in alive]),
+        **{f"val/{key}": value for key, value in scores_of(alive, make()).items()},
         **rollouts.val_row([t.tokens() for t in alive], [t.truncated for t in alive]),
         **episode_metrics(alive),
     }, trajectories
@@ -548,7 +543,7 @@ def baselines_row(args, make):
     """The baselines on the validation seeds, printed, and as metrics of step 0."""
     seeds, metrics = range(VAL_SEEDS, VAL_SEEDS + args.val_episodes), {}
     for name, alive in play_baselines(args, make, seeds).items():
-        row = scores_of(alive)
+        row = scores_of(alive, make())
         print(f"baseline   {name:8} {in_words(row)}")
         metrics[f"env/baseline/{name}"] = row["score"]
         metrics[f"env/baseline_reward/{name}"] = row["reward"]
@@ -561,11 +556,11 @@ def final_test(args, run, reference, tokenizer, make, step):
 
     def test(policy):
         metrics, trajectories = evaluate(args, policy, tokenizer, make, seeds)
-        return metrics | scores_of(survivors(trajectories))
+        return metrics | scores_of(survivors(trajectories), make())
 
     if seeds:
         for name, alive in play_baselines(args, make, seeds).items():
-            results[f"test baseline {name}"] = scores_of(alive)
+            results[f"test baseline {name}"] = scores_of(alive, make())
         results["test before"] = rollouts.by_the_start(args, run, reference, test)
         results["test after"] = test(run.model)
     for name, row in results.items():
@@ -601,7 +596,7 @@ def play_command(args, make):
     alive = survivors(trajectories, args.max_exceptions)
     for t in alive[: 1 if args.write else None]:
         print(f"{env.name}, {args.policy}, {transcript(t)}")
-    print(in_words(scores_of(alive)))
+    print(in_words(scores_of(alive, env)))
     if args.write:
         write_jsonl(args.write, [row for t in alive for row in rows_to_imitate(t, env.history)])
         print(f"wrote {args.write}; next: python sft.py --data {args.write} --out runs/agent_start")

@@ -47,7 +47,6 @@ from parts.questions import talk
 from parts.recipe import recipe_arguments
 from parts.rollouts import by_group, load_models, weighted_sums
 from parts.sampling import sample
-from parts.stats import bootstrap_ci
 from parts.texts import text_flags, text_shares
 
 # learning rates for models below 100 M parameters (worked on the bundled base, not swept), larger
@@ -644,8 +643,9 @@ def evaluate(args, run, policy, graders, rows):
     answers, b = answer(args, policy, run.tokenizer, rows, 1, args.eval_temperature, args.seed)
     b |= graders.score(b, [args.val_metric]) | {"prompt_ids": answers.prompt_ids}
     b["rewards"] = b["parts"][args.val_metric]
+    limits = None if args.val_metric == "model" else (0, 1)
     metrics = {
-        **rollouts.scored("val/score", b["rewards"]),
+        **rollouts.scored("val/score", b["rewards"], limits),
         **rollouts.val_row(b["tokens"], [not x for x in b["finished"]]),
         "val/n": len(rows) - b["rewards"].count(None),
     }
@@ -676,10 +676,8 @@ def final_test(args, run, reference, graders, rows, step):
     """summary.json: the test rows, touched once, answered by the start and by the result."""
 
     def test(policy):
-        metrics, b = evaluate(args, run, policy, graders, rows)
-        scores = [score for score in b["rewards"] if score is not None]
-        low, high = bootstrap_ci(scores) or (None, None)  # one answer has no interval
-        return {k.replace("val/", ""): v for k, v in metrics.items()} | {"low": low, "high": high}
+        metrics = evaluate(args, run, policy, graders, rows)[0].items()
+        return {k.removeprefix("val/").removeprefix("score_"): v for k, v in metrics}
 
     results, scores = {}, []
     if rows:

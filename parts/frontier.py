@@ -103,8 +103,9 @@ def spending(run, before=None):
         if "val" in kinds:
             keys = {"step": "step", "proxy": "val/score", "kl": "val/kl", "gold": "val/gold"}
             point = {name: row.get(key) for name, key in keys.items()}
-            half = row.get("val/gold_ci")
-            points.append(point | {"error": half and half / Z95} | spent)
+            low, high = row.get("val/gold_low"), row.get("val/gold_high")
+            error = None if low is None else (high - low) / 2 / Z95
+            points.append(point | {"error": error} | spent)
         elif "eval" not in kinds:  # an optimiser step
             answers = row.get("episodes") or 0
             tokens = row.get("answer_tokens") or answers * (row.get("length/mean") or 0)

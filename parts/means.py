@@ -10,22 +10,6 @@ def mean(values):
     return sum(values) / len(values) if values else None
 
 
-def half_interval(values):
-    """Half the width of the 95 % interval of their mean, 1.96·s/√n; None for fewer than two, and
-    for equal ones: four right of four do not prove 100 %.
-
-    By hand: 0 and 1 have s = √½ and √n = √2, so 1.96·½.
-    >>> half_interval([0, None, 1])
-    0.98
-    """
-    values = [float(value) for value in values if value is not None]
-    if len(values) < 2:
-        return None
-    centre = mean(values)
-    variance = sum((value - centre) ** 2 for value in values) / (len(values) - 1)
-    return round(1.96 * math.sqrt(variance / len(values)), 12) if variance else None
-
-
 def wilson(k, n, level=0.95):
     """Score interval of a share k/n: all rates p with |k/n − p| ≤ z·√(p(1−p)/n)      [Wilson 1927]
 
@@ -42,15 +26,13 @@ def wilson(k, n, level=0.95):
 
 
 def with_interval(row, key):
-    """A metric as text, with its 95 % interval and n if the row has them: of a mean half the width,
-    of a share both ends, for 10 right of 10 do not prove 100 %.
+    """A metric as text, with its 95 % interval and n if the row has them.
 
     >>> with_interval({"eval/acc": 1.0, "eval/acc_low": 0.72, "eval/acc_high": 1.0, "eval/n": 10},
     ...               "eval/acc")
     '1.0000 [0.7200, 1.0000] (n 10)'
     """
-    half, low, high = (row.get(f"{key}_{end}") for end in ("ci", "low", "high"))
+    low, high = row.get(f"{key}_low"), row.get(f"{key}_high")
     n = row.get(f"{key.partition('/')[0]}/n")
-    interval = f" ± {half:.4f}" if half is not None else ""
-    interval = f" [{low:.4f}, {high:.4f}]" if low is not None else interval
+    interval = f" [{low:.4f}, {high:.4f}]" if low is not None else ""
     return f"{row[key]:.4f}{interval}" + (f" (n {n})" if n else "")

@@ -18,9 +18,10 @@ from parts.counterfactual import Copies
 from parts.dialogue import answer_texts, visible
 from parts.families import forward_of
 from parts.files import UserError, counts_in_words, load_function, number, read_jsonl
-from parts.means import half_interval, mean
+from parts.means import mean
 from parts.pairs import read_pairs
 from parts.rows import PROMPT_COLUMNS
+from parts.stats import scored
 
 # a model with this template was made from the bundled base, so it knows the demo's form of answer
 DEMO_TEMPLATE = "data/tiny-base/chat_template.jinja"
@@ -276,7 +277,7 @@ def answer(args, model, tokenizer, rows, scorers):
     metrics = {"val/n": len(rows), "val/cut": 1 - mean(answers.finished)}
     for key, flag, function in scorers:
         scores = parallel.score_answers(function, flag, rows, prompts, answers.texts)
-        metrics |= {key: mean(scores), f"{key}_ci": half_interval(scores)}
+        metrics |= scored(key, scores)
         if metrics[key] is not None and len({*scores}) == 1 < len(scores):
             say_once(f"{flag}: every answer scores {scores[0]:g}, which tells no answer apart")
     shown = sampler(prompts=prompts[:2], temperature=0)

@@ -28,9 +28,10 @@ from parts import identities, parallel, prompting, sampling
 from parts.files import UserError, number
 from parts.guard import LEAST_VALIDATION, add_restore_argument
 from parts.lora import adapter_off
-from parts.means import half_interval, mean
+from parts.means import mean
 from parts.pairs import held_out
 from parts.runs import LEAST_STEPS
+from parts.stats import scored  # noqa: F401  (for the three)
 
 EVAL_FRACTION = 0.05  # of the prompts, if the file has no split and is not small
 ROWS = ("ids", "attention_mask", "mask")
@@ -225,11 +226,6 @@ def load_models(args, run, with_reference=None):
     if reference and not args.lora_rank:
         reference = common.load_policy(args.model, run.dtype, run.device, trainable=False)
     return policy, reference, tokenizer
-
-
-def scored(key, scores):
-    """{key: mean, key_ci: half of its 95 % interval} of scores, of which some may be None."""
-    return {key: mean(scores), f"{key}_ci": half_interval(scores)}
 
 
 def by_the_start(args, run, reference, evaluate):

@@ -2,7 +2,7 @@
 
 Shares       wilson (of parts/means.py), newcombe_interval (difference), sign_test, detectable;
              two groups stand in parts/two_groups.py
-Means        clustered_mean, score_interval (shares), bootstrap_ci
+Means        mean_interval, of clustered_mean or score_interval (shares); scored; bootstrap_ci
 Many tests   holm (family-wise error)
 Order        standings
 Agreement    cohen_kappa, krippendorff_alpha
@@ -16,7 +16,7 @@ from statistics import NormalDist
 
 import numpy as np
 
-from parts.means import wilson
+from parts.means import mean, wilson
 
 Z80, Z90, Z95 = map(NormalDist().inv_cdf, (0.80, 0.95, 0.975))  # two-sided: 60, 90 and 95 %
 
@@ -122,6 +122,35 @@ def score_interval(shares, clusters=None):
     centre, half = (p + z * z / (2 * n)), z * math.sqrt(spread / n + z * z / (4 * n * n))
     low, high = ((centre + side * half) / (1 + z * z / n) for side in (-1, 1))
     return max(0.0, low), min(1.0, high)
+
+
+def mean_interval(values, clusters=None, limits=None):
+    """95 % interval of a mean, however few the values: (low, high), or None for fewer than two.
+
+    values  (n,);  clusters  (n,) labels, or None;  limits  (least, most) that a value can be
+    Within limits, and of zeros and ones, that of `score_interval`, which never ends outside;
+    otherwise mean ± t·error of `clustered_mean`, and None where all values are equal.
+    >>> mean_interval([0.5, 0.5]), [round(x, 2) for x in mean_interval([4, 5, 6])]
+    (None, [2.52, 7.48])
+    >>> [[round(x, 2) for x in mean_interval([1, 1, 1], limits=ends)] for ends in ((0, 1), (-1, 1))]
+    [[0.44, 1.0], [-0.12, 1.0]]
+    """
+    values = np.asarray(values, float)
+    if len(values) < 2:
+        return None
+    if limits is None and {*values.tolist()} != {0.0, 1.0}:
+        estimate = clustered_mean(values, clusters)
+        return None if estimate["low"] is None else (estimate["low"], estimate["high"])
+    least, most = limits or (0, 1)
+    ends = score_interval(((values - least) / (most - least)).clip(0, 1), clusters)
+    return ends and tuple(least + (most - least) * end for end in ends)
+
+
+def scored(key, scores, limits=None):
+    """A mean and its interval as metrics, {key, key_low, key_high}; scores may be None."""
+    known = [score for score in scores if score is not None]
+    low, high = mean_interval(known, limits=limits) or (None, None)
+    return {key: mean(known), f"{key}_low": low, f"{key}_high": high}
 
 
 def sign_test(wins, losses):

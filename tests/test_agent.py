@@ -302,8 +302,11 @@ def test_a_run_leaves_what_the_header_promises(folder, tmp_path, capsys):
     summary = json.loads((out / "summary.json").read_text())
     assert summary["stop_reason"] == "max_steps" and summary["test after"]["n"] == 4
     assert summary["test baseline a"]["score"] == 0.5 and "score_low" in summary["test before"]
+    assert summary["test baseline a"]["score_low"] is None
+    assert summary["test baseline a"]["reward_low"] < 0.2, "four alike do not prove .5"
     printed = capsys.readouterr().out
-    line_of_a = "baseline   a        n 4  score 0.5  score_low 0.5  score_high 0.5  reward 0.5"
+    # all are equal: no interval where nobody knows how far a score could go
+    line_of_a = "baseline   a        n 4  score 0.5  reward 0.5  reward_low "
     assert line_of_a in printed
     assert re.findall(r"^(worst|best), seed ", printed, re.M) == ["worst", "best"] * 3
     rewards = [float(x) for x in re.findall(r"^  reward (\S+)  turns 3 ", printed, re.M)]

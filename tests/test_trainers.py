@@ -28,6 +28,7 @@ import ppo
 import reward_train
 import sft
 from parts import files, kto, pairs, prompting, rollouts, sampling
+from parts.stats import student_t_quantile
 from test_ppo import near, read
 from tiny import (
     BOS_TEMPLATE,
@@ -380,8 +381,11 @@ def test_prompts_and_gold(tmp_path, llama_folder, pairs_file):
         keys = expected if stage is dpo else ["val/gold"]
         assert near(first, {key: expected[key] for key in keys}, rel=1e-5, abs=1e-4)
         assert last.get("val/kl", 1) > 1e-3
-        half = 1.96 * np.std(shares, ddof=1) / len(shares) ** 0.5
-        assert first["val/gold_ci"] == pytest.approx(half, abs=1e-4) and first["val/n"] == 6
+        error = np.std(shares, ddof=1) / len(shares) ** 0.5
+        half = student_t_quantile(0.05, len(shares) - 1) * error
+        ends = [np.mean(shares) - half, np.mean(shares) + half]
+        assert [first["val/gold_low"], first["val/gold_high"]] == pytest.approx(ends, abs=1e-4)
+        assert first["val/n"] == 6
         assert read(tmp_path / "out" / "samples.jsonl")[0]["answer"] == greedy[0], (
             "the first choice"
         )
