@@ -49,8 +49,7 @@ from parts.rollouts import by_group, load_models, weighted_sums
 from parts.sampling import sample
 from parts.texts import text_flags, text_shares
 
-# learning rates for models below 100 M parameters (worked on the bundled base, not swept), larger
-# ones, and LoRA: the last two are guesses that nobody ran to an end
+# below 100 M parameters, above (both run: reports/), and with LoRA, which nobody ran to an end
 RATES = 3e-4, 1e-5, 2e-4
 TRAIN_RATIO = 0.8  # of the rows, if the file has no split and is not small
 CLIP = {"token": (0.2, 0.28), "sequence": (3e-4, 4e-4)}  # DAPO's clip-higher; GSPO, section 5.1
@@ -299,11 +298,12 @@ def load_data(args):
     print(f"{sizes}  prompts also in training, left out: {held_out - len(val) - len(test)}")
     if not train:
         raise UserError(f"--data {args.data}: no row to train on; raise --train-ratio")
-    for row in train:
-        if "checks" in args.reward and not has(row, "check"):
-            place = f"{args.data}, {row.place}"
-            raise UserError(f"--reward checks: {place} has no check; use --reward rubric")
+    if "checks" in args.reward and (bare := [row for row in train if not has(row, "check")]):
+        place = f"{args.data}, {bare[0].place}"
+        raise UserError(f"--reward checks: {place} has no check; use --reward rubric")
     checked = val and all(has(row, "check") for row in val + test)
+    if not args.val_metric and checked and (share := rubrics.share_of_checks(val)) < 0.995:
+        print(f"validation: checks, {share:.0%} of the weight (for all: --val-metric rubric)")
     args.val_metric = args.val_metric or ("checks" if checked else "rubric")
     return train, val, test
 
@@ -326,7 +326,7 @@ def plain(row):
 
 def plan(args, train):
     """The number of steps; the sizes of a step, printed."""
-    p, g, k = args.groups_per_batch, args.group_size, args.num_substeps
+    p, g, k = min(args.groups_per_batch, len(train)), args.group_size, args.num_substeps
     steps = rollouts.planned_steps(args, math.ceil(len(train) / p))
     step = f"{p} prompts × {g} answers = {p * g} answers = {k} × {p * g / k:g} per optimiser step"
     print(f"plan       {steps} steps of {step}; validation by {args.val_metric}")
@@ -335,26 +335,30 @@ def plan(args, train):
 
 def dry_run(args):
     """Print what a run would ask of the judge, with answers of the longest length."""
-    train, val, _ = load_data(args)
+    train, val, test = load_data(args)
     steps, size, calls = plan(args, train), args.group_size, []
     rows = [row for row in train[: args.groups_per_batch] for _ in range(size)]
-    texts = [f"{'word ' * args.max_new_tokens}{i}" for i in range(len(rows))]
+    texts = [f"{'word ' * args.max_new_tokens}{i}" for i, _ in enumerate(rows)]
     if "rubric" in args.reward:
         calls += judges.rubric_calls(rows, texts).values()
     for row in rows[::size] if "ruler" in args.reward else []:
         group = [talk(row.prompt, text) for text in texts[:size]]
         calls += ruler.ruler_calls(group, passes=args.judge_passes)[1]
-    val_rows = val if args.val_metric == "rubric" else []
-    evaluations = 1 + (steps // args.eval_every if args.eval_every else 1)
-    val_calls = judges.rubric_calls(val_rows, texts[:1] * len(val_rows)).values()
-    step, validation = server.estimate(calls), server.estimate(val_calls)
-    total = {key: step[key] * steps + validation[key] * evaluations for key in step}
-    costs = {"a step": step, "a validation": validation, f"the run of {steps} steps": total}
-    for name, cost in costs.items():
-        print(f"{name}: {server.cost_line(cost, args.judge_price)}")
+    held_out = [judges.calls_of_one_text(rows, texts[0]) for rows in (val, test)]
+    validation, test_calls = held_out if args.val_metric == "rubric" else ([], [])
+    canaries = judges.canary_calls(val)[1] if asks_a_judge(args, train, val, test) else []
+    evaluations = 1 + math.ceil(steps / (args.eval_every or steps))
+    costs = {"a step": (calls, steps), "a validation": (validation, evaluations)}
+    costs |= {"the canaries": (canaries, 1), "a test": (test_calls, 2)}
+    server.print_costs(costs, f"the run of {steps} steps", args.judge_price)
 
 
 # ---- 6. the models ----
+
+
+def asks_a_judge(args, *parts):
+    texts = any(has(row, "judge") for part in parts for row in part)
+    return "ruler" in args.reward or (texts and "rubric" in (*args.reward, args.val_metric))
 
 
 class Graders:
@@ -363,8 +367,7 @@ class Graders:
     def __init__(self, args, run, data):
         self.passes, self.before = args.judge_passes, Counter()
         self.judge = self.model = self.gold = None
-        texts = any(has(row, "judge") for part in data for row in part)
-        if "ruler" in args.reward or (texts and "rubric" in (*args.reward, args.val_metric)):
+        if asks_a_judge(args, *data):
             self.judge = server.Judge.from_args(args, args.out, parallel.world())
         self.standard = ruler.read_standard(args.ruler_rubric)
         if args.reward_model:
@@ -660,16 +663,15 @@ def validation(args, guard, graders, rows):
     """Step (5): evaluate the validation rows, and what the judge gives to empty talk."""
     if not rows:
         return
-    run = guard.run
-    metrics, b = evaluate(args, run, run.model, graders, rows)
+    metrics, b = evaluate(args, guard.run, guard.run.model, graders, rows)
     if graders.judge:
         metrics |= parallel.from_rank_0(
             {} if parallel.rank() else judges.canaries(rows, graders.judge)
         )
-        metrics["judge/usd"] = graders.spent()["judge/usd"]
-    samples = rollouts.greedy_samples(args, run.model, run.tokenizer, b["prompt_ids"])
+        metrics |= {key: n for key, n in graders.spent().items() if key in server.PAID}
+    samples = rollouts.greedy_samples(args, guard.run.model, guard.run.tokenizer, b["prompt_ids"])
     guard.evaluation(metrics, samples)
-    write_rollout(run, "validation", b)
+    write_rollout(guard.run, "validation", b)
 
 
 def final_test(args, run, reference, graders, rows, step):

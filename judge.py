@@ -272,6 +272,11 @@ def rubric_calls(rows, answers):
     return calls
 
 
+def calls_of_one_text(rows, text):
+    """The Calls that grade one and the same answer to each row, for an estimate of the cost."""
+    return [*rubric_calls(rows, [text] * len(rows)).values()]
+
+
 def grade_answers(rows, answers, judge=None, mode="strict", scoring="fraction", checks_only=False):
     """A Grade for each answer to its row; checks_only leaves the text criteria out."""
     # (2) judge: all text criteria of an answer in one call
@@ -315,17 +320,24 @@ CANARIES = {
 }
 
 
-def canaries(rows, judge, count=2):
-    """{"judge/canary_…": pass rate} of six worthless texts, for `count` rows with text criteria;
-    {} if there is none, as in a run whose judge only compares answers (RULER)."""
-    rates = defaultdict(list)
+def canary_calls(rows, count=2):
+    """(names, Calls) of six worthless texts, for `count` rows that have text criteria."""
+    names, calls = [], []
     for row in [r for r in rows if any(c.kind == "judge" for c in r.criteria)][:count]:
         claims = "\n".join(f"I have met: {c.text}" for c in row.criteria if c.text)
         texts = CANARIES | {"echo": shown(row.prompt), "claims": claims}
-        replies = judge.ask([rubric_call(row, text) for text in texts.values()])
-        for name, reply in zip(texts, replies):
-            met = reply.value and mean(verdict for verdict, _ in reply.value.values())
-            rates[f"judge/canary_{name}"].append(met)
+        names += texts
+        calls += [rubric_call(row, text) for text in texts.values()]
+    return names, calls
+
+
+def canaries(rows, judge):
+    """{"judge/canary_…": pass rate} of `canary_calls`; {} if no row has text criteria, as in a run
+    whose judge only compares answers (RULER)."""
+    rates, (names, calls) = defaultdict(list), canary_calls(rows)
+    for name, reply in zip(names, judge.ask(calls) if calls else []):
+        met = reply.value and mean(verdict for verdict, _ in reply.value.values())
+        rates[f"judge/canary_{name}"].append(met)
     return {name: mean(values) for name, values in rates.items()}
 
 

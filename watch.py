@@ -508,14 +508,14 @@ def main(argv=None):
     reason, step = stopped or ("none", watcher.step)
     status = exit_code(reason) or int(warned)
     state, best = watcher.health(), watcher.best_step()
-    # a run folder gets its model at the end
-    finished = args.log.with_name("config.json").is_file()
-    going_on = "" if finished or not args.log.with_name("args.json").is_file() else (
-        "; the run has not finished: it is going on, or was killed and --resume continues it"
-    )  # fmt: skip
+    stop = f"{reason} at step {step} of {watcher.step} (exit status {status})"
+    if args.log.with_name("args.json").is_file() and not args.log.with_name("config.json").is_file():
+        # a run folder gets its model at the end
+        stop = stop if stopped else f"none so far, at step {step}"
+        stop += "; the run has not finished: it is going on, or was killed and --resume continues it"
     head = [
         f"state       {state}: {ADVICE[state]}",
-        f"stop        {reason} at step {step} of {watcher.step} (exit status {status}){going_on}",
+        f"stop        {stop}",
         f"best step   {'unknown without validation' if best is None else best}",
         f"cost        {viewer.costs(rows)}",
     ]

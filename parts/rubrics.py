@@ -90,6 +90,19 @@ class Rubrics:
         return text + not_read(self.unread)
 
 
+def share_of_checks(rows):
+    """The part of all weights, of points taken off too, that programs check.
+
+    >>> check, text = Criterion("check", weight=1), Criterion("judge", weight=-3)
+    >>> share_of_checks([Row("a", "Hi", [check, text], {})])
+    0.25
+    """
+    weights = Counter()
+    for criterion in (c for row in rows for c in row.criteria):
+        weights[criterion.kind] += abs(criterion.weight)
+    return weights["check"] / weights.total()
+
+
 def not_read(unread):
     """ "; not read: tags (2 rows)" for {key: rows}, or ""."""
     listed = ", ".join(f"{key} ({n} row{'s' * (n > 1)})" for key, n in unread.most_common(12))

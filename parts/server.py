@@ -397,12 +397,26 @@ def read_cache(path):
 # ---- what it costs ----
 
 
+# of the judge's metrics, those that add up over a run
+PAID = "judge/calls", "judge/cached", "judge/tokens_in", "judge/tokens_out", "judge/usd"
+
+
 def estimate(calls):
     """Counts as in `Judge.counts`: equal calls are one, and a token is 4 characters."""
     calls = {canonical(call.messages): call for call in calls}.values()
     letters = sum(len(message["content"]) for call in calls for message in call.messages)
     expected = sum(call.expected for call in calls)
     return Counter(calls=len(calls), tokens_in=letters // 4, tokens_out=expected)
+
+
+def print_costs(costs, whole, price):
+    """One line for each {name: (Calls, how often they are asked)}, and one for their sum."""
+    total = Counter()
+    for name, (calls, times) in costs.items():
+        cost = estimate(calls)
+        total.update({key: times * n for key, n in cost.items()})
+        print(f"{name}: {cost_line(cost, price)}")
+    print(f"{whole}: {cost_line(total, price)}")
 
 
 def usd(counts, price):

@@ -286,6 +286,30 @@ def test_ruler_on_rows_of_checks_alone(train, tmp_path):
     assert all(asked.ruler for asked in server.asked) and "judge/canary_dot" not in str(rows)
 
 
+def test_every_paid_request_is_logged_and_foretold(train, tmp_path, capsys):
+    """The log counted 9 calls of 21 and the price of 21; a dry run foretold 12: no canaries."""
+    rows = [{"prompt": f"Ask {i}.", "rubrics": [TEXT]} for i in range(8)]
+    data = tmp_path / "rows.json"
+    data.write_text(json.dumps({"train": rows[:6], "validation": rows[6:], "test": []}))
+    flags = "--reward rubric --steps 2 --eval-every 1".split()
+    with Rule(vowel, vowel_score) as server:
+        log, _ = train(server, *flags, data=data)
+        assert sum(row.get("judge/calls", 0) for row in log) == len(server.asked) > 14
+        capsys.readouterr()
+        train(server, *flags, "--dry-run", data=data)
+    foretold = re.search(r"^the run of 2 steps: (\d+) calls", capsys.readouterr().out, re.M)
+    assert int(foretold[1]) >= len(server.asked), "equal answers are asked about once"
+
+
+def test_validation_by_checks_says_what_it_reads(tmp_path, capsys):
+    """The headline, the weights and the alarms rested on "at most 20 words", unsaid."""
+    rubric = [{"criterion": "Names a gap.", "points": 4}, CHECK | {"points": 1}]
+    data = write_rows(tmp_path / "r.jsonl", [{"prompt": f"Ask {i}.", "rubrics": rubric} for i in range(20)])  # fmt: skip
+    for flags, said in ([], True), (["--val-metric", "checks"], False):
+        grpo_rubric.load_data(grpo_rubric.parse_args(["--data", str(data), *flags]))
+        assert ("validation: checks, 20% of the weight" in capsys.readouterr().out) is said
+
+
 def test_no_ruler_score_is_invented(train):
     """A group whose reply misses a label is void as a whole; all others have the rule's scores."""
 
