@@ -509,7 +509,7 @@ def main(argv=None):
     status = exit_code(reason) or int(warned)
     state, best = watcher.health(), watcher.best_step()
     stop = f"{reason} at step {step} of {watcher.step} (exit status {status})"
-    if args.log.with_name("args.json").is_file() and not args.log.with_name("config.json").is_file():
+    if args.log.with_name("args.json").exists() and not args.log.with_name("config.json").exists():
         # a run folder gets its model at the end
         stop = stop if stopped else f"none so far, at step {step}"
         stop += "; the run has not finished: it is going on, or was killed and --resume continues it"
