@@ -512,7 +512,7 @@ def main(argv=None):
     if args.log.with_name("args.json").exists() and not args.log.with_name("config.json").exists():
         # a run folder gets its model at the end
         stop = stop if stopped else f"none so far, at step {step}"
-        stop += "; the run has not finished: it is going on, or was killed and --resume continues it"
+        stop += "; the run has not finished: it goes on, or was killed and --resume continues it"
     head = [
         f"state       {state}: {ADVICE[state]}",
         f"stop        {stop}",

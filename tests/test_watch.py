@@ -401,7 +401,7 @@ def test_a_killed_run_is_not_a_finished_one(tmp_path, capsys):
     """Of a run killed in step 2 of 3 it said "none at step 1 of 1 (exit status 0)"."""
     write_log(tmp_path, made({R: [0.5]}))
     (tmp_path / "args.json").write_text(json.dumps({"args": {"steps": 3}}))
-    words = "the run has not finished: it is going on, or was killed and --resume continues it"
+    words = "the run has not finished: it goes on, or was killed and --resume continues it"
     assert f"stop        none so far, at step 1; {words}\n" in run(capsys, tmp_path)[1]
     (tmp_path / "config.json").touch()  # comes with the model, at the end
     assert words not in run(capsys, tmp_path)[1]
