@@ -60,7 +60,7 @@ from parts.reports import (
     seen_pairs,
     write_report,
 )
-from parts.rows import check_pair, check_prompt, plain_text
+from parts.rows import check_pair, check_prompt, plain_text, split_name
 from parts.stats import (
     bootstrap_ci,
     clustered_mean,
@@ -284,7 +284,7 @@ def load_prompts(args, prompt_of=itemgetter("prompt")):
         print(f"{args.prompts}: no row has a 'split', so all of them are taken")
         args.split = "all"
     elif args.split != "all":
-        rows = [row for row in rows if row.get("split") == args.split]
+        rows = [row for row in rows if row.get("split") == split_name(args.split)]
     if not rows:
         wrong = f"no row of --split {args.split}; found {', '.join(splits) or 'none'}"
         raise UserError(f"--prompts {args.prompts}: {wrong}")

@@ -31,6 +31,7 @@ import shlex
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from numbers import Real
 from pathlib import Path
 
 import numpy as np
@@ -123,11 +124,15 @@ def environment(args):
     try:
         make = functools.partial(make, **json.loads(args.env_args))
         env = make()
-        for name in NEEDED:
-            getattr(env, name)
+        if lacking := [name for name in NEEDED if not hasattr(env, name)]:
+            raise NotAllowed(f"the class lacks {', '.join(lacking)}")
+        low, high = env.reward_range
+        if not low < high:
+            raise NotAllowed(f"reward_range is {env.reward_range}; expected (least, most)")
         shown_messages([], env.history)
     except Exception as error:  # of the user's own file
-        cause = f"--env {args.env} --env-args '{args.env_args}': {where_raised(error)}"
+        cause = str(error) if isinstance(error, NotAllowed) else where_raised(error)
+        cause = f"--env {args.env} --env-args '{args.env_args}': {cause}"
         raise UserError(f"{cause}; see docs/agents.md") from error
     return make
 
@@ -177,21 +182,28 @@ def play(make, seeds, act, numbers=None):
     return trajectories
 
 
-def guarded(t, function, *arguments):
-    """Does the episode go on? What its environment raises becomes t.error and ends it alone."""
+class NotAllowed(ValueError):
+    """What an environment returned, and what it may return."""
+
+
+def guarded(t, function, env, *arguments):
+    """Does the episode go on? What its environment raises, or returns and may not, becomes t.error
+    and ends it alone."""
     try:
-        return function(t, *arguments)
+        return function(t, env, *arguments)
+    except NotAllowed as error:
+        t.error = f"{type(env).__name__}: {error}"
     except Exception as error:  # of the user's own file
         t.error = where_raised(error)
 
 
 def add_metadata(t, env):
-    """The environment's own notes; ValueError if a line of rollouts.jsonl cannot hold them."""
+    """The environment's own notes; NotAllowed if a line of rollouts.jsonl cannot hold them."""
     try:
         metadata = finite(getattr(env, "metadata", None) or {})
         json.dumps(metadata, ensure_ascii=False).encode()
     except (TypeError, ValueError, AttributeError, RecursionError) as error:
-        raise ValueError(f"metadata is no JSON: {error}") from None
+        raise NotAllowed(f"metadata is no JSON: {error}") from None
     t.metadata = metadata
 
 
@@ -202,7 +214,10 @@ def begin(t, env):
 
 def add_message(t, *messages):
     """What the environment said."""
-    common.check_prompt({"prompt": [*t.messages, *messages]})
+    try:
+        common.check_prompt({"prompt": [*t.messages, *messages]})
+    except (ValueError, TypeError, AttributeError) as error:
+        raise NotAllowed(f"{messages!r:.60}: {error}") from None
     t.messages += messages
 
 
@@ -223,17 +238,21 @@ def turn(t, env, text):
         if hasattr(env, "run_out"):
             note(t, *env.run_out())
     if done and "turns" in t.metrics and env.val_key not in t.metrics:
-        raise ValueError(f"info {t.metrics} lacks {env.val_key!r}, its val_key")
+        raise NotAllowed(f"info {t.metrics} lacks {env.val_key!r}, its val_key")
+    low, high = env.reward_range
+    if done and not low - 1e-6 <= t.reward <= high + 1e-6:
+        raise NotAllowed(f"the episode's reward {t.reward:g} lies outside reward_range {low, high}")
     return not done
 
 
 def note(t, reward, info):
     """Add a turn's reward and remember its info."""
-    if not all(map(math.isfinite, (reward, *info.values()))):
-        raise ValueError(f"reward {reward}, info {info}: expected finite numbers")
+    for key, value in {"reward": reward, **info}.items():
+        if not isinstance(value, Real) or not math.isfinite(value):
+            raise NotAllowed(f"{key!r} is {value!r:.60}; expected a finite number")
     before, now = t.metrics.get("invalid", 0), info.get("invalid", 0)
     if now > t.metrics.get("turns", 0) or ("invalid" in info and now < before):
-        raise ValueError(
+        raise NotAllowed(
             f'info["invalid"] is {now:g} after {before:g}; expected the number of invalid turns '
             "since the episode began, which never falls"
         )

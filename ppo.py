@@ -49,8 +49,7 @@ from parts.rollouts import ROWS
 from parts.sampling import Rollout, sample
 from parts.texts import text_metrics
 
-# default --lr: below 100 M parameters (3e-4 spends twice the KL for less reward), above, with LoRA;
-# nobody has run the last two to the end
+# --lr below 100 M parameters (3e-4: twice the KL, less reward), above, with LoRA (a guess, not run)
 RATES = 1e-4, 5e-6, 1e-4
 HEAD_LR = 1e-3  # of a fresh value head, which would hardly move at the trunk's rate
 GAMMA, LAM = 1.0, 0.95  # no discount within an answer; λ 1 trusts the critic less
@@ -272,13 +271,14 @@ def load_data(args, tokenizer):
         raise UserError(f"--prompts {args.prompts}: {fix}")
     if has_split and args.eval_fraction is not None:
         raise no_effect("--eval-fraction", f'rows of {args.prompts} have a "split"')
+    counts = {"prompts": len(rows), "of another split": len(rows) - len(train + val)}
     val = prompting.some_prompts(val, 64)
     examples = prompting.load_examples(args.examples)
     for row in [*train, *val]:
         row["prompt"] = prompting.after_examples(examples, row)
     room = args.max_length - args.max_new_tokens  # tokens that a prompt may have
-    lengths = (len(common.encode_prompt(tokenizer, row["prompt"])) for row in [*train, *val])
-    counts = {"prompts": len(rows), f"cut to {room} tokens": sum(n > room for n in lengths)}
+    encoded = (common.encode_prompt(tokenizer, row["prompt"]) for row in [*train, *val])
+    counts[f"cut to {room} tokens"] = sum(len(ids) > room for ids in encoded)
     prompting.describe(counts, train, val)
     return train, val
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from parts import files
 from parts.files import UserError, number
 from parts.reports import placement
-from parts.rows import plain_text
+from parts.rows import plain_text, split_name
 from parts.votes import as_answer, load_items
 
 BASE = "data/tiny-base"
@@ -75,7 +75,7 @@ def new_items_file(out):
 def read_prompts(args, prompting):
     """Rows of --prompts, each prompt after the examples of its task."""
     rows = prompting.load_prompts(args.prompts, "--prompts")
-    rows = [row for row in rows if args.split in (None, row.get("split"))]
+    rows = [r for r in rows if args.split is None or r.get("split") == split_name(args.split)]
     if not rows:
         raise UserError(f'--prompts {args.prompts}: no prompt with "split": "{args.split}"')
     prompting.default_examples(args, [args.prompts], temperature_flag="temperature")

@@ -14,7 +14,7 @@ import numpy as np
 
 from parts import files, pages
 from parts.files import UserError
-from parts.rows import check_pair
+from parts.rows import check_pair, split_name
 
 SCHEMA = 4  # of report.json; a key that changes its meaning, or leaves, raises it
 
@@ -113,7 +113,9 @@ def trained_prompts(run, rows):
     flags = ["pairs", "data"] + ["prompts"] * bool(run and run.get("stage") == "ppo")
     names = [name for name in training_files(run, *flags) if name.endswith(".jsonl")]
     trained_rows = (row for name in names for row in files.read_jsonl(name))
-    known = {question(row) for row in trained_rows if row.get("split", "train") == "train"}
+    known = {
+        question(row) for row in trained_rows if split_name(row.get("split", "train")) == "train"
+    }
     return sum(question(row) in known for row in rows)
 
 

@@ -53,14 +53,37 @@ def check_messages(value, key):
         message["content"].encode()
 
 
+# a row's "split" as people and the hub spell it
+SPLIT_NAMES = {
+    "training": "train",
+    "valid": "val",
+    "validation": "val",
+    "dev": "val",
+    "eval": "val",
+}
+
+
+def split_name(value):
+    """train, val or test for every usual spelling; another name as it stands.
+
+    >>> [split_name(value) for value in ("Training", " validation", "TEST", "fold 2")]
+    ['train', 'val', 'test', 'fold 2']
+    """
+    name = str(value).strip().casefold()
+    return SPLIT_NAMES.get(name, name if name in ("train", "val", "test") else value)
+
+
 def check_prompt(row):
-    """Raise ValueError unless row["prompt"] is text, or messages that end with one to answer.
+    """Raise ValueError unless row["prompt"] is text, or messages that end with one to answer; a
+    "split" gets its common name.
 
     >>> check_prompt({"prompt": [{"role": "assistant", "content": "Hi."}]})
     Traceback (most recent call last):
     ValueError: "prompt" must end with a message to answer, not with the assistant's
     """
     prompt = row.get("prompt")
+    if "split" in row:
+        row["split"] = split_name(row["split"])
     check_messages(prompt, "prompt")
     if isinstance(prompt, list) and (not prompt or prompt[-1]["role"] == "assistant"):
         raise ValueError('"prompt" must end with a message to answer, not with the assistant\'s')

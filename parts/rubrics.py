@@ -23,6 +23,7 @@ from parts.questions import canonical, talk
 from parts.rows import check_messages, check_prompt
 
 SPLITS = ("train", "validation", "test")
+SPLIT_OF = {"train": "train", "val": "validation", "test": "test"}  # a row's own: the file's
 LISTS = {"rubrics": list, "instruction_id_list": list, "kwargs": list, "reference": str}
 NAMES = ("task_id", "prompt_id", "key")  # of a row: ours, HealthBench's, IFEval's
 ROW_KEYS = {"prompt", "response", "ratings", "task", *LISTS, *NAMES}
@@ -127,8 +128,27 @@ def read_rubrics(path, allow_code=False, flag="--data"):
         splits.setdefault(split, []).append(row)
     if not rows:
         raise UserError(f"{flag} {path}: no row")
-    splits = {} if "" in splits else {name: splits.get(name, []) for name in SPLITS}
+    if "" in splits:
+        splits = splits_of_rows(list(rows.values()), unread)
+    splits = {name: splits.get(name, []) for name in SPLITS} if splits else {}
     return Rubrics(str(path), list(rows.values()), splits, unread)
+
+
+def splits_of_rows(rows, unread):
+    """{"train": rows, …} by the rows' own "split" if each has one, of training some; else {}."""
+    splits = {}
+    for row in rows:
+        splits.setdefault(SPLIT_OF.get(str(row.raw.get("split"))), []).append(row)
+    if None in splits or "train" not in splits:
+        return {}
+    del unread["split"]
+    if "validation" not in splits:
+        splits["validation"], splits["test"] = halves(splits.get("test", []))
+    return splits
+
+
+def halves(rows):
+    return rows[: len(rows) // 2], rows[len(rows) // 2 :]
 
 
 def unread_keys(raw, split):
@@ -152,8 +172,7 @@ def json_rows(path, flag):
         raise UserError(f"{flag} {path}: cannot be read as JSON: {files.brief(error)}") from None
     if isinstance(data, dict) and "train" in data:
         if "validation" not in data and isinstance(data.get("test"), list):
-            half = len(data["test"]) // 2
-            data |= {"validation": data["test"][:half], "test": data["test"][half:]}
+            data["validation"], data["test"] = halves(data["test"])
         lost = [key for key in data if key not in SPLITS and isinstance(data[key], list)]
         if lost:
             raise UserError(f'{flag} {path}: "{lost[0]}" is none of the splits {", ".join(SPLITS)}')

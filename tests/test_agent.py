@@ -417,12 +417,16 @@ def test_bad_arguments_are_one_line(flags, message, tmp_path, monkeypatch):
 @cases("""
 old | new | message
 class Echo: | class Other: | has no function 'Echo'
-def step( | def turn( | 'Echo' object has no attribute 'step'
+def step( | def turn( | the class lacks step; see docs/agents.md
+baselines | policies | the class lacks baselines; see docs/agents.md
+(0, 1), " | (1, 0), " | reward_range is \\(1, 0\\); expected \\(least, most\\)
 lambda env, rng: "a" | lambda env, rng: 1 / 0 | a baseline raised: ZeroDivisionError: .*echo_env.py
 "all" | "some" | 'some'.*; see docs/agents.md
 "vowels", (0 | "score", (0 | 4 of 4 episodes raised; .* lacks 'score', its val_key
 "content": f"Go | "text": f"Go | 4 of 4 episodes raised; .* needs a "role" .* and a "content"
-got, done | float('nan'), done | 4 of 4 episodes raised; .* expected finite numbers
+got, done | float('nan'), done | 4 of 4 episodes raised; the first: Echo: 'reward' is nan; expected a finite
+"vowels": self.sum, " | "vowels": "few", " | 4 of 4 episodes raised; the first: Echo: 'vowels' is 'few'; expected
+got, done | got + 1, done | 4 of 4 episodes raised; .* reward 3.* lies outside reward_range \\(0, 1\\)
 "invalid": 1 | "invalid": self.n % 2 | 4 of 4 episodes raised; .*"invalid"\\] is 0 after 1; .* never falls
 "invalid": 1 | "invalid": 2 | 4 of 4 episodes raised; .*"invalid"\\] is 2 after 0; expected the number
 """)

@@ -290,6 +290,9 @@ FILES = [
     (TEXT + "\n\n" + json.dumps(ONE | {"task_id": 7}) + "\n", "17"),
     ('[\n\t{"prompt": "raw\ttab", "rubrics": ["a\nb"]}\n]', "1"),
     ({"train": [ONE], "test": [ONE] * 3}, "1234"),
+    # a "split" in each row was named as not read, and the rows were shuffled into other splits
+    ([ONE | {"split": name} for name in ("Training", "test", "TEST", "test")], "1234"),
+    ([ONE | {"split": "train"}, ONE], "12"),
 ]
 
 
@@ -299,7 +302,7 @@ def test_the_content_decides_what_a_file_is(content, ids, tmp_path):
     assert [row.task_id for row in data.rows] == list(ids)
     parts = {name: "".join(row.task_id for row in part) for name, part in data.splits.items()}
     halves = {"train": "1", "validation": "2", "test": "34"}
-    assert parts == (halves if isinstance(content, dict) else {})
+    assert parts == (halves if ids == "1234" else {})
 
 
 ALL_FORMS = r"""{"prompt": "u", "rubric - 10. criterion": "Ten.\r\nLast.",

@@ -575,10 +575,12 @@ def test_prompts_and_splits(world, tmp_path, capsys):
         parts = ppo.load_data(args, common.load_tokenizer(world["llama"]))
         return [[row["prompt"] for row in part] for part in parts]
 
-    names = ["train", "val", "test"] * 3
-    cut = loaded([{"prompt": f"{name} {i}", "split": name} for i, name in enumerate(names)])
-    assert cut == [["train 0", "train 3", "train 6"], ["val 1", "val 4", "val 7"]]
-    assert "prompts 9; training 3, held out 3" in capsys.readouterr().out
+    # "validation", the hub's name, was no split at all: nothing was held out, without a word
+    for names in ["train", "val", "test"] * 3, ["Training", "validation ", "moon"] * 3:
+        cut = loaded([{"prompt": f"{i}", "split": name} for i, name in enumerate(names)])
+        assert cut == [["0", "3", "6"], ["1", "4", "7"]]
+        counted = "prompts 9, of another split 3; training 3, held out 3"
+        assert counted in capsys.readouterr().out
     train, val = loaded([{"prompt": f"Ask {i}"} for i in range(400)], "--eval-fraction 0.3")
     assert len(val) == 64 and 240 < len(train) < 320 and not {*train} & {*val}
     places, epochs = zip(*(rollouts.prompts_of_step(12, 8, 0, step) for step in (1, 2, 3)))
