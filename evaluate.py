@@ -313,10 +313,13 @@ def unblind(events, items):
     better answer is known, which tests the annotator.
     """
     ordinary, votes = [item for item in items.values() if not item.get("gold")], []
-    for item in ordinary:
-        if not (item.get("a_model") and item.get("b_model")):
-            wrong = f"the item {item['id']!r} of items.jsonl has no a_model or no b_model"
-            raise UserError(f"--votes: {wrong}: who wrote its answers is unknown; add both")
+    unnamed = {i["id"] for i in ordinary if not (i.get("a_model") and i.get("b_model"))}
+    if unnamed and len(unnamed) == len(ordinary):
+        wrong = f"the item {min(unnamed)!r} of items.jsonl has no a_model or no b_model"
+        raise UserError(f"--votes: {wrong}: who wrote its answers is unknown; add both")
+    if unnamed:
+        print(f"--votes: left out: {len(unnamed)} items without an a_model or b_model")
+    ordinary = [item for item in ordinary if item["id"] not in unnamed]
     names = list(dict.fromkeys(item[key] for item in ordinary for key in ("a_model", "b_model")))
     if len(names) != 2:
         given = ", ".join(names) or "gold items alone"
@@ -324,6 +327,8 @@ def unblind(events, items):
         raise UserError(f"--votes: expected answers of two models; found {given}: {fix}")
     for vote in replay(events):
         item = items[vote["item_id"]]
+        if item["id"] in unnamed:
+            continue
         sides = "ab" if item.get("a_model") == names[0] else "ba"  # of A's answer, of B's
         words = [len(plain_text(item[side]).split()) for side in sides]
         winner = dict(zip(sides, "AB")).get(vote["choice"], vote["choice"])

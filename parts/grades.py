@@ -90,7 +90,7 @@ def print_cost(judge):
     c = judge.counts
     print(f"{cost_line(c, judge.price)}; {c['cached']} from the cache, {c['failed']} failed")
     if c["unread"]:
-        print(f"{c['unread']} replies could not be read: {judge.unread}")
+        print(f"{c['unread']} replies, each try counted, could not be read: {judge.unread}")
 
 
 def write_grades(out, items, grades):
@@ -98,7 +98,9 @@ def write_grades(out, items, grades):
     for (row, answer, model), grade in zip(items, grades, strict=True):
         rated = [c for c in grade.criteria if c["verdict"] is not None]
         rows.append({
+            **{key: row.raw[key] for key in ("id",) if key in row.raw},
             "task_id": row.task_id,
+            "prompt": row.prompt,
             "sample": sample[row.task_id],
             **asdict(grade),
             "passed": sum(c["credit"] for c in rated),

@@ -302,6 +302,8 @@ def load_items(path, flag="--items"):
             counts["left out: answers equal" if a == b else "left out: an answer is blank"] += 1
         else:
             items[row["id"]] = {key: row[key] for key in row if key in ITEM}
+            if bool(row.get("a_model")) != bool(row.get("b_model")):
+                counts["a_model or b_model missing, so not for evaluate.py human"] += 1
     if counts.keys() - {"rows"}:
         print(f"{path}: {files.counts_in_words(counts)}")
     if not items:

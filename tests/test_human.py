@@ -299,6 +299,19 @@ def test_foreign_votes_are_refused_by_name(voted, tmp_path, change, words):
     refused(folder, words)
 
 
+def test_items_of_one_named_model_are_left_out(voted, tmp_path, capsys):
+    """One with an empty b_model was served, and ended the count of all votes."""
+    folder = Path(shutil.copytree(voted[0], tmp_path / "ab"))
+    items = list(files.read_jsonl(folder / "items.jsonl"))
+    write_rows(
+        folder / "items.jsonl", [*items, items[0] | {"id": "extra", "b_model": "", "gold": None}]
+    )
+    evaluate.main(command(folder, tmp_path / "out"))
+    printed = capsys.readouterr().out
+    assert "left out: 1 items without an a_model or b_model" in printed
+    assert "a_model or b_model missing, so not for evaluate.py human 1" in printed
+
+
 ITEM = {"id": "x", "prompt": "p", "a": "1", "b": "2", "a_model": "m", "b_model": "n"}
 
 
