@@ -88,7 +88,15 @@ class Rubrics:
         text += f"{kinds['check']} checked"
         if penalties:
             text += f"; {penalties} are faults whose points are taken off (score at least 0)"
+        if twice := sum(len(row.criteria) - len({*map(what, row.criteria)}) for row in self.rows):
+            text += f"; {twice} stand twice in their row and count twice"
         return text + not_read(self.unread)
+
+
+def what(criterion):
+    """What a criterion asks, whatever its weight and name."""
+    text = " ".join(criterion.text.split()).casefold()
+    return criterion.kind, text, criterion.check, str(sorted(criterion.arguments.items()))
 
 
 def share_of_checks(rows):

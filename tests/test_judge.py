@@ -439,6 +439,12 @@ def test_a_verdict_is_what_the_judge_said_of_the_sentence(command, capsys):
     ]  # fmt: skip
 
 
+def test_a_criterion_that_stands_twice_is_said(tmp_path):
+    row = {"prompt": "p", "rubrics": ["Is polite.", {"criterion": "is  polite.", "weight": 2}, "b"]}
+    assert "; 1 stand twice in their row" in read_rubrics(write(tmp_path / "r", [row])).describe()
+    assert "twice" not in read_rubrics(write(tmp_path / "r", [ONE])).describe()
+
+
 def test_lost_splits(tmp_path):
     for name in ("dev", "valid", "tests"):
         path = write(tmp_path / "r.json", {"train": [ONE], "test": [ONE], name: [ONE]})
