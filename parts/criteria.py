@@ -28,18 +28,22 @@ def load_items(path, responses=None, flag="--criteria"):
         ]
     else:
         answered = [row.raw | {"task_id": row.task_id} for row in rubrics.rows]
-    items = {}
+    items, blank = {}, []
     for n, item in enumerate(answered, 1):
         try:
             if not criteria_of(item):
                 raise ValueError("no criterion for people: programs decide all of them")
             if answer_of(item):
                 items[item["task_id"]] = item
+            else:
+                blank.append(n)
         except ValueError as error:
             fix = 'give each row a "response", or add --responses FILE'
             raise UserError(f"{flag} {path}, answer {n}: {error}; {fix}") from None
-    if len(items) < len(answered):
-        print(f"{path}: left out: {len(answered) - len(items)} answers without a text")
+    if blank:
+        numbers = ", ".join(map(str, blank[:9])) + ", …" * (len(blank) > 9)
+        where = f"{responses or path}: left out: {len(blank)} answers without a text"
+        print(f"{where} (number {numbers} of the file)")
     if not items:
         raise UserError(f"{flag} {path}: no answer has a text")
     return items
@@ -135,5 +139,6 @@ def export(out, items, votes):
     )
     if rows:
         print(
-            f"next: python judge.py audit --data {path} --judge-base-url http://localhost:8000/v1"
+            f"next: python judge.py audit --data {path} --judge-model NAME "
+            "--judge-base-url http://localhost:8000/v1"
         )

@@ -46,7 +46,7 @@ def add_draft_arguments(parser):
     add("--task", required=True, help="what the model is to do, in words, such as 'Summarise interview notes'")
     add = parser.add_mutually_exclusive_group().add_argument
     add("--n", type=number(int, at_least=1), default=32, help="inputs to write (default %(default)s)")
-    add("--answers", metavar="FILE", help='JSONL of {"prompt", "response"}: its prompts are the inputs, if they have two answers')
+    add("--answers", metavar="FILE", help='JSONL of {"prompt", "response"}: in place of --n: its prompts, if they have two answers')
     add("--from-comments", metavar="FOLDER", help="of annotate.py: its items are the inputs, its comments become criteria")
     # fmt: on
     parser.set_defaults(out="runs/judge/draft.json")

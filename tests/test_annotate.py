@@ -580,7 +580,7 @@ def test_people_rate_criteria_for_the_audit(tmp_path, capsys):
     }
     write_rows(tmp_path / "blank.jsonl", [ANSWERS[0], ANSWERS[0] | {"response": "<think>Hm, "}])
     assert list(criteria.load_items(mine, tmp_path / "blank.jsonl")) == ["fit:1"]
-    assert "left out: 1 answers without a text" in capsys.readouterr().out
+    assert "blank.jsonl: left out: 1 answers without a text (number 2 of" in capsys.readouterr().out
     shown = [criteria.shown(item)["left"] for item in annotate.read_items(args).values()]
     assert shown[1] == "A strong fit.", "what the judge grades, without the thought"
     for name, ratings in opinions.items():

@@ -136,7 +136,10 @@ def test_a_score_that_is_the_same_for_all_answers_gives_no_verdict():
 
 def test_prompts_that_a_run_was_trained_on_are_counted(tmp_path):
     """ppo.py's next command, on a file without a split, showed training prompts as a test."""
-    rows = [{"prompt": f"p{i}", "split": split} for i, split in enumerate(["train", "Training", "train", "test"])]
+    rows = [
+        {"prompt": f"p{i}", "split": split}
+        for i, split in enumerate(["train", "Training", "train", "test"])
+    ]
     file = tiny.write_rows(tmp_path / "p.jsonl", rows)
     run = {"stage": "ppo", "args": {"prompts": file}, "sha256": {file: files.fingerprint(file)}}
     assert reports.trained_prompts(run, rows) == 3 and reports.trained_prompts(None, rows) == 0
