@@ -305,6 +305,10 @@ def load_pairs(path):
     return rows, counts
 
 
+def named(item):
+    return bool(item.get("a_model") and item.get("b_model"))
+
+
 def unblind(events, items):
     """([A, B], the votes that stand, each with its "winner" and the "words" of A's and B's answer).
 
@@ -313,7 +317,7 @@ def unblind(events, items):
     better answer is known, which tests the annotator.
     """
     ordinary, votes = [item for item in items.values() if not item.get("gold")], []
-    unnamed = {i["id"] for i in ordinary if not (i.get("a_model") and i.get("b_model"))}
+    unnamed = {item["id"] for item in ordinary if not named(item)}
     if unnamed and len(unnamed) == len(ordinary):
         wrong = f"the item {min(unnamed)!r} of items.jsonl has no a_model or no b_model"
         raise UserError(f"--votes: {wrong}: who wrote its answers is unknown; add both")
@@ -733,7 +737,7 @@ def human_report(votes, items, seed):
     report = {
         "comparison": row | {"verdict": verdict(row["win_rate"], row["p"])},
         "items": len(set(ids)),
-        "offered": sum(not item.get("gold") for item in items.values()),
+        "offered": sum(not item.get("gold") and named(item) for item in items.values()),
         "decided": sum(x != 0.5 for x in y),
         "annotators": [],
         "caveats": [],

@@ -31,7 +31,6 @@ import shlex
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from numbers import Real
 from pathlib import Path
 
 import numpy as np
@@ -56,7 +55,7 @@ RATES = 3e-4, 1e-5, 2e-4
 STEPS = 40  # without --steps; seeds have no end, so there are no epochs
 VAL_SEEDS, TEST_SEEDS = 10**9, 2 * 10**9  # training seeds are drawn below 10⁹
 REWARDS = ("env", "ruler")
-NEEDED = ("reset", "step", "name", "max_turns", "reward_range", "val_key", "baselines")
+NEEDED = "reset step name max_turns reward_range val_key history baselines".split()
 SHOW = ("reward/mean", "reward/frac_mixed", "env/turns", "length/mean", "entropy")  # on the bar
 HEADLINE = ("val/score", "val/reward", "reward/mean")  # before and after
 
@@ -124,17 +123,25 @@ def environment(args):
     try:
         make = functools.partial(make, **json.loads(args.env_args))
         env = make()
-        if lacking := [name for name in NEEDED if not hasattr(env, name)]:
-            raise NotAllowed(f"the class lacks {', '.join(lacking)}")
-        low, high = env.reward_range
-        if not low < high:
-            raise NotAllowed(f"reward_range is {env.reward_range}; expected (least, most)")
+        check_class(env)
         shown_messages([], env.history)
     except Exception as error:  # of the user's own file
         cause = str(error) if isinstance(error, NotAllowed) else where_raised(error)
         cause = f"--env {args.env} --env-args '{args.env_args}': {cause}"
         raise UserError(f"{cause}; see docs/agents.md") from error
     return make
+
+
+def check_class(env):
+    """Raise NotAllowed for what an environment lacks, or has and means something else."""
+    if lacking := [name for name in NEEDED if not hasattr(env, name)]:
+        raise NotAllowed(f"the class lacks {', '.join(lacking)}")
+    ends = list(env.reward_range) if np.iterable(env.reward_range) else []
+    numbers = all(isinstance(end, int | float | np.number) for end in ends)
+    if len(ends) != 2 or not numbers or not ends[0] < ends[1]:
+        raise NotAllowed(f"reward_range is {env.reward_range!r:.60}; expected (least, most)")
+    if not isinstance(env.baselines, dict):
+        raise NotAllowed(f"baselines is {env.baselines!r:.60}; expected {{name: policy}}")
 
 
 @dataclass
@@ -208,7 +215,10 @@ def add_metadata(t, env):
 
 
 def begin(t, env):
-    add_message(t, *env.reset(t.seed))
+    messages = env.reset(t.seed)
+    if not isinstance(messages, list | tuple):
+        raise NotAllowed(f"reset returned {messages!r:.60}; expected a list of messages")
+    add_message(t, *messages)
     return True
 
 
@@ -221,6 +231,24 @@ def add_message(t, *messages):
     t.messages += messages
 
 
+def returned(method, value, *names):
+    """What a method of the environment returned, if it is as many things as these names."""
+    if not isinstance(value, tuple | list) or len(value) != len(names):
+        raise NotAllowed(f"{method} returned {value!r:.60}; expected {', '.join(names)}")
+    return value
+
+
+def finite_number(name, value):
+    """A number, also one of NumPy's or torch's, as Python's own."""
+    try:
+        plain = value.item() if hasattr(value, "item") else value
+        if isinstance(plain, int | float) and math.isfinite(plain):
+            return plain
+    except (ValueError, RuntimeError):  # several numbers
+        pass
+    raise NotAllowed(f"{name} is {value!r:.60}; expected a finite number")
+
+
 def turn(t, env, text):
     """One turn: the environment sees what stands after </think>. True if the episode goes on."""
     done = False
@@ -229,27 +257,31 @@ def turn(t, env, text):
     else:
         t.messages.append({"role": "assistant", "content": text})
         t.metrics["turns"] = t.metrics.get("turns", 0) + 1
-        message, reward, done, info = env.step(visible(text))
+        step = env.step(visible(text))
+        message, reward, done, info = returned("step", step, "message", "reward", "done", "info")
         note(t, reward, info)
         if not done:
             add_message(t, message)
     if not done and (text is None or t.metrics["turns"] >= env.max_turns):
         done = True
         if hasattr(env, "run_out"):
-            note(t, *env.run_out())
-    if done and "turns" in t.metrics and env.val_key not in t.metrics:
-        raise NotAllowed(f"info {t.metrics} lacks {env.val_key!r}, its val_key")
-    low, high = env.reward_range
-    if done and not low - 1e-6 <= t.reward <= high + 1e-6:
-        raise NotAllowed(f"the episode's reward {t.reward:g} lies outside reward_range {low, high}")
+            note(t, *returned("run_out", env.run_out(), "reward", "info"))
+    if done and "turns" in t.metrics:
+        if env.val_key not in t.metrics:
+            raise NotAllowed(f"info {t.metrics} lacks {env.val_key!r}, its val_key")
+        low, high = env.reward_range
+        slack = 1e-6 * max(1, abs(low), abs(high))  # of a sum in single precision
+        if not low - slack <= t.reward <= high + slack:
+            raise NotAllowed(f"an episode's reward is {t.reward}, outside reward_range {low, high}")
     return not done
 
 
 def note(t, reward, info):
     """Add a turn's reward and remember its info."""
-    for key, value in {"reward": reward, **info}.items():
-        if not isinstance(value, Real) or not math.isfinite(value):
-            raise NotAllowed(f"{key!r} is {value!r:.60}; expected a finite number")
+    if not isinstance(info, dict):
+        raise NotAllowed(f"info is {info!r:.60}; expected a dict of numbers")
+    reward = finite_number("the reward", reward)
+    info = {key: finite_number(f"info[{key!r}]", value) for key, value in info.items()}
     before, now = t.metrics.get("invalid", 0), info.get("invalid", 0)
     if now > t.metrics.get("turns", 0) or ("invalid" in info and now < before):
         raise NotAllowed(

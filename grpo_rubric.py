@@ -298,9 +298,8 @@ def load_data(args):
     print(f"{sizes}  prompts also in training, left out: {held_out - len(val) - len(test)}")
     if not train:
         raise UserError(f"--data {args.data}: no row to train on; raise --train-ratio")
-    if "checks" in args.reward and (bare := [row for row in train if not has(row, "check")]):
-        place = f"{args.data}, {bare[0].place}"
-        raise UserError(f"--reward checks: {place} has no check; use --reward rubric")
+    if "checks" in args.reward and (bad := [r.place for r in train if not has(r, "check")]):
+        raise UserError(f"--reward checks: {args.data}, {bad[0]} has no check; use --reward rubric")
     checked = val and all(has(row, "check") for row in val + test)
     if not args.val_metric and checked and (share := rubrics.share_of_checks(val)) < 0.995:
         print(f"validation: checks, {share:.0%} of the weight (for all: --val-metric rubric)")
@@ -336,20 +335,21 @@ def plan(args, train):
 def dry_run(args):
     """Print what a run would ask of the judge, with answers of the longest length."""
     train, val, test = load_data(args)
-    steps, size, calls = plan(args, train), args.group_size, []
-    rows = [row for row in train[: args.groups_per_batch] for _ in range(size)]
-    texts = [f"{'word ' * args.max_new_tokens}{i}" for i, _ in enumerate(rows)]
-    if "rubric" in args.reward:
-        calls += judges.rubric_calls(rows, texts).values()
-    for row in rows[::size] if "ruler" in args.reward else []:
-        group = [talk(row.prompt, text) for text in texts[:size]]
-        calls += ruler.ruler_calls(group, passes=args.judge_passes)[1]
-    held_out = [judges.calls_of_one_text(rows, texts[0]) for rows in (val, test)]
+    steps, words = plan(args, train), "word " * args.max_new_tokens
+    texts = [f"{words}{i}" for i in range(args.group_size)]
+
+    def calls_of(rows):
+        ranked = ruler.calls_of_texts(rows, texts, args.judge_passes)
+        graded = judges.calls_of_texts(rows, texts)
+        return graded * ("rubric" in args.reward) + ranked * ("ruler" in args.reward)
+
+    held_out = [judges.calls_of_texts(rows, texts[:1]) for rows in (val, test)]
     validation, test_calls = held_out if args.val_metric == "rubric" else ([], [])
     canaries = judges.canary_calls(val)[1] if asks_a_judge(args, train, val, test) else []
     evaluations = 1 + math.ceil(steps / (args.eval_every or steps))
-    costs = {"a step": (calls, steps), "a validation": (validation, evaluations)}
-    costs |= {"the canaries": (canaries, 1), "a test": (test_calls, 2)}
+    costs = {"the preflight": (calls_of(train[:2]), 1), "the canaries": (canaries, 1)}
+    costs |= {"a step": (calls_of(train[: args.groups_per_batch]), steps)}
+    costs |= {"a validation": (validation, evaluations), "a test": (test_calls, 2)}
     server.print_costs(costs, f"the run of {steps} steps", args.judge_price)
 
 

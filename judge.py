@@ -272,9 +272,10 @@ def rubric_calls(rows, answers):
     return calls
 
 
-def calls_of_one_text(rows, text):
-    """The Calls that grade one and the same answer to each row, for an estimate of the cost."""
-    return [*rubric_calls(rows, [text] * len(rows)).values()]
+def calls_of_texts(rows, texts):
+    """The Calls that grade each of the texts as an answer to each row, for an estimate."""
+    rows = [row for row in rows for _ in texts]
+    return [*rubric_calls(rows, texts * (len(rows) // len(texts))).values()]
 
 
 def grade_answers(rows, answers, judge=None, mode="strict", scoring="fraction", checks_only=False):

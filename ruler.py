@@ -210,6 +210,12 @@ def ruler_calls(group, standard=RULER_RUBRIC, passes=1, reference=None):
     return keys, calls
 
 
+def calls_of_texts(rows, texts, passes):
+    """The Calls that compare the texts as answers to each row, for an estimate."""
+    groups = [[talk(row.prompt, text) for text in texts] for row in rows]
+    return [call for group in groups for call in ruler_calls(group, passes=passes)[1]]
+
+
 def ruler_groups(groups, judge, standard=RULER_RUBRIC, passes=1, references=None):
     """The `Grade`s of each group, (P, G); a group is a list of conversations (messages).
 

@@ -511,7 +511,8 @@ def main(argv=None):
     stop = f"{reason} at step {step} of {watcher.step} (exit status {status})"
     if args.log.with_name("args.json").exists() and not args.log.with_name("config.json").exists():
         # a run folder gets its model at the end
-        stop = stop if stopped else f"none so far, at step {step}"
+        failing = f" (exit status {status})" * bool(status)
+        stop = stop if stopped else f"none so far, at step {step}{failing}"
         stop += "; the run has not finished: it goes on, or was killed and --resume continues it"
     head = [
         f"state       {state}: {ADVICE[state]}",

@@ -26,7 +26,7 @@ SPLITS = ("train", "validation", "test")
 SPLIT_OF = {"train": "train", "val": "validation", "test": "test"}  # a row's own: the file's
 LISTS = {"rubrics": list, "instruction_id_list": list, "kwargs": list, "reference": str}
 NAMES = ("task_id", "prompt_id", "key")  # of a row: ours, HealthBench's, IFEval's
-ROW_KEYS = {"prompt", "response", "ratings", "task", *LISTS, *NAMES}
+ROW_KEYS = {"id", "prompt", "response", "ratings", "task", *LISTS, *NAMES}
 ANSWER_KEYS = {"prompt", "response", "model", "task_id", "prompt_id"}
 # what looks like a row's criteria or their weights, and would be lost
 LOST = """criteria criterion rubric rubric_items requirements checks check weight weights points
@@ -96,7 +96,7 @@ class Rubrics:
 def what(criterion):
     """What a criterion asks, whatever its weight and name."""
     text = " ".join(criterion.text.split()).casefold()
-    return criterion.kind, text, criterion.check, str(sorted(criterion.arguments.items()))
+    return criterion.kind, criterion.negate, text, criterion.check, str(criterion.arguments)
 
 
 def share_of_checks(rows):
@@ -137,18 +137,26 @@ def read_rubrics(path, allow_code=False, flag="--data"):
     if not rows:
         raise UserError(f"{flag} {path}: no row")
     if "" in splits:
-        splits = splits_of_rows(list(rows.values()), unread)
+        try:
+            splits = splits_of_rows(list(rows.values()), unread)
+        except ValueError as error:
+            raise UserError(f"{flag} {path}, {error}") from None
     splits = {name: splits.get(name, []) for name in SPLITS} if splits else {}
     return Rubrics(str(path), list(rows.values()), splits, unread)
 
 
 def splits_of_rows(rows, unread):
-    """{"train": rows, …} by the rows' own "split" if each has one, of training some; else {}."""
+    """{"train": rows, …} by the rows' own "split", where some name training and some another; else
+    {}. ValueError if one row of such a file has none: it would be shuffled to any side."""
     splits = {}
     for row in rows:
         splits.setdefault(SPLIT_OF.get(str(row.raw.get("split"))), []).append(row)
-    if None in splits or "train" not in splits:
+    if "train" not in splits or len(splits) == 1:
         return {}
+    if None in splits:
+        row = splits[None][0]
+        given = f'"split" is {row.raw.get("split")!r:.40}, where other rows have train, val or test'
+        raise ValueError(f"{row.place}: {given}")
     del unread["split"]
     if "validation" not in splits:
         splits["validation"], splits["test"] = halves(splits.get("test", []))

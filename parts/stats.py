@@ -128,8 +128,9 @@ def mean_interval(values, clusters=None, limits=None):
     """95 % interval of a mean, however few the values: (low, high), or None for fewer than two.
 
     values  (n,);  clusters  (n,) labels, or None;  limits  (least, most) that a value can be
-    Within limits, and of zeros and ones, that of `score_interval`, which never ends outside;
-    otherwise mean ± t·error of `clustered_mean`, and None where all values are equal.
+    Shares (limits (0, 1), or zeros and ones) have that of `score_interval`, other values
+    mean ± t·error of `clustered_mean`, cut at their limits. Where all values are equal, their
+    spread says nothing: `score_interval` over the limits, None without limits.
     >>> mean_interval([0.5, 0.5]), [round(x, 2) for x in mean_interval([4, 5, 6])]
     (None, [2.52, 7.48])
     >>> [[round(x, 2) for x in mean_interval([1, 1, 1], limits=ends)] for ends in ((0, 1), (-1, 1))]
@@ -138,10 +139,14 @@ def mean_interval(values, clusters=None, limits=None):
     values = np.asarray(values, float)
     if len(values) < 2:
         return None
-    if limits is None and {*values.tolist()} != {0.0, 1.0}:
-        estimate = clustered_mean(values, clusters)
-        return None if estimate["low"] is None else (estimate["low"], estimate["high"])
-    least, most = limits or (0, 1)
+    shares = {*values.tolist()} == {0.0, 1.0} and limits is None
+    least, most = (-math.inf, math.inf) if limits is None else map(float, limits)
+    least, most = (0.0, 1.0) if shares else (least, most)
+    estimate = clustered_mean(values, clusters)
+    if (least, most) != (0, 1) and estimate["low"] is not None:
+        return max(least, estimate["low"]), min(most, estimate["high"])
+    if not math.isfinite(most - least):
+        return None
     ends = score_interval(((values - least) / (most - least)).clip(0, 1), clusters)
     return ends and tuple(least + (most - least) * end for end in ends)
 

@@ -419,14 +419,17 @@ old | new | message
 class Echo: | class Other: | has no function 'Echo'
 def step( | def turn( | the class lacks step; see docs/agents.md
 baselines | policies | the class lacks baselines; see docs/agents.md
+got, done, info | got, done | 4 of 4 episodes raised; .* Echo: step returned \\(.*; expected message, reward, done
+}, got, done, info | }, got, done, None | 4 of 4 episodes raised; .* Echo: info is None; expected a dict
+(-0.5, 1), " | None, " | reward_range is None; expected \\(least, most\\)
 (-0.5, 1), " | (1, 0), " | reward_range is \\(1, 0\\); expected \\(least, most\\)
 lambda env, rng: "a" | lambda env, rng: 1 / 0 | a baseline raised: ZeroDivisionError: .*echo_env.py
 "all" | "some" | 'some'.*; see docs/agents.md
 "vowels", (- | "score", (- | 4 of 4 episodes raised; .* lacks 'score', its val_key
 "content": f"Go | "text": f"Go | 4 of 4 episodes raised; .* needs a "role" .* and a "content"
-got, done | float('nan'), done | 4 of 4 episodes raised; the first: Echo: 'reward' is nan; expected a finite
-"vowels": self.sum, " | "vowels": "few", " | 4 of 4 episodes raised; the first: Echo: 'vowels' is 'few'; expected
-got, done | got + 1, done | 4 of 4 episodes raised; .* reward 3.* lies outside reward_range \\(-0.5, 1\\)
+got, done | float('nan'), done | 4 of 4 episodes raised; the first: Echo: the reward is nan; expected a finite
+"vowels": self.sum, " | "vowels": "few", " | 4 of 4 episodes raised; the first: Echo: info\\['vowels'\\] is 'few'; expected
+got, done | got + 1, done | 4 of 4 episodes raised; .* reward is 3.*, outside reward_range \\(-0.5, 1\\)
 "invalid": 1 | "invalid": self.n % 2 | 4 of 4 episodes raised; .*"invalid"\\] is 0 after 1; .* never falls
 "invalid": 1 | "invalid": 2 | 4 of 4 episodes raised; .*"invalid"\\] is 2 after 0; expected the number
 """)

@@ -225,27 +225,30 @@ def numbered(n, **more):
 DRY = """
 --steps 10 --eval-every 5
 plan       10 steps of 2 prompts × 3 answers = 6 answers = 1 × 6 per optimiser step; validation by
+the preflight: 6 calls, about 1756 tokens in, 720 out, 0.0032 USD
+the canaries: 12 calls, about 2124 tokens in, 1440 out, 0.0050 USD
 a step: 6 calls, about 1756 tokens in, 720 out, 0.0032 USD
 a validation: 2 calls, about 585 tokens in, 240 out, 0.0011 USD
-the canaries: 12 calls, about 2124 tokens in, 1440 out, 0.0050 USD
 a test: 2 calls, about 585 tokens in, 240 out, 0.0011 USD
-the run of 10 steps: 82 calls, about 22609 tokens in, 9840 out, 0.0423 USD
+the run of 10 steps: 88 calls, about 24365 tokens in, 10560 out, 0.0455 USD
 
 --epochs 2 --eval-every 0 --num-substeps 2 --max-new-tokens 100
 plan       8 steps of 2 prompts × 3 answers = 6 answers = 2 × 3 per optimiser step; validation by
+the preflight: 6 calls, about 1786 tokens in, 720 out, 0.0032 USD
+the canaries: 12 calls, about 2124 tokens in, 1440 out, 0.0050 USD
 a step: 6 calls, about 1786 tokens in, 720 out, 0.0032 USD
 a validation: 2 calls, about 595 tokens in, 240 out, 0.0011 USD
-the canaries: 12 calls, about 2124 tokens in, 1440 out, 0.0050 USD
 a test: 2 calls, about 595 tokens in, 240 out, 0.0011 USD
-the run of 8 steps: 68 calls, about 18792 tokens in, 8160 out, 0.0351 USD
+the run of 8 steps: 74 calls, about 20578 tokens in, 8880 out, 0.0383 USD
 
 --steps 1 --reward ruler --judge-passes 2 --val-metric checks --groups-per-batch 9
 plan       1 steps of 8 prompts × 3 answers = 24 answers = 1 × 24 per optimiser step; validation by
+the preflight: 4 calls, about 2778 tokens in, 800 out, 0.0044 USD
+the canaries: 12 calls, about 2124 tokens in, 1440 out, 0.0050 USD
 a step: 16 calls, about 11114 tokens in, 3200 out, 0.0175 USD
 a validation: 0 calls, about 0 tokens in, 0 out, 0.0000 USD
-the canaries: 12 calls, about 2124 tokens in, 1440 out, 0.0050 USD
 a test: 0 calls, about 0 tokens in, 0 out, 0.0000 USD
-the run of 1 steps: 28 calls, about 13238 tokens in, 4640 out, 0.0225 USD
+the run of 1 steps: 32 calls, about 16016 tokens in, 5440 out, 0.0269 USD
 """
 
 
@@ -253,7 +256,7 @@ the run of 1 steps: 28 calls, about 13238 tokens in, 4640 out, 0.0225 USD
 def test_dry_run_touches_neither_network_nor_model(case, tmp_path, monkeypatch, capsys):
     """A call per answer (per group and pass with RULER) and per held-out prompt, at the start and
     every --eval-every steps; six canaries for each of two prompts, asked once; the test at the start
-    and at the end: 10·6 + 3·2 + 12 + 2·2 = 82; a reply is 50 per criterion + 20."""
+    and at the end; two groups before step one: 6 + 12 + 10·6 + 3·2 + 2·2 = 88; a reply is 50 per criterion + 20."""
     touched = (socket.socket, "connect"), (grpo_rubric, "load_models"), (common, "load_tokenizer")
     for home, name in touched:
         monkeypatch.setattr(home, name, lambda *a, **k: pytest.fail("touched network or model"))
@@ -262,7 +265,7 @@ def test_dry_run_touches_neither_network_nor_model(case, tmp_path, monkeypatch, 
     line = f"--data {data} --train-ratio 0.7 --model no/such --out {tmp_path}/run --dry-run"
     line += f" --group-size 3 --groups-per-batch 2 --judge-price 1,2 {flags}"
     grpo_rubric.main(line.split())
-    printed = capsys.readouterr().out.splitlines()[-6:]
+    printed = capsys.readouterr().out.splitlines()[-7:]
     assert [printed[0].rpartition(" ")[0], *printed[1:]] == expected
     assert not (tmp_path / "run").exists()
 

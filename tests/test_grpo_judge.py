@@ -291,14 +291,15 @@ def test_every_paid_request_is_logged_and_foretold(train, tmp_path, capsys):
     rows = [{"prompt": f"Ask {i}.", "rubrics": [TEXT]} for i in range(8)]
     data = tmp_path / "rows.json"
     data.write_text(json.dumps({"train": rows[:6], "validation": rows[6:], "test": []}))
-    flags = "--reward rubric --steps 2 --eval-every 1".split()
+    flags = "--reward rubric --steps 2 --eval-every 1 --max-new-tokens 8".split()
     with Rule(vowel, vowel_score) as server:
         log, _ = train(server, *flags, data=data)
         assert sum(row.get("judge/calls", 0) for row in log) == len(server.asked) > 14
         capsys.readouterr()
         train(server, *flags, "--dry-run", data=data)
     foretold = re.search(r"^the run of 2 steps: (\d+) calls", capsys.readouterr().out, re.M)
-    assert int(foretold[1]) >= len(server.asked), "equal answers are asked about once"
+    few_equal = 0.8 * int(foretold[1])  # equal answers are asked about once
+    assert few_equal < len(server.asked) <= int(foretold[1])
 
 
 def test_validation_by_checks_says_what_it_reads(tmp_path, capsys):

@@ -292,7 +292,7 @@ FILES = [
     ({"train": [ONE], "test": [ONE] * 3}, "1234"),
     # a "split" in each row was named as not read, and the rows were shuffled into other splits
     ([ONE | {"split": name} for name in ("Training", "test", "TEST", "test")], "1234"),
-    ([ONE | {"split": "train"}, ONE], "12"),
+    ([ONE | {"split": "train"}, ONE | {"split": "train"}], "12"),  # a split that the hub exported
 ]
 
 
@@ -442,10 +442,15 @@ def test_a_verdict_is_what_the_judge_said_of_the_sentence(command, capsys):
 def test_a_criterion_that_stands_twice_is_said(tmp_path):
     row = {"prompt": "p", "rubrics": ["Is polite.", {"criterion": "is  polite.", "weight": 2}, "b"]}
     assert "; 1 stand twice in their row" in read_rubrics(write(tmp_path / "r", [row])).describe()
-    assert "twice" not in read_rubrics(write(tmp_path / "r", [ONE])).describe()
+    opposite = {"prompt": "p", "rubrics": ["Is rude.", {"criterion": "Is rude.", "negate": True}]}
+    for row in ONE, opposite:
+        assert "twice" not in read_rubrics(write(tmp_path / "r", [row])).describe()
 
 
 def test_lost_splits(tmp_path):
+    rows = [ONE | {"split": name} for name in ("train", "test")] + [ONE]
+    with pytest.raises(UserError, match='r.json, row 3: "split" is None, where other rows have'):
+        read_rubrics(write(tmp_path / "r.json", rows))
     for name in ("dev", "valid", "tests"):
         path = write(tmp_path / "r.json", {"train": [ONE], "test": [ONE], name: [ONE]})
         with pytest.raises(UserError, match=f'"{name}" is none of the splits train, validation'):
