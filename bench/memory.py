@@ -74,7 +74,7 @@ KEYS = """
 GPT2 = {"n_layer": 1, "n_embd": 2, "n_head": 4, "n_inner": 3, "vocab_size": 7, "model_type": 0}
 ENVIRONMENT = """
 class Environment:
-    name, val_key, reward_range, history, baselines = "e", "reward", (0, 1), "all", {}
+    name, val_key, reward_range, history, baselines = "e", "reward", (0, 2), "all", {}
     max_turns = 2
     def reset(self, seed):
         return [{"role": "user", "content": PROMPT}]
