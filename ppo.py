@@ -49,7 +49,7 @@ from parts.rollouts import ROWS
 from parts.sampling import Rollout, sample
 from parts.texts import text_metrics
 
-# --lr below 100 M parameters (3e-4: twice the KL, less reward), above, with LoRA (a guess, not run)
+# --lr below 100 M parameters (3e-4: twice the KL, less reward); above, with LoRA: guesses, not run
 RATES = 1e-4, 5e-6, 1e-4
 HEAD_LR = 1e-3  # of a fresh value head, which would hardly move at the trunk's rate
 GAMMA, LAM = 1.0, 0.95  # no discount within an answer; λ 1 trusts the critic less

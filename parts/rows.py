@@ -54,20 +54,15 @@ def check_messages(value, key):
 
 
 # a row's "split" as people and the hub spell it
-SPLIT_NAMES = {
-    "training": "train",
-    "valid": "val",
-    "validation": "val",
-    "dev": "val",
-    "eval": "val",
-}
+SPLIT_NAMES = {"training": "train", "testing": "test"}
+SPLIT_NAMES |= dict.fromkeys("valid validation dev development eval evaluation".split(), "val")
 
 
 def split_name(value):
     """train, val or test for every usual spelling; another name as it stands.
 
-    >>> [split_name(value) for value in ("Training", " validation", "TEST", "fold 2")]
-    ['train', 'val', 'test', 'fold 2']
+    >>> [split_name(value) for value in ("Training", " validation", "dev", "TEST", "fold 2")]
+    ['train', 'val', 'val', 'test', 'fold 2']
     """
     name = str(value).strip().casefold()
     return SPLIT_NAMES.get(name, name if name in ("train", "val", "test") else value)
