@@ -18,10 +18,9 @@ from parts.counterfactual import Copies
 from parts.dialogue import answer_texts, visible
 from parts.families import forward_of
 from parts.files import UserError, counts_in_words, load_function, number, read_jsonl
-from parts.means import mean
+from parts.means import mean, scored
 from parts.pairs import read_pairs
 from parts.rows import PROMPT_COLUMNS
-from parts.stats import scored
 
 # a model with this template was made from the bundled base, so it knows the demo's form of answer
 DEMO_TEMPLATE = "data/tiny-base/chat_template.jinja"

@@ -28,10 +28,9 @@ from parts import identities, parallel, prompting, sampling
 from parts.files import UserError, number
 from parts.guard import LEAST_VALIDATION, add_restore_argument
 from parts.lora import adapter_off
-from parts.means import mean
+from parts.means import mean, scored  # noqa: F401  (scored for the three)
 from parts.pairs import held_out
 from parts.runs import LEAST_STEPS
-from parts.stats import scored  # noqa: F401  (for the three)
 
 EVAL_FRACTION = 0.05  # of the prompts, if the file has no split and is not small
 ROWS = ("ids", "attention_mask", "mask")

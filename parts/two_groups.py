@@ -12,8 +12,8 @@ from statistics import NormalDist
 
 import numpy as np
 
-from parts.means import wilson
-from parts.stats import Z90, Z95, newcombe_interval, student_t_p, student_t_quantile
+from parts.means import student_t_p, student_t_quantile, wilson
+from parts.stats import Z90, Z95, newcombe_interval
 
 
 def hypergeometric(n, m, k):

@@ -34,7 +34,8 @@ from parts import (
 )
 from parts.card import MARK
 from parts.files import UserError
-from parts.stats import mean_number, number, wilson
+from parts.means import wilson
+from parts.stats import mean_number, number
 from tiny import cases, error_of, printed
 
 NAN = math.nan

@@ -14,7 +14,7 @@ import annotate
 import evaluate
 from evaluate import unblind
 from parts import agreement, evaluation_page, files, votes
-from parts.stats import wilson
+from parts.means import wilson
 from test_annotate import Rater
 from tiny import cases, error_of, pair_rows, read_json, tiny_model, write_rows
 

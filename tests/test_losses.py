@@ -14,7 +14,7 @@ import ppo
 import reward_train
 import sft
 from parts import runs, sampling
-from parts.stats import wilson
+from parts.means import wilson
 from tiny import cases, error_of, tiny_model
 
 LN2 = math.log(2)

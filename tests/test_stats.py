@@ -1,11 +1,11 @@
-"""parts/stats.py and parts/two_groups.py against scipy: every interval and test on 300 random inputs, to 1e-9."""
+"""parts/means.py, parts/stats.py and parts/two_groups.py against scipy: every interval and test on 300 random inputs, to 1e-9."""
 
 import math
 
 import numpy as np
 import pytest
 
-from parts import stats, two_groups
+from parts import means, stats, two_groups
 from parts.two_groups import clustered_difference
 
 scipy_stats = pytest.importorskip("scipy.stats")
@@ -22,7 +22,7 @@ def test_shares():
     for seed in CASES:
         a, n, b, m = table_of(rng_of(seed))
         x, y = (scipy_stats.binomtest(k, t).proportion_ci(method="wilson") for k, t in ((a, n), (b, m)))  # fmt: skip
-        assert stats.wilson(a, n) == pytest.approx((x.low, x.high), abs=1e-9)
+        assert means.wilson(a, n) == pytest.approx((x.low, x.high), abs=1e-9)
         signs = scipy_stats.binomtest(a, a + b).pvalue if a + b else 1.0
         assert stats.sign_test(a, b) == pytest.approx(signs, abs=1e-9)
         counts, found = [[a, n - a], [b, m - b]], two_groups.stratified_difference([(a, n, b, m)])
@@ -46,23 +46,23 @@ def test_means():
         rng = rng_of(seed)
         a = rng.normal(rng.normal(), rng.uniform(0.1, 5), rng.integers(2, 40))
         size = rng.integers(1, 4)  # clusters of one size: their means are a sample
-        found = stats.clustered_mean(a.repeat(size), np.arange(len(a)).repeat(size))
+        found = means.clustered_mean(a.repeat(size), np.arange(len(a)).repeat(size))
         expected = scipy_stats.ttest_1samp(a, 0)
         ends = expected.confidence_interval()
         assert found["p"] == pytest.approx(expected.pvalue, abs=1e-9)
         assert (found["low"], found["high"]) == pytest.approx((ends.low, ends.high), abs=1e-9)
-    assert stats.clustered_mean([1.0])["p"] is None
-    assert stats.clustered_mean([1.0, 1.0])["p"] is None  # was 0: two of two
+    assert means.clustered_mean([1.0])["p"] is None
+    assert means.clustered_mean([1.0, 1.0])["p"] is None  # was 0: two of two
 
 
 def test_shares_of_clusters():
     """One binary share per cluster is Wilson's; one cluster is none; halves and many rows a cluster
     move it; 1 of 1 and 0 of 0 have no [1, 1]."""
     for k, n in ((0, 5), (3, 7), (40, 40)):
-        assert stats.score_interval([1] * k + [0] * (n - k)) == stats.wilson(k, n)
-    assert stats.score_interval([1, 1, 0], ["a"] * 3) is stats.score_interval([1]) is None
-    many = stats.score_interval([1, 0] * 100, np.arange(200) // 20)
-    few = stats.score_interval([1] * 100 + [0] * 100, np.arange(200) // 20)
+        assert means.score_interval([1] * k + [0] * (n - k)) == means.wilson(k, n)
+    assert means.score_interval([1, 1, 0], ["a"] * 3) is means.score_interval([1]) is None
+    many = means.score_interval([1, 0] * 100, np.arange(200) // 20)
+    few = means.score_interval([1] * 100 + [0] * 100, np.arange(200) // 20)
     assert many[1] - many[0] < 0.25 < few[1] - few[0] and few[0] == pytest.approx(0.2, abs=0.02)
 
 
@@ -70,8 +70,8 @@ def test_student_t():
     for seed in CASES:
         rng = rng_of(seed)
         t, df, p = rng.normal(0, 4), int(rng.integers(1, 300)), rng.uniform(0.001, 0.999)
-        assert stats.student_t_p(t, df) == pytest.approx(2 * scipy_stats.t.sf(abs(t), df), abs=1e-9)
-        assert stats.student_t_quantile(p, df) == pytest.approx(scipy_stats.t.isf(p / 2, df), rel=1e-9)  # fmt: skip
+        assert means.student_t_p(t, df) == pytest.approx(2 * scipy_stats.t.sf(abs(t), df), abs=1e-9)
+        assert means.student_t_quantile(p, df) == pytest.approx(scipy_stats.t.isf(p / 2, df), rel=1e-9)  # fmt: skip
 
 
 def test_clusters_by_hand():

@@ -28,7 +28,7 @@ import ppo
 import reward_train
 import sft
 from parts import files, kto, pairs, prompting, rollouts, sampling
-from parts.stats import student_t_quantile
+from parts.means import student_t_quantile
 from test_ppo import near, read
 from tiny import (
     BOS_TEMPLATE,
