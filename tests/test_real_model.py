@@ -43,6 +43,8 @@ ENVIRONMENT = """
 from envs.interview import Interview
 
 class Talkative(Interview):
+    reward_range = (-1, 3)
+
     def reset(self, seed):
         super().reset(seed)
         return [{"role": "system", "content": "Be brief"}, {"role": "user", "content": "Ask!"}]
