@@ -47,6 +47,7 @@ from parts.dialogue import CLOCK
 from parts.evaluation_page import FEW_PROMPTS, PAGES, add_to_cards, in_words
 from parts.files import Parser, UserError
 from parts.frontier import bon_curve, efficiency, equal_kl, load_runs, same_scorer
+from parts.means import clustered_mean, score_interval
 from parts.reports import (
     Default,
     begin,
@@ -61,16 +62,7 @@ from parts.reports import (
     write_report,
 )
 from parts.rows import check_pair, check_prompt, plain_text, split_name
-from parts.stats import (
-    bootstrap_ci,
-    clustered_mean,
-    detectable,
-    holm,
-    mean_number,
-    number,
-    score_interval,
-    sign_test,
-)
+from parts.stats import bootstrap_ci, detectable, holm, mean_number, number, sign_test
 from parts.votes import by_people, folded, left_out, load_items, ordinary_votes, read_log, replay
 
 SHOWN_PROMPTS = 12  # drawn by seed: their answers are shown side by side

@@ -339,9 +339,9 @@ def dry_run(args):
     texts = [f"{words}{i}" for i in range(args.group_size)]
 
     def calls_of(rows):
-        ranked = ruler.calls_of_texts(rows, texts, args.judge_passes)
-        graded = judges.calls_of_texts(rows, texts)
-        return graded * ("rubric" in args.reward) + ranked * ("ruler" in args.reward)
+        graded, ranked = (rows if name in args.reward else [] for name in ("rubric", "ruler"))
+        calls = judges.calls_of_texts(graded, texts)
+        return calls + ruler.calls_of_texts(ranked, texts, args.judge_passes)
 
     held_out = [judges.calls_of_texts(rows, texts[:1]) for rows in (val, test)]
     validation, test_calls = held_out if args.val_metric == "rubric" else ([], [])

@@ -17,7 +17,7 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 import watch
-from parts.stats import wilson
+from parts.means import wilson
 
 STEPS, EVERY = 150, 5
 

@@ -15,8 +15,8 @@ from pathlib import Path
 import numpy as np
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+from parts.means import wilson
 from parts.rates import compare
-from parts.stats import wilson
 
 KINDS = [  # groups, people of the largest, most rows of a person, roles, rate
     (2, 400, 1, 1, 0.3), (2, 60, 1, 1, 0.1), (5, 300, 1, 1, 0.3), (20, 120, 1, 1, 0.3),
