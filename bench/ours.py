@@ -7,7 +7,6 @@ is added.
 
 import importlib
 import json
-import time
 from pathlib import Path
 
 import torch
@@ -15,9 +14,10 @@ from work import Clock, settings, stage_flags
 
 import common
 from parts import runs, sampling
+from parts.parallel import DTYPES
 
 s = settings()
-clock, folder = Clock(), Path(s["folder"])
+clock, folder = Clock(s["device"]), Path(s["folder"])
 
 
 def train():
@@ -28,13 +28,13 @@ def train():
     draw, update = getattr(stage, first_rows), runs.Run.update
 
     def begin(*args, **kwargs):  # the first step, when it draws its rows
-        began or began.append(time.process_time())
+        began or began.append(clock.now())
         return draw(*args, **kwargs)
 
     def end(*args, **kwargs):  # each step, after its update; adds the time since the last end
         out = update(*args, **kwargs)
         clock.add(began[0])
-        began[0] = time.process_time()
+        began[0] = clock.now()
         return out
 
     setattr(stage, first_rows, begin)
@@ -48,7 +48,8 @@ def train():
 def rollout():
     """sampling.sample for 8 prompts × 8 answers, several times."""
     tokenizer = common.load_tokenizer(str(folder / "model"))
-    model = common.load_policy(str(folder / "model"), trainable=False)
+    dtype = DTYPES[s["dtype"]]
+    model = common.load_policy(str(folder / "model"), dtype, device=s["device"], trainable=False)
     prompts = json.loads((folder / "prompt_ids.json").read_text())[:8]
     draw = clock.timed(sampling.sample)
     answers, seed = [], s.get("seed", 0)

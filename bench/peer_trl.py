@@ -7,7 +7,6 @@ it is installed).
 """
 
 import json
-import time
 from collections import Counter
 from pathlib import Path
 
@@ -19,10 +18,11 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from work import BATCH, Clock, letter_reward, settings
 
 from parts import files
+from parts.parallel import DTYPES
 
 s = settings()
 folder, out, flags = Path(s["folder"]), Path(s["out"]), s.get("flags", {})
-clock = Clock()
+clock = Clock(s["device"])
 
 
 def options(batch, **more):
@@ -32,8 +32,8 @@ def options(batch, **more):
     own = {k: v for k, v in flags.items() if k not in ("device_batch", "rollout_batch")}
     return dict(
         output_dir=str(out),
-        use_cpu=True,
-        bf16=False,
+        use_cpu=s["device"] == "cpu",
+        bf16=s["dtype"] == "bf16",
         learning_rate=s.get("lr", 1e-4),
         lr_scheduler_type="constant",
         warmup_steps=0,
@@ -175,19 +175,21 @@ def ppo():
 def rollout():
     """model.generate for the same 64 rows, left-padded, as TRL's own trainers call it."""
     tokenizer = AutoTokenizer.from_pretrained(folder / "model", padding_side="left")
-    model = AutoModelForCausalLM.from_pretrained(folder / "model", dtype=torch.float32).eval()
+    model = AutoModelForCausalLM.from_pretrained(folder / "model", dtype=DTYPES[s["dtype"]])
+    model.to(s["device"]).eval()
     ids = json.loads((folder / "prompt_ids.json").read_text())[:8]
     batch = tokenizer.pad({"input_ids": [p for p in ids for _ in range(8)]}, return_tensors="pt")
+    batch = batch.to(s["device"])
     ends, answers = torch.tensor(model.generation_config.eos_token_id).reshape(-1), []
     how = dict(do_sample=True, temperature=1.0, top_k=0, top_p=1.0, disable_compile=True)
     how["max_new_tokens"] = s["new_tokens"]
     for k in range(s["rounds"]):
         torch.manual_seed(s.get("seed", 0) + k)
-        start = time.process_time()
+        start = clock.now()
         with torch.no_grad():
             drawn = model.generate(**batch, **how, **flags)
         clock.add(start)
-        for row in drawn[:, batch["input_ids"].shape[1] :]:
+        for row in drawn[:, batch["input_ids"].shape[1] :].cpu():
             end = torch.isin(row, ends).nonzero()
             answers.append(row[: int(end[0]) + 1 if len(end) else len(row)].tolist())
     return {"tokens": sum(map(len, answers)), "answers": answers}

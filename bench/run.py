@@ -11,6 +11,7 @@
     python bench/run.py dpo --edition FOLDER    any task, against another commit of this project
                                                 instead of TRL: git worktree add FOLDER COMMIT
     taskset -c 1 python bench/run.py dpo --threads 1 --pairs 128 --rounds 3    on a busy machine
+    python bench/run.py dpo --model runs/smollm2 --lr 1e-5 --device cuda --dtype bf16   on a GPU
 
 Opponents    plain: the optimiser batch is the device batch, all else TRL's default (which has
              gradient checkpointing); tuned: the fastest of TRL's exact settings, found first by
@@ -22,7 +23,9 @@ Ratio        of neighbouring runs, as median [smallest, largest]. Time is TRL / 
 Edition      both run from their own folder by command line (`python dpo.py …`; rollout:
              bench/ours.py) with the same flags, except those that are missing in one's --help.
              Time and memory are ours / theirs
-Time         CPU seconds of the process and its children: other programs disturb them least
+Time         CPU seconds of the process and its children: other programs disturb them least; on a
+             GPU wall seconds, so let nothing else run
+Memory       the process's, on a GPU what its tensors take there
 Refused      no ratio if the two did not do the same work (`differs`, `same_distribution`);
              tests/test_trl_parity.py checks that the losses of GRPO and PPO equal TRL's
 Writes       reports/bench/TASK.jsonl, one run per line, and TASK.md
@@ -40,6 +43,7 @@ import shlex
 import subprocess
 import sys
 import tempfile
+import time
 from importlib.metadata import version
 from pathlib import Path
 from statistics import median
@@ -51,8 +55,8 @@ EDGES = (4, 8, 16, 24, 32, 48, 64, 96, 128, 192, 255)  # bins of answer lengths
 DRAWN = (*SAMPLERS, "rollout")  # tasks whose sides draw their own answers
 NEW_TOKENS = {"grpo": 128, "ppo": 64, "rollout": 256}
 COLUMNS = {
-    "time, whole process": "cpu_s",
-    "time, loop alone": "loop_cpu_s",
+    "time, whole process": "seconds",
+    "time, loop alone": "loop_seconds",
     "peak memory": "peak_mb",
 }
 
@@ -64,10 +68,11 @@ class Refused(SystemExit):
 # ---- did both do the same? ----
 
 
-def differs(task, ours, theirs):
+def differs(task, ours, theirs, dtype="fp32"):
     """Why these two runs must not be compared, or None.
 
-    dpo, reward, sft   the loss of each step within 1e-4, the norm of the final weights within 1e-5
+    dpo, reward, sft   the loss of each step within 1e-4, the norm of the final weights within 1e-5;
+                       in half precision within .03 and 1e-4: the two round in different places
     ppo                the same number of updates, tokens within 3 %
     """
     if task == "ppo" and ours["updates"] != theirs["updates"]:
@@ -79,11 +84,13 @@ def differs(task, ours, theirs):
     a, b = ours["losses"], theirs["losses"]
     if len(a) != len(b) or not a:
         return f"{len(a)} steps against {len(b)}"
+    most, most_norm = (1e-4, 1e-5) if dtype == "fp32" else (0.03, 1e-4)
     for step, (x, y) in enumerate(zip(a, b), 1):
-        if not abs(x - y) <= 1e-4:  # NaN, too
-            return f"the losses of step {step} differ by {abs(x - y):.2g} (1e-4 allowed)"
+        if not abs(x - y) <= most:  # NaN, too
+            return f"the losses of step {step} differ by {abs(x - y):.2g} ({most:g} allowed)"
     gap = abs(ours["weight_norm"] / theirs["weight_norm"] - 1)
-    return None if gap <= 1e-5 else f"the norms of the final weights differ by {gap:.2g} (relative)"
+    if not gap <= most_norm:
+        return f"the norms of the final weights differ by {gap:.2g} (relative)"
 
 
 def same_distribution(ours, theirs, vocabulary=4096, groups=64):
@@ -111,8 +118,8 @@ def same_distribution(ours, theirs, vocabulary=4096, groups=64):
 
 
 def run_child(args, words, root=REPO, result=None):
-    """One fresh process, `python WORDS` in the folder root: CPU seconds, peak memory, and what it
-    left in the file `result`."""
+    """One fresh process, `python WORDS` in the folder root: CPU seconds (with a GPU wall seconds),
+    peak memory, and what it left in the file `result`."""
     environment = {
         **os.environ,
         "OMP_NUM_THREADS": str(args.threads),
@@ -126,13 +133,17 @@ def run_child(args, words, root=REPO, result=None):
         environment["PYTHONPATH"] = str(Path(args.peer_path).resolve())
     with tempfile.TemporaryFile("w+") as log:
         where = dict(stdout=log, stderr=log, env=environment, cwd=root)
+        start = time.perf_counter()
         process = subprocess.Popen([sys.executable, *words], **where)
         _, status, usage = os.wait4(process.pid, 0)
         process.returncode = os.waitstatus_to_exitcode(status)
         if process.returncode != 0:
             log.seek(0)
             raise SystemExit(f"{' '.join(words)[:300]} failed:\n{log.read()[-3000:]}")
-    row = dict(cpu_s=usage.ru_utime + usage.ru_stime, peak_mb=peak_mb(usage))
+    seconds = usage.ru_utime + usage.ru_stime
+    if args.device == "cuda":
+        seconds = time.perf_counter() - start
+    row = dict(seconds=seconds, peak_mb=peak_mb(usage))
     return row | (json.loads(result.read_text()) if result and result.exists() else {})
 
 
@@ -164,6 +175,7 @@ def one_run(args, place, side, **settings):
     result, ours = out.parent / "result.json", side in ("ours", "edition")
     settings |= dict(task=task, folder=str(place), out=str(out), result=str(result))
     settings |= dict(threads=args.threads, micro_tokens=args.micro_tokens)
+    settings |= dict(device=args.device, dtype=args.dtype)
     row = run_child(args, *command_line(args, side, settings), result)
     if task in STAGES:
         row["weight_norm"] = weight_norm(out)
@@ -212,7 +224,7 @@ def tune(args, place, base, settings):
 
 def fastest(runs):
     """The flags of the candidate with the fastest loop."""
-    return min(per_token(runs), key=lambda run: run["loop_cpu_s"])["flags"]
+    return min(per_token(runs), key=lambda run: run["loop_seconds"])["flags"]
 
 
 def compare(args, place, settings):
@@ -231,7 +243,7 @@ def compare(args, place, settings):
             done.append({**row, "round": number})
             for other in done[-2:-1]:
                 ours, theirs = (row, other) if side == "ours" else (other, row)
-                if why := differs(args.task, ours, theirs):
+                if why := differs(args.task, ours, theirs, args.dtype):
                     raise Refused(
                         f"{args.task}, {theirs['side']} {theirs['flags']}: {why}; no ratio"
                     )
@@ -256,7 +268,7 @@ def per_token(runs):
     """The runs; drawn answers differ in tokens by chance, so their times become seconds per token."""
     if runs[0]["task"] not in DRAWN:
         return runs
-    times = ("cpu_s", "loop_cpu_s")
+    times = ("seconds", "loop_seconds")
     return [{**run, **{k: run[k] / run["tokens"] for k in times if k in run}} for run in runs]
 
 
@@ -264,15 +276,15 @@ def shown(values):
     return f"{median(values):.2f} [{min(values):.2f}, {max(values):.2f}]"
 
 
-def table(runs):
-    """The lines of one comparison's table: a row per opponent."""
+def table(runs, unit="CPU seconds"):
+    """The lines of one comparison's table: a row per opponent; unit: of its times."""
     timed = [run for run in runs if run["side"] != "tuning"]
     rows = per_token(timed)
     columns = {head: key for head, key in COLUMNS.items() if key in timed[0]}
     # a command line has no clock around its loop
-    clock = "loop_cpu_s" if "loop_cpu_s" in timed[0] else "cpu_s"
-    both = {clock: "CPU seconds", "peak_mb": "MiB"}
-    heads = ["opponent", *columns, *(f"{unit}, ours / theirs" for unit in both.values())]
+    clock = "loop_seconds" if "loop_seconds" in timed[0] else "seconds"
+    both = {clock: unit, "peak_mb": "MiB"}
+    heads = ["opponent", *columns, *(f"{name}, ours / theirs" for name in both.values())]
     lines = [f"| {' | '.join(heads)} |", "|---" * len(heads) + "|"]
     for opponent in dict.fromkeys(run["side"] for run in timed if run["side"] != "ours"):
         flags = next(run["flags"] for run in timed if run["side"] == opponent)
@@ -284,7 +296,7 @@ def table(runs):
     for run in (run for run in runs if run["side"] == "tuning"):
         lines += [
             "",
-            f"Tried for `tuned`: {json.dumps(run['flags'])}, {run['loop_cpu_s']:.1f} CPU s",
+            f"Tried for `tuned`: {json.dumps(run['flags'])}, {run['loop_seconds']:.1f} {unit}",
         ]
     return lines
 
@@ -321,6 +333,14 @@ def shown_command(words):
     return shlex.join(["python", "bench/run.py", *shown])
 
 
+def gpu_name(args):
+    """ ", NVIDIA …" with --device cuda; asked in a process of its own, as this one must weigh little."""
+    if args.device == "cpu":
+        return ""
+    words = "import torch; print(torch.cuda.get_device_name())"
+    return ", " + subprocess.check_output([sys.executable, "-c", words], text=True).strip()
+
+
 def write(args, name, runs, work, lines):
     """NAME.jsonl, a header and then one run per line, and NAME.md."""
     trl = [f"trl {v}" for v in sorted({run["trl"] for run in runs if "trl" in run})]
@@ -328,7 +348,7 @@ def write(args, name, runs, work, lines):
     processor = platform.processor() or platform.machine()
     header = {
         "command": shown_command(sys.argv[1:]),
-        "made": f"{datetime.date.today()}, {processor}, {os.cpu_count()} cores",
+        "made": f"{datetime.date.today()}, {processor}, {os.cpu_count()} cores{gpu_name(args)}",
         "work": work,
         "versions": ", ".join([f"Python {platform.python_version()}", *versions]),
     }
@@ -359,6 +379,8 @@ def parse_args(argv=None):
     add("--precompute", action="store_true", help="dpo: TRL computes its reference log-probs before training")
     add("--full", action="store_true", help="rollout: one end id in 4096 in place of 64, so that answers are long")
     add("--new-tokens", type=int, help="longest answer (default grpo 128, ppo 64, rollout 256)")
+    add("--device", choices=("cpu", "cuda"), default="cpu", help="of both (default %(default)s)")
+    add("--dtype", choices=("fp32", "bf16"), default="fp32", help="compute precision of both (default %(default)s)")
     add("--threads", type=int, default=2, help="of every process (default %(default)s)")
     add("--peer-path", help="ppo: folder with trl 1.12.0")
     add("--edition", help="folder of another commit of this project to compare with, in place of TRL")
@@ -383,6 +405,7 @@ def main(argv=None):
     name = task + "-precomputed" * args.precompute + "-full" * args.full
     name += ("-edition" if args.edition else "") + f"-{args.micro_tokens}" * bool(args.micro_tokens)
     name += f"-{Path(args.model).name}" if args.model else ""
+    name += f"-{args.device}-{args.dtype}" if args.device == "cuda" else ""
     settings, work = {"lr": args.lr}, f"{steps} steps of {BATCH}"
     if task in DRAWN:  # of rollout, rounds are whole rollouts inside one process
         count = "rounds" if task == "rollout" else "steps"
@@ -398,8 +421,11 @@ def main(argv=None):
         run_child(args, ["bench/work.py", json.dumps(given)])
         runs = compare(args, Path(place), settings)
     shape = f"{args.layers} layers, hidden {args.hidden}"
-    work = f"{args.pairs} rows, {Path(args.model).name if args.model else shape}, fp32, {work}"
-    write(args, name, runs, work, [*table(runs), "", agreement(args, runs)])
+    work = (
+        f"{args.pairs} rows, {Path(args.model).name if args.model else shape}, {args.dtype}, {work}"
+    )
+    unit = "seconds" if args.device == "cuda" else "CPU seconds"
+    write(args, name, runs, work, [*table(runs, unit), "", agreement(args, runs)])
 
 
 if __name__ == "__main__":

@@ -174,7 +174,7 @@ STAGES = {"sft": "sft", "reward": "reward_train", "dpo": "dpo"}
 SAMPLERS = {"ppo": "ppo", "grpo": "grpo_rubric"}  # they draw their own answers
 
 
-EVERY_RUN = "--schedule constant --warmup 0 --eval-every 0 --device cpu"
+EVERY_RUN = "--schedule constant --warmup 0 --eval-every 0"
 OWN = {
     "ppo": "--prompts {0}/prompts.jsonl --reward-model {0}/reward --critic rm --rollouts 64"
     " --batch-size 16 --ppo-epochs 4 --beta 0.05 --max-length 512 --eval-fraction 0 --lr 1e-5",
@@ -185,13 +185,16 @@ OWN = {
 }
 
 
-def stage_flags(task, folder, out, steps=None, new_tokens=None, seed=0, **more):
+def stage_flags(
+    task, folder, out, steps=None, new_tokens=None, seed=0, device="cpu", dtype="fp32", **more
+):
     """(stage, {flag: value}) of our run of a task: no evaluation, a constant learning rate.
 
     The stages of pairs make one pass in the peer's order, unless `steps` is given.
     """
     start = "reward" if task == "reward" else "model"
     line = f"{OWN[task]} --model {{0}}/{start} --out {out} {EVERY_RUN}"
+    line += f" --device {device} --dtype {dtype}"
     if task in SAMPLERS:
         line += f" --max-new-tokens {new_tokens} --steps {steps} --restore last --seed {seed}"
     else:
@@ -221,19 +224,29 @@ def rubric_rows(prompts):
 
 
 class Clock:
-    """CPU seconds of this process; `write` leaves them where the driver looks."""
+    """Seconds of the work: on a CPU of this process's CPU time, on a GPU of wall time, each read
+    when all that the GPU was asked for is done. `write` leaves them where the driver looks."""
 
-    spent = 0.0
+    def __init__(self, device):
+        self.on_gpu, self.spent = device == "cuda", 0.0
+
+    def now(self):
+        if not self.on_gpu:
+            return time.process_time()
+        import torch
+
+        torch.cuda.synchronize()
+        return time.perf_counter()
 
     def add(self, start):
-        """Add the time since `start = time.process_time()`."""
-        self.spent += time.process_time() - start
+        """Add the time since `start = self.now()`."""
+        self.spent += self.now() - start
 
     def timed(self, function):
         """The same function with its time added."""
 
         def wrapper(*args, **kwargs):
-            start = time.process_time()
+            start = self.now()
             out = function(*args, **kwargs)
             self.add(start)
             return out
@@ -241,7 +254,12 @@ class Clock:
         return wrapper
 
     def write(self, path, **more):
-        Path(path).write_text(json.dumps({"loop_cpu_s": self.spent} | more))
+        """On a GPU the largest sum of its tensors, too, in place of the memory of the process."""
+        if self.on_gpu:
+            import torch
+
+            more["peak_mb"] = torch.cuda.max_memory_allocated() / 2**20
+        Path(path).write_text(json.dumps({"loop_seconds": self.spent} | more))
 
 
 def peak_mb(usage):

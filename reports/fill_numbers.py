@@ -357,9 +357,9 @@ def speed():
         timed = [run for run in runs if run["side"] != "tuning"]
         rows = bench.per_token(timed)
         asked = (
-            ("loop_cpu_s", "plain"),
-            ("loop_cpu_s", "tuned"),
-            ("cpu_s", "tuned"),
+            ("loop_seconds", "plain"),
+            ("loop_seconds", "tuned"),
+            ("seconds", "tuned"),
             ("peak_mb", "tuned"),
         )
         found = [bench.ratios(rows, key, opponent) for key, opponent in asked]

@@ -21,7 +21,7 @@ TOY = "--pairs 32 --layers 1 --hidden 32 --rounds 1 --tune-steps 1 --threads 1".
 
 def pair_run(side, loop=1.0, losses=(0.7, 0.6), **more):
     row = dict(task="dpo", side=side, flags={}, round=0, losses=list(losses), weight_norm=100.0)
-    row |= dict(loop_cpu_s=loop, cpu_s=4.0, tokens=1000, peak_mb=500)
+    row |= dict(loop_seconds=loop, seconds=4.0, tokens=1000, peak_mb=500)
     return row | more
 
 
@@ -84,26 +84,26 @@ def test_ratios_of_neighbours():
     for side, loop, n in map(str.split, order.split(", ")):
         peak = 500 if side == "ours" else 1000
         runs.append(pair_run(side, int(loop), round=int(n), peak_mb=peak))
-    assert bench.ratios(runs, "loop_cpu_s", "plain") == [4, 6]
-    assert bench.ratios(runs, "loop_cpu_s", "tuned") == [1.5, 5]
+    assert bench.ratios(runs, "loop_seconds", "plain") == [4, 6]
+    assert bench.ratios(runs, "loop_seconds", "tuned") == [1.5, 5]
     assert bench.ratios(runs, "peak_mb", "plain") == [0.5, 0.5]
     assert bench.shown([4, 6]) == "5.00 [4.00, 6.00]"
     tried = [pair_run("tuning", loop=loop, flags={"device_batch": loop}) for loop in (2, 1, 3)]
     assert bench.fastest(tried) == {"device_batch": 1}
-    pair = [pair_run("ours", cpu_s=3.0), pair_run("edition", cpu_s=4.0, tokens=500)]
-    assert bench.ratios(pair, "cpu_s", "edition") == [0.75]
+    pair = [pair_run("ours", seconds=3.0), pair_run("edition", seconds=4.0, tokens=500)]
+    assert bench.ratios(pair, "seconds", "edition") == [0.75]
     assert bench.per_token(pair) == pair  # both read the same tokens
     pair[0]["task"] = "grpo"
-    assert bench.ratios(bench.per_token(pair), "cpu_s", "edition") == [0.375]
+    assert bench.ratios(bench.per_token(pair), "seconds", "edition") == [0.375]
 
 
 def test_the_cells_of_the_table():
-    runs = [pair_run("plain", 9.0, cpu_s=10.0), pair_run("ours", 3.0, peak_mb=250)]
+    runs = [pair_run("plain", 9.0, seconds=10.0), pair_run("ours", 3.0, peak_mb=250)]
     assert bench.table(runs)[-1].split(" | ")[1:] == [
         "2.50 [2.50, 2.50]", "3.00 [3.00, 3.00]", "0.50 [0.50, 0.50]", "3.0 / 9.0", "250.0 / 500.0 |"
     ]  # fmt: skip
     for run in runs:
-        del run["loop_cpu_s"]
+        del run["loop_seconds"]
     assert "| 4.0 / 10.0 |" in bench.table(runs)[-1]
 
 
@@ -164,5 +164,5 @@ def test_end_to_end(monkeypatch, tmp_path):
     assert [run["side"] for run in runs] == ["tuning", "plain", "ours", "tuned"]
     _, plain, ours, _ = runs
     assert len(ours["losses"]) == 2 and ours["losses"] == pytest.approx(plain["losses"], abs=1e-4)
-    assert 0 < ours["loop_cpu_s"] < ours["cpu_s"] and ours["peak_mb"] > 100
+    assert 0 < ours["loop_seconds"] < ours["seconds"] and ours["peak_mb"] > 100
     assert "Losses of all steps agree" in (tmp_path / "sft.md").read_text()
