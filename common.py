@@ -52,6 +52,7 @@ from parts.folders import companions, dropout_off, savable, write_config
 from parts.lora import add_lora, merged_state, save_adapter
 from parts.memory import HEAD_CHUNK_BYTES
 from parts.parallel import as_forward, autocast, micro_tokens, pick_precision, rank  # noqa: F401
+from parts.rounding import spread_weights
 from parts.rows import PROMPT_COLUMNS, check_pair, check_prompt, check_response  # noqa: F401
 from parts.shared_prompt import shared_hidden
 
@@ -245,8 +246,11 @@ def load_model(
     model.original_config, model.compute_dtype, model.source = original, compute, str(name)
     model.rounding = 0.0  # of a log-prob in half precision; the preflight measures it
     model.requires_grad_(trainable)
+    model.to(device)
     if lora_rank:
         add_lora(model, lora_rank)
+    elif trainable and compute != torch.float32:
+        spread_weights(model, compute)
     return model.to(device).eval()
 
 

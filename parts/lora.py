@@ -19,6 +19,7 @@ from torch import nn
 from parts.dialogue import say_once
 from parts.files import UserError, write_json
 from parts.parallel import rank, whole
+from parts.rounding import SIGNIFICANT_BITS, round_by_chance
 
 SCALE = 2.0  # α/r
 BLOCKS = re.compile(r"^(?!.*(vision|visual|audio)).*\.\d+\.")  # of text: no other tower runs
@@ -115,6 +116,8 @@ def merged_state(model, dtype):
     `dtype` (a score head in fp32). One tensor at a time, so that no device holds a second model.
 
     Tied tensors stay one tensor. With --fsdp every rank must ask; only rank 0 keeps what it gets.
+    What forwards have read in `dtype` is rounded as they did, all else by chance, which keeps what
+    it learned in the mean.
     """
     layers, tensors, state = dict(lora_layers(model)), {}, {}
     for key, weight in model.state_dict(keep_vars=True).items():
@@ -132,6 +135,10 @@ def merged_state(model, dtype):
                 wrong = "--lr: the weights are no longer finite; lower it, and --overwrite"
                 raise UserError(wrong)
             as_it_is = key == "score.weight" or not value.is_floating_point()
+            learned = layers or getattr(model, "compute_dtype", dtype) != dtype
+            if dtype in SIGNIFICANT_BITS and learned and not as_it_is:
+                generator = torch.Generator(value.device).manual_seed(len(tensors))
+                value = round_by_chance(value.float(), dtype, generator)
             tensors[id(weight)] = value.to("cpu", value.dtype if as_it_is else dtype)
         state[key] = tensors[id(weight)]
     return {} if rank() else state
