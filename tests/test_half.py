@@ -1,6 +1,8 @@
 """Half precision, on the bundled base: every trainer runs in bf16 and fp16, and every slip that the
 preflight exists for stops a run in every precision.
 
+On a GPU: TEST_DEVICE=cuda python -m pytest tests/test_half.py
+
 On the base rounding moves the log-prob of a token by .006 to .015 in bf16 and .001 to .002 in fp16, in
 the mean; what is planted here moves it by .058 and more.
 """
@@ -9,6 +11,7 @@ import dataclasses
 import functools
 import importlib
 import json
+import os
 
 import pytest
 import torch
@@ -25,6 +28,7 @@ from tiny import words, write_rows
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("quiet_process")]
 BASE = str(REPO / common.BASE)
+DEVICE = os.environ.get("TEST_DEVICE", "cpu")
 TRAINERS = ["sft", "reward_train", "dpo", "ppo", "grpo_rubric", "grpo_agent"]
 GAUGES = [{"check": "text:max_chars", "max_chars": n} for n in range(8, 68, 3)]  # a graded score
 
@@ -40,7 +44,8 @@ def make_files(home, pairs, **columns):
 def command(stage, files, model, out, *flags):
     """argv of two steps of four rows; `stage` may end in -lora, and ppo in the critic's name."""
     stage, *kinds = stage.split("-")
-    argv = ["--model", model, "--out", out, "--device cpu --steps 2 --eval-every 0 --batch-size 4"]
+    argv = ["--model", model, "--out", out, f"--device {DEVICE}"]
+    argv += ["--steps 2 --eval-every 0 --batch-size 4"]
     argv += [] if stage == "reward_train" else ["--max-new-tokens 12"]
     groups = "--group-size 2 --groups-per-batch 2 --patience 0 --on-hack warn --restore last"
     argv += {
@@ -188,7 +193,7 @@ def reference(patch, model, noise):
         for weight in other.parameters():
             if weight.ndim > 1:
                 draw = torch.randn(weight.shape, generator=generator)
-                weight += (draw * noise * weight.float().std()).to(weight.dtype)
+                weight += (draw.to(weight.device) * noise * weight.float().std()).to(weight.dtype)
         return other
 
     def load_policy(name, dtype=None, device=None, trainable=True, **options):
