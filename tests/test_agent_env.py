@@ -3,6 +3,8 @@
 import json
 import re
 import statistics
+import subprocess
+import sys
 import time
 
 import numpy as np
@@ -467,3 +469,15 @@ def test_slow_steps_of_a_group_do_not_wait_for_one_another():
     played(Slow, "oracle", range(16))
     together = time.monotonic() - began
     assert together < 16 * 3 * 0.2 / 2, "three turns of 16 episodes, one after the other: 9.6 s"
+
+
+def test_another_mailbox(tmp_path):
+    """To imitate more episodes than one mailbox has questions: all but two are for training."""
+    out = tmp_path / "new" / "mailbox.json"
+    words = f"{REPO}/data/inbox.py --seed 1 --train-alone --out {out}".split()
+    subprocess.run([sys.executable, *words], check=True)
+    questions = read_mailbox(str(out))["questions"]
+    assert {side: len(rows) for side, rows in questions.items()} == {
+        "train": 198, "validation": 1, "test": 1
+    }  # fmt: skip
+    assert Inbox(out).mailbox["messages"] != Inbox().mailbox["messages"]
