@@ -1,17 +1,18 @@
 """parts/rounding.py: why weights are spread before they are trained in half precision.
 
-Half precision has few numbers: between .0625 and .125 bf16 has 128, one every 2⁻¹¹ = .0005. Autocast
-rounds each fp32 weight to the nearest of them in every forward. A model that was stored in bf16 has
-all its weights on such numbers, and 24 steps at a learning rate of 1e-5 move a weight by .00024 at
-most, less than half the way to the next number. So the model learns, and no forward shows it:
+Half precision has few numbers: between .0625 and .125 bf16 has 128, one every 2⁻¹¹ = .0005.
+Autocast rounds each fp32 weight to the nearest of them in every forward. A model that was stored in
+bf16 has all its weights on such numbers, and 24 steps at a learning rate of 1e-5 move a weight by
+.00024 at most, less than half the way to the next number. So the model learns, and no forward shows
+it:
 
     weights on the grid    • · · · • · · · •      + .0001      rounded: as before
     weights spread         one in five crosses the middle      rounded: + .0001 in the mean
 
 `spread_weights` puts each weight somewhere between the middles around its number, by chance. Before
 the first step nothing changes, since each weight still rounds to the same number. From then on as
-many weights pass a middle as the updates ask for. It is dither, as in sound; a fixed one: drawn once,
-so that two forwards of the same weights agree.
+many weights pass a middle as the updates ask for. It is dither, as in sound, but drawn once: two
+forwards of the same weights agree.
 
 `round_by_chance` does the same to weights that were trained in fp32, or as adapters, and are written
 in half precision: rounded to the nearest number, they lose most of what they learned.

@@ -22,7 +22,7 @@ from tiny import pair_rows, write_pairs, write_rows
 # A name in capitals stands for its list.
 LAYERS = """
 LOWER          parts: card card_sections counterfactual dialogue families files folders lora means
-               memory parallel rows shared_prompt stats tables tokens turns
+               memory parallel rounding rows shared_prompt stats tables tokens turns
 VERDICTS       parts: pages rates reports verdicts
 CHECKS         checks: answers decisions instructions maths programs risky
 STAGE          common LOWER parts: identities pairs prompting runs
@@ -67,7 +67,8 @@ parts.people           parts: files
 parts.ll144            VERDICTS parts: files people stats
 parts.viewer           parts: files pages
 parts.parallel         parts: files
-parts.lora             parts: dialogue files parallel
+parts.rounding
+parts.lora             parts: dialogue files parallel rounding
 parts.shared_prompt    parts: families files parallel
 common                 LOWER
 parts.runs             common LOWER
