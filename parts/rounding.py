@@ -14,8 +14,8 @@ the first step nothing changes, since each weight still rounds to the same numbe
 many weights pass a middle as the updates ask for. It is dither, as in sound, but drawn once: two
 forwards of the same weights agree.
 
-`round_by_chance` does the same to weights that were trained in fp32, or as adapters, and are written
-in half precision: rounded to the nearest number, they lose most of what they learned.
+`round_by_chance` is for weights that were trained in fp32, or as adapters, and are written in half
+precision: rounded to the nearest number, they lose most of what they learned.
 """
 
 import torch
