@@ -52,7 +52,7 @@ from parts.folders import companions, dropout_off, savable, write_config
 from parts.lora import add_lora, merged_state, save_adapter
 from parts.memory import HEAD_CHUNK_BYTES
 from parts.parallel import as_forward, autocast, micro_tokens, pick_precision, rank  # noqa: F401
-from parts.rounding import spread_weights
+from parts.rounding import settle_weights, spread_weights
 from parts.rows import PROMPT_COLUMNS, check_pair, check_prompt, check_response  # noqa: F401
 from parts.shared_prompt import shared_hidden
 
@@ -231,12 +231,13 @@ def load_model(
     import transformers
 
     device, new_head = torch.device(device or "cpu"), not has_reward_head(config)
+    trains_all = trainable and not lora_rank  # in fp32, under autocast
     compute = dtype or pick_precision(device)[0]
     original = dropout_off(config)
     check_kind(kind, config, f"{flag} {name}")
     with opening(name, flag):
         model, info = getattr(transformers, kind).from_pretrained(
-            name, config=config, dtype=compute if lora_rank or not trainable else torch.float32,
+            name, config=config, dtype=torch.float32 if trains_all else compute,
             output_loading_info=True,
         )  # fmt: skip
         # what the files lack is drawn at random; a new reward head is meant to be
@@ -246,10 +247,12 @@ def load_model(
     model.original_config, model.compute_dtype, model.source = original, compute, str(name)
     model.rounding = 0.0  # of a log-prob in half precision; the preflight measures it
     model.requires_grad_(trainable)
+    if compute != torch.float32:
+        settle_weights(model, name, compute)
     model.to(device)
     if lora_rank:
         add_lora(model, lora_rank)
-    elif trainable and compute != torch.float32:
+    elif trains_all and compute != torch.float32:
         spread_weights(model, compute)
     return model.to(device).eval()
 

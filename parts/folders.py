@@ -5,6 +5,8 @@ import json
 import re
 from pathlib import Path
 
+import torch
+
 from parts.dialogue import say_once
 
 # of a model of images, without which vLLM and AutoProcessor refuse its folder; the last one is what
@@ -13,7 +15,7 @@ COMPANIONS = """
     preprocessor_config.json processor_config.json video_preprocessor_config.json tokenizer.model
 """.split()
 
-NOT_OF_THE_BASE = "dtype", "torch_dtype", "transformers_version"
+NOT_OF_THE_BASE = "dtype", "torch_dtype", "transformers_version", "trained_in"
 
 
 def dropout_off(config):
@@ -33,10 +35,13 @@ def write_config(model, dtype, folder):
 
     Beside the words of version 5 stand those that version 4 reads, and the base's own: a layer of
     Granite 4 is "mamba", not "linear_attention". Each only if version 5 then reads the same config.
+    And "trained_in", the precision in which forwards read the trained weights (parts/rounding.py).
     """
     config, (dropout, use_cache) = copy.deepcopy(model.config), model.original_config
     config.get_text_config().update(dropout)
-    config.update({"use_cache": use_cache, "dtype": dtype})
+    exact = hasattr(model, "lora_config") or not hasattr(model, "compute_dtype")
+    trained_in = str(torch.float32 if exact else model.compute_dtype).removeprefix("torch.")
+    config.update({"use_cache": use_cache, "dtype": dtype, "trained_in": trained_in})
     config.save_pretrained(folder)
     file = Path(folder) / "config.json"
     written = json.loads(file.read_text(encoding="utf-8"))

@@ -1,4 +1,4 @@
-"""parts/rounding.py: why weights are spread before they are trained in half precision.
+"""parts/rounding.py: how weights get into half precision without losing what they learned.
 
 Half precision has few numbers: between .0625 and .125 bf16 has 128, one every 2⁻¹¹ = .0005.
 Autocast rounds each fp32 weight to the nearest of them in every forward. A model that was stored in
@@ -9,14 +9,18 @@ it:
     weights on the grid    • · · · • · · · •      + .0001      rounded: as before
     weights spread         one in five crosses the middle      rounded: + .0001 in the mean
 
-`spread_weights` puts each weight somewhere between the middles around its number, by chance. Before
-the first step nothing changes, since each weight still rounds to the same number. From then on as
-many weights pass a middle as the updates ask for. It is dither, as in sound, but drawn once: two
-forwards of the same weights agree.
-
-`round_by_chance` is for weights that were trained in fp32, or as adapters, and are written in half
-precision: rounded to the nearest number, they lose most of what they learned.
+1. Before training, `spread_weights` puts each weight somewhere between the middles around its
+   number, by chance. At first nothing changes, since each still rounds to the same number; from
+   then on as many pass a middle as the updates ask for. It is dither, as in sound, but drawn once:
+   two forwards of the same weights agree.
+2. What was trained in fp32, or as an adapter, has weights close to such numbers: rounded to the
+   nearest, it is nearly the model before training. Where it is written (`--save-dtype`) or read
+   (`settle_weights`) in half precision, it is rounded up or down by chance, which in the mean is
+   the weight.
 """
+
+import zlib
+from pathlib import Path
 
 import torch
 from torch import nn
@@ -49,6 +53,33 @@ def round_by_chance(weight, dtype, generator):
     noise = torch.rand(weight.shape, generator=generator, device=weight.device) - 0.5
     near = weight.to(dtype)
     return torch.where(near == weight, near, (weight + noise * grid_step(weight, dtype)).to(dtype))
+
+
+def settle(weight, dtype, name):
+    """weight fp32 → numbers of `dtype`, by chance, as fp32; the same ones for the same name, in a
+    policy and in its reference."""
+    generator = torch.Generator(weight.device).manual_seed(zlib.crc32(name.encode()))
+    return round_by_chance(weight, dtype, generator).float()
+
+
+@torch.no_grad()
+def settle_weights(model, folder, dtype):
+    """`settle` the matrices that a run of this project trained in another precision (`trained_in`
+    of its config.json), in place.
+
+    Those of a policy, in fp32, as they are; of a model that was read in `dtype`, from the files,
+    one tensor at a time. Other models, and those of a hub, are rounded as they were read.
+    """
+    if getattr(model.config, "trained_in", None) in (None, str(dtype).removeprefix("torch.")):
+        return
+    from safetensors import safe_open
+
+    weights = {name: weight for name, weight in model.named_parameters() if weight.ndim > 1}
+    for file in sorted(Path(folder).glob("*.safetensors")):
+        with safe_open(file, "pt") as stored:
+            for name in sorted(set(stored.keys()) & set(weights)):
+                if stored.get_slice(name).get_dtype() == "F32":
+                    weights[name].copy_(settle(stored.get_tensor(name), dtype, name))
 
 
 @torch.no_grad()
