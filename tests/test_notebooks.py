@@ -180,7 +180,7 @@ def save(name):
         (copy / "runs/smollm2").symlink_to(REPO / "runs/smollm2")
         notebook = execute(read(name), copy / "notebooks")
     for cell in code(notebook):  # the bar of a long run is no result
-        bars = [re.search(r"\dit/s\]|s/it\]", out.get("text", "")) for out in cell.outputs]
+        bars = [re.search(r"\dit/s[],]|s/it[],]", out.get("text", "")) for out in cell.outputs]
         cell.outputs = [out for out, bar in zip(cell.outputs, bars) if not bar]
     check_shown(name, shown(notebook), str(copy))
     notebook.metadata.language_info = {"name": "python"}
