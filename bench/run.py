@@ -144,7 +144,9 @@ def run_child(args, words, root=REPO, result=None):
     if args.device == "cuda":
         seconds = time.perf_counter() - start
     row = dict(seconds=seconds, peak_mb=peak_mb(usage))
-    return row | (json.loads(result.read_text()) if result and result.exists() else {})
+    written = json.loads(result.read_text()) if result and result.exists() else {}
+    # an older edition's name of the key
+    return row | {"loop_seconds" if key == "loop_cpu_s" else key: x for key, x in written.items()}
 
 
 @functools.cache
@@ -394,6 +396,10 @@ def parse_args(argv=None):
     args = parser.parse_args(argv)
     if args.task == "ppo" and not (args.peer_path or args.edition):
         parser.error("ppo: --peer-path FOLDER with trl 1.12.0, or --edition FOLDER, is needed")
+    if args.edition and args.device == "cuda":
+        parser.error(
+            "--edition: a command line has no clock that waits for a GPU; use --device cpu"
+        )
     args.pairs = args.pairs or (32 if args.task in ("grpo", "rollout") else 512)
     args.new_tokens = args.new_tokens or NEW_TOKENS.get(args.task)
     return args
@@ -405,7 +411,7 @@ def main(argv=None):
     name = task + "-precomputed" * args.precompute + "-full" * args.full
     name += ("-edition" if args.edition else "") + f"-{args.micro_tokens}" * bool(args.micro_tokens)
     name += f"-{Path(args.model).name}" if args.model else ""
-    name += f"-{args.device}-{args.dtype}" if args.device == "cuda" else ""
+    name += f"-{args.device}" * (args.device != "cpu") + f"-{args.dtype}" * (args.dtype != "fp32")
     settings, work = {"lr": args.lr}, f"{steps} steps of {BATCH}"
     if task in DRAWN:  # of rollout, rounds are whole rollouts inside one process
         count = "rounds" if task == "rollout" else "steps"

@@ -6,7 +6,8 @@ first as the message has it. People of training, validation and test questions a
 
     python data/inbox.py --seed 1 --train-alone --out runs/mailbox-1.json    another mailbox
 
---train-alone: all questions but one each for validation and test, which an environment asks for.
+--train-alone: all questions but one each for validation and test, which an environment asks for; and
+nobody whom the bundled mailbox's validation or test asks about.
 """
 
 import argparse
@@ -144,11 +145,17 @@ if __name__ == "__main__":
     from names import NAMES
 
     parser = argparse.ArgumentParser(description="Another mailbox for envs/inbox.py.")
-    parser.add_argument("--seed", type=int, required=True)
-    parser.add_argument("--train-alone", action="store_true")
-    parser.add_argument("--out", type=Path, required=True)
+    add = parser.add_argument
+    add("--seed", type=int, required=True, help="0 is the bundled mailbox's")
+    add("--train-alone", action="store_true", help="for episodes to imitate: no held-out people")
+    add("--out", type=Path, required=True, help="file to write")
     args = parser.parse_args()
-    content = mailbox([n["name"] for n in NAMES if n["split"] != "heldout"], args.seed)
+    names = [n["name"] for n in NAMES if n["split"] != "heldout"]
+    if args.train_alone:
+        bundled = mailbox(names, 0)["questions"]
+        held_out = {q["about"] for q in bundled if q["split"] != "train"}
+        names = [name for name in names if name not in held_out]
+    content = mailbox(names, args.seed)
     if args.train_alone:
         for question in content["questions"][2:]:
             question["split"] = "train"

@@ -2,6 +2,7 @@
 
 import contextlib
 import inspect
+import re
 from types import SimpleNamespace  # noqa: F401 (an example)
 
 import torch
@@ -25,6 +26,30 @@ def trunk(model):
     """The model without its head. Of Llama 4's text model `base_model` is the whole of it."""
     body = model.base_model
     return model.model if body is model else body
+
+
+BLOCKS = re.compile(r"^(?!.*(vision|visual|audio)).*\.\d+\.")  # of text: no other tower runs
+
+
+def is_conv1d(module):
+    return type(module).__name__ == "Conv1D"  # GPT-2's linear layer, its weight is (in, out)
+
+
+def linear_layers(model):
+    """[(path, module)] of the linear layers of its blocks that are used as such: a router may be a
+    Linear that returns its choice of experts; Mamba's dt_proj is only a weight, whose forward never
+    runs. Experts in one tensor are none."""
+    return [(path, module) for path, module in model.named_modules() if _is_linear(path, module)]
+
+
+@torch.no_grad()
+def _is_linear(path, module):
+    linear = isinstance(module, torch.nn.Linear) or is_conv1d(module)
+    if not linear or path.endswith(".dt_proj") or not BLOCKS.match(path):
+        return False
+    if type(module) is torch.nn.Linear or is_conv1d(module):
+        return True
+    return torch.is_tensor(module(module.weight.new_zeros(1, module.in_features)))
 
 
 def cache_argument(body):

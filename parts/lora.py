@@ -17,28 +17,12 @@ import torch
 from torch import nn
 
 from parts.dialogue import say_once
+from parts.families import BLOCKS, is_conv1d, linear_layers
 from parts.files import UserError, write_json
 from parts.parallel import rank, whole
-from parts.rounding import SIGNIFICANT_BITS, round_by_chance
+from parts.rounding import HALVES, read_in_half, round_by_chance
 
 SCALE = 2.0  # α/r
-BLOCKS = re.compile(r"^(?!.*(vision|visual|audio)).*\.\d+\.")  # of text: no other tower runs
-
-
-def is_conv1d(module):
-    return type(module).__name__ == "Conv1D"  # GPT-2's linear layer, its weight is (in, out)
-
-
-def takes_adapter(path, module):
-    """Is it a linear layer of a block, and used as one? A router may be a Linear that returns its
-    choice of experts; Mamba's dt_proj is only a weight, whose forward never runs."""
-    linear = isinstance(module, nn.Linear) or is_conv1d(module)
-    if not linear or path.endswith(".dt_proj") or not BLOCKS.match(path):
-        return False
-    if type(module) is nn.Linear or is_conv1d(module):
-        return True
-    with torch.no_grad():
-        return torch.is_tensor(module(module.weight.new_zeros(1, module.in_features)))
 
 
 def add_lora(model, rank):
@@ -46,9 +30,7 @@ def add_lora(model, rank):
     zero; returns it. A score head is trained."""
     generator, names = torch.Generator().manual_seed(0), set()
     model.requires_grad_(False)
-    layers = [
-        (path, module) for path, module in model.named_modules() if takes_adapter(path, module)
-    ]
+    layers = linear_layers(model)
     say_what_is_left(model, [module.weight for _, module in layers])
     for path, module in layers:
         n_in, n_out = module.weight.shape if is_conv1d(module) else module.weight.shape[::-1]
@@ -116,10 +98,12 @@ def merged_state(model, dtype):
     `dtype` (a score head in fp32). One tensor at a time, so that no device holds a second model.
 
     Tied tensors stay one tensor. With --fsdp every rank must ask; only rank 0 keeps what it gets.
-    What forwards have read in `dtype` is rounded as they did, all else by chance, which keeps what
-    it learned in the mean.
+    What forwards have read in `dtype` is rounded as they did, what else was trained by chance, which
+    keeps what it learned in the mean.
     """
     layers, tensors, state = dict(lora_layers(model)), {}, {}
+    same = getattr(model, "compute_dtype", None) == dtype
+    as_read = set(map(id, read_in_half(model).values())) if same else ()
     for key, weight in model.state_dict(keep_vars=True).items():
         if ".lora_" in key:
             continue
@@ -135,11 +119,11 @@ def merged_state(model, dtype):
                 wrong = "--lr: the weights are no longer finite; lower it, and --overwrite"
                 raise UserError(wrong)
             as_it_is = key == "score.weight" or not value.is_floating_point()
-            learned = layers or getattr(model, "compute_dtype", dtype) != dtype
-            if dtype in SIGNIFICANT_BITS and learned and not as_it_is:
-                generator = torch.Generator(value.device).manual_seed(len(tensors))
-                value = round_by_chance(value.float(), dtype, generator)
-            tensors[id(weight)] = value.to("cpu", value.dtype if as_it_is else dtype)
+            value = value.to("cpu", None if as_it_is else torch.float32)
+            learned = module is not None if layers else id(weight) not in as_read
+            if dtype in HALVES and learned and not as_it_is:
+                value = round_by_chance(value, dtype, key)
+            tensors[id(weight)] = value if as_it_is else value.to(dtype)
         state[key] = tensors[id(weight)]
     return {} if rank() else state
 

@@ -96,7 +96,7 @@ class Parser(files.Parser):
         add("--lora-rank", type=number(int, at_least=0), default=0, help="0 trains all weights, 8 to 64 trains adapters (default 0)")
         add("--grad-checkpoint", action="store_true", help="save memory, at the cost of about 30 %% more time")
         add("--dtype", choices=("auto", *DTYPES), default="auto", help="compute precision (default: fp32 on CPU, bf16 or fp16 on GPU)")
-        add("--save-dtype", choices=tuple(DTYPES), default="fp32", help="of the saved weights; half loses small updates (default fp32)")
+        add("--save-dtype", choices=tuple(DTYPES), default="fp32", help="of the saved weights, by stochastic rounding (default fp32)")
         add("--device", default="auto", help="auto, cpu, cuda, cuda:1, mps")
         add("--fsdp", action="store_true", help="under torchrun: shard weights, gradients and optimiser states over the GPUs")
         add("--eval-every", type=number(int, at_least=0), default=50, help="steps between evaluations (default %(default)s)")

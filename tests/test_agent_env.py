@@ -480,4 +480,8 @@ def test_another_mailbox(tmp_path):
     assert {side: len(rows) for side, rows in questions.items()} == {
         "train": 198, "validation": 1, "test": 1
     }  # fmt: skip
-    assert Inbox(out).mailbox["messages"] != Inbox().mailbox["messages"]
+    bundled = Inbox().mailbox
+    assert Inbox(out).mailbox["messages"] != bundled["messages"]
+    held_out = {q["about"] for side in ("validation", "test") for q in bundled["questions"][side]}
+    asked = {q["about"] for rows in questions.values() for q in rows}
+    assert len(held_out) == 24 and len(asked) == 50 and not asked & held_out
