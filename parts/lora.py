@@ -98,8 +98,8 @@ def merged_state(model, dtype):
     `dtype` (a score head in fp32). One tensor at a time, so that no device holds a second model.
 
     Tied tensors stay one tensor. With --fsdp every rank must ask; only rank 0 keeps what it gets.
-    What forwards have read in `dtype` is rounded as they did, what else was trained by chance, which
-    keeps what it learned in the mean.
+    What forwards have read in `dtype` is rounded as they did; what else was trained is rounded by
+    chance, which keeps what it learned in the mean.
     """
     layers, tensors, state = dict(lora_layers(model)), {}, {}
     same = getattr(model, "compute_dtype", None) == dtype

@@ -85,16 +85,16 @@ def read_in_half(model):
 
 @torch.no_grad()
 def spread_weights(model, dtype):
-    """Spread the weights that forwards read in `dtype`, in place; the same on all GPUs of a kind."""
+    """Spread the weights that forwards read in `dtype`, in place; alike on all GPUs of a kind."""
     for name, weight in read_in_half(model).items():
         weight.copy_(spread(weight, dtype, _generator(weight, name)))
 
 
 @torch.no_grad()
 def settle_weights(model, folder, dtype):
-    """Round by chance, in place, what a run of this project has trained and forwards did not read in
-    `dtype` (`trained_in` of its config.json): of a policy what they will read so, of a frozen model
-    all. From fp32 files, one tensor at a time, before training; with equal results for both.
+    """Round by chance, in place, what a run of this project has trained and forwards did not read
+    in `dtype` (`trained_in` of its config.json): of a policy what they will read so, of a frozen
+    model all. From fp32 files, one tensor at a time; with equal results for both.
 
     Other models, and those of a hub, are rounded as they were read.
     """

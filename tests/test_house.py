@@ -67,8 +67,8 @@ parts.people           parts: files
 parts.ll144            VERDICTS parts: files people stats
 parts.viewer           parts: files pages
 parts.parallel         parts: files
-parts.rounding
-parts.lora             parts: dialogue files parallel rounding
+parts.rounding         parts: families
+parts.lora             parts: dialogue families files parallel rounding
 parts.shared_prompt    parts: families files parallel
 common                 LOWER
 parts.runs             common LOWER
