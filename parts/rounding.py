@@ -50,7 +50,7 @@ def round_by_chance(weight, dtype, name):
     gap = weight - nearest.float()
     toward = torch.where(gap > 0, torch.inf, -torch.inf).to(dtype)
     other = torch.nextafter(nearest, toward)
-    chance = gap / (other.float() - nearest.float())  # 0 on the grid; of inf, too
+    chance = gap / (other.float() - nearest.float())  # 0 on the grid, and before infinity
     draw = torch.rand(weight.shape, generator=_generator(weight, name))
     return torch.where(draw < chance, other, nearest)
 
