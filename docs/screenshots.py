@@ -18,7 +18,7 @@ from pathlib import Path
 
 REPO = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(REPO))
-WINDOWS = {"laptop": (1180, 720), "phone": (390, 780)}
+WINDOWS = {"laptop": (1180, 660), "phone": (390, 780)}
 
 
 def serve(folder):
