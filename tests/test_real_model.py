@@ -141,10 +141,13 @@ def finished(folders):
 def test_two_steps_change_the_model(name, dtype, start, finished):
     """All weights: all 272 tensors have moved. LoRA: the 210 adapted ones, no other. In bf16 right
     tokens are off by .02 in the mean and .3 at most, and the preflight refused them. In fp16 the
-    first steps are skipped; tests/test_half.py trains on in every trainer, here only sft.py."""
+    first steps may be skipped; tests/test_half.py trains in every trainer, here only sft.py. Two
+    answers that earn the same make no update."""
     trained = load_file(finished[name, dtype] / "model.safetensors")
     steps = [row for row in logged(finished[name, dtype]) if "lr" in row]
-    assert len(steps) > 1 and all(abs(row["loss"]) < 20 for row in steps)
+    assert len(steps) > 1
+    steps = [row for row in steps if row["loss"] is not None or "reward/mean" not in row]
+    assert steps and all(abs(row["loss"]) < 20 for row in steps)
     if dtype == "fp16" and name != "sft-lora":
         return
     assert steps[-1]["skipped_steps"] == 0
