@@ -254,7 +254,7 @@ def load_model(
         add_lora(model, lora_rank)
     elif trains_all and compute != torch.float32:
         spread_weights(model, compute)
-    return model.to(device).eval()
+    return model.eval()
 
 
 def save_model(model, tokenizer, folder, dtype=torch.float32):

@@ -336,7 +336,7 @@ def shown_command(words):
 
 
 def gpu_name(args):
-    """ ", NVIDIA …" with --device cuda; asked in a process of its own, as this one must weigh little."""
+    """With --device cuda its name behind a comma; a process of its own asks, as this one must be small."""
     if args.device == "cpu":
         return ""
     words = "import torch; print(torch.cuda.get_device_name())"

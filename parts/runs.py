@@ -50,6 +50,7 @@ MAX_GRAD_NORM = 1.0
 # in fp16 the loss is multiplied by this, so that small gradients do not become 0; torch's own 65536
 # overflows in the first steps of most models, and each of them is a step lost
 LOSS_SCALE = 2.0**10
+MOST_SKIPS = 11  # in a row; each halves the scale, and this one brings it below 1
 LEAST_STEPS = 24  # without --epochs, a small file is repeated until it makes this many steps
 MANY_CUT = 0.05  # share of cut answers beyond which the limit should be raised
 LOGS = ("metrics.jsonl", "samples.jsonl", "rollouts.jsonl")
@@ -313,7 +314,7 @@ class Run:
 
         Each module of `state` is clipped by itself; grad_norm is the first one's. Not finite: the
         run stops and names the rows, where(); in fp16 the step is skipped and the scale halved, as
-        GradScaler does; 11 skips in a row bring it below 1 and stop the run.
+        GradScaler does; MOST_SKIPS in a row stop the run.
         """
         self.is_saved = False
         parallel.add_up_gradients(self.weights)
@@ -323,7 +324,7 @@ class Run:
         clipped = [nn.utils.clip_grad_norm_(m.parameters(), MAX_GRAD_NORM) for m in self.modules]
         norms = [whole(norm).item() for norm in clipped]
         self.skips = 0 if all(map(math.isfinite, (loss, *norms))) else self.skips + 1
-        if self.skips == (11 if self.scaler.is_enabled() else 1):
+        if self.skips == (MOST_SKIPS if self.scaler.is_enabled() else 1):
             wrong = f"loss {loss:g}, gradient norm {norms[0]:g}: not finite"
             raise UserError(f"{wrong}; rows {where()}. Lower --lr, or look at these rows")
         factor = lr_factor(self.step, self.planned, self.args.warmup, self.args.schedule)

@@ -20,7 +20,7 @@ HALVES = [torch.bfloat16, torch.float16]
 @pytest.fixture(scope="module")
 def stored(tmp_path_factory):
     """Folder of the bundled base with all weights in bf16, as most models are stored."""
-    model, tokenizer = common.load_policy(f"{REPO}/data/tiny-base", torch.float32), None
+    model = common.load_policy(f"{REPO}/data/tiny-base", torch.float32)
     tokenizer = common.load_tokenizer(f"{REPO}/data/tiny-base")
     folder = tmp_path_factory.mktemp("stored") / "model"
     with torch.no_grad():
