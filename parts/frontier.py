@@ -97,7 +97,7 @@ def spending(run, before=None):
     """
     spent, points = dict.fromkeys(COSTS, 0) | (before or {}), []
     # an older log does not count its pairs; its short last batches are taken as full
-    on_pairs, batch_size = bool(run["args"].get("pairs")), run["args"].get("batch_size", 0)
+    batch_size = run["args"]["batch_size"] if run["args"].get("pairs") else None
     for row in run["rows"]:
         kinds = {key.partition("/")[0] for key in row}
         if "val" in kinds:
@@ -109,7 +109,7 @@ def spending(run, before=None):
         elif "eval" not in kinds:  # an optimiser step
             answers = row.get("episodes") or 0
             tokens = row.get("answer_tokens") or answers * (row.get("length/mean") or 0)
-            pairs = on_pairs * (row.get("n", batch_size) + row.get("n_ties", 0))
+            pairs = row.get("n", batch_size) + row.get("n_ties", 0) if batch_size else 0
             step = pairs, answers, tokens, row.get("time_s") or 0
             spent = {key: spent[key] + cost for key, cost in zip(COSTS, step, strict=True)}
     return points, spent

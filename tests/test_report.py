@@ -102,7 +102,7 @@ def test_costs_of_ppo_and_dpo():
         {"step": 2, "val/gold": 0.6, "val/score": 1.0, "val/kl": 2.0, "time_s": 5.0}
     """)
     rows = [row for (row,) in rows]
-    run = {"args": {"batch_size": 16}, "rows": rows}
+    run = {"args": {"batch_size": None}, "rows": rows}  # GRPO's: groups
     points, total = spending(run, {"pairs": 4800, "seconds": 150.0})
     assert total == {"pairs": 4800, "calls": 128, "tokens": 640 + 64 * 11, "seconds": 155.0}
     assert [p["calls"] for p in points] == [0, 128]
