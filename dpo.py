@@ -31,17 +31,17 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
-import common
+import common  # text → tokens → log-probs
 from common import at_least_fp32, batch_indices, pad_id, pad_rows, token_logps
-from parts import identities, prompting, runs
-from parts.files import command, no_effect, number, read_jsonl
-from parts.kto import kl_baseline, unrelated_logps
-from parts.lora import adapter_off
-from parts.means import wilson
-from parts.pairs import batch_rows
-from parts.parallel import add_up, all_sum, gather, progress
-from parts.rows import check_thumb
-from parts.shared_prompt import can_share
+from parts import identities, prompting, runs  # preflight; sample answers; the run of a trainer
+from parts.files import command, no_effect, number, read_jsonl  # errors and types of flags
+from parts.kto import kl_baseline, unrelated_logps  # k in the legend below; 0 unless kto
+from parts.lora import adapter_off  # a policy without its adapter is what it started from
+from parts.means import wilson  # 95 % interval of a share
+from parts.pairs import batch_rows  # pairs → ids, mask of all tokens, mask of the answers'
+from parts.parallel import add_up, all_sum, gather, progress  # over all ranks; a bar
+from parts.rows import check_thumb  # a row of prompt, completion, label
+from parts.shared_prompt import can_share  # may a pair's prompt pass once for both answers?
 
 # default --lr: below 100 M parameters (tried on the bundled base, not swept), above (at 5e-5 the
 # held-out loss of SmolLM2 rises: reports/real-model.md), with LoRA

@@ -50,7 +50,7 @@ from parts.texts import text_metrics
 from parts.turns import continued_ids
 
 # learning rates for models below 100 M parameters (worked on the bundled base, not swept), larger
-# ones, and LoRA: the last two are guesses that nobody ran to an end
+# ones (run once: reports/real-model.md), and LoRA, which nobody ran to an end
 RATES = 3e-4, 1e-5, 2e-4
 STEPS = 40  # without --steps; seeds have no end, so there are no epochs
 VAL_SEEDS, TEST_SEEDS = 10**9, 2 * 10**9  # training seeds are drawn below 10⁹

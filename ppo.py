@@ -36,20 +36,20 @@ import numpy as np
 import torch
 from torch import nn
 
-import common
-import watch
+import common  # text → tokens → log-probs
+import watch  # the alarms
 from common import at_least_fp32, kl_estimates, pad_id, token_logps
-from parts import memory, prompting, rollouts, runs
-from parts.files import UserError, command, no_effect, number
-from parts.guard import Guard, weights_to_write
-from parts.lora import adapter_off
-from parts.parallel import all_max, as_forward, score_answers, world
-from parts.reward_models import load_reward_model, reward_function, reward_scale
-from parts.rollouts import ROWS
-from parts.sampling import Rollout, sample
-from parts.texts import text_metrics
+from parts import memory, prompting, rollouts, runs  # …; flags, log, checkpoints
+from parts.files import UserError, command, no_effect, number  # errors and types of flags
+from parts.guard import Guard, weights_to_write  # alarms and the best weights of this run
+from parts.lora import adapter_off  # a policy without its adapter is what it started from
+from parts.parallel import all_max, as_forward, score_answers, world  # over all ranks; FSDP
+from parts.reward_models import load_reward_model, reward_function, reward_scale  # answer → score
+from parts.rollouts import ROWS  # names of a rollout's tensors that a forward takes
+from parts.sampling import Rollout, sample  # answers with their log-probs
+from parts.texts import text_metrics  # repetition, sameness
 
-# --lr below 100 M parameters (3e-4: twice the KL, less reward); above, with LoRA: guesses, not run
+# --lr below 100 M parameters (3e-4: twice the KL, less reward); above (run once); LoRA: a guess
 RATES = 1e-4, 5e-6, 1e-4
 HEAD_LR = 1e-3  # of a fresh value head, which would hardly move at the trunk's rate
 GAMMA, LAM = 1.0, 0.95  # no discount within an answer; λ 1 trusts the critic less

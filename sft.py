@@ -37,7 +37,7 @@ from parts.tokens import encode_text
 from parts.turns import encode_conversation
 
 # learning rates for models below 100 M parameters (made the bundled base; not swept otherwise),
-# larger ones, and LoRA: the last two are guesses that nobody ran to an end
+# larger ones (reports/real-model.md), and LoRA, which nobody ran to an end
 RATES = 1e-3, 2e-5, 2e-4
 SHOW = ("loss", "token_accuracy", "lr", "grad_norm", "tokens_per_s")  # on the bar
 HEADLINE = ("eval/loss", "eval/token_accuracy", "val/gold")  # before and after
