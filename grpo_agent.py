@@ -717,7 +717,8 @@ def main(argv=None):
     # ---- 9. save ----
     if not run.stopped:
         final_test(args, run, reference, tokenizer, make, guard.save())
-    game = shlex.join(["--env", args.env, "--env-args", args.env_args])
+    env_args = ["--env-args", args.env_args] if args.env_args != "{}" else []
+    game = shlex.join(["--env", args.env, *env_args])
     next_command = f"python grpo_agent.py play {game} --policy {args.out} --seed 7"
     return guard.finish(next_command) or watch.exit_code(run.state["ended"])
 
