@@ -403,7 +403,8 @@ def compare_people(people, declared):
             columns = labels, people.decided, people.roles or [0] * len(labels)
             groups, decided, roles = ([column[i] for i in rows] for column in columns)
             reference = settings["reference"] if settings["reference"] in groups else None
-            table = compare(groups, decided, reference, [ids[rows]], strata=roles)
+            first = tables[attribute][0]["reference"]
+            table = compare(groups, decided, reference, [ids[rows]], strata=roles, earlier=first)
             for row in table:  # four fifths is about selection
                 row["label"] = "reference" if row["group"] == row["reference"] else ""
                 row.pop("highest", None)
@@ -442,8 +443,8 @@ LIMITS = [
 HOW = [
     "“inconclusive” does not mean “equal”: nothing was shown, no difference and no absence of one.",
     "Each group is tested against one: the declared --reference, else the group of the highest "
-    f"rate among those of {LEAST} people or more. Four fifths is always measured against the "
-    "highest rate.",
+    f"rate among those of {LEAST} people or more, and in error rates the same one. Four fifths is "
+    "always measured against the highest rate.",
     "p is the chance of a gap at least this large if selection did not depend on the group; “SD” "
     "says the same in standard deviations (2 is about p .05). Adjusted p (Holm) counts how many "
     "groups were compared, over all pairs where the reference was picked by its rate; the verdict "

@@ -570,9 +570,8 @@ def text(args):
     }
     tables, reference = {}, None
     for key, (values, *unread) in measures.items():
-        table = compare(groups, values, reference, [prompts], "answers", "prompts")
-        if len({*groups} - {None}) == 2:  # all tables in one direction
-            reference = table[0]["reference"]
+        table = compare(groups, values, None, [prompts], "answers", "prompts", earlier=reference)
+        reference = reference or table[0]["reference"]
         tables[key] = withheld(table, groups, *unread)
     words = [f"{len(texts)} answers to {len({*prompts})} prompts.", *notes]
     part = {"title": f"Answers of {args.answers}", "words": words, "notes": notes, "tables": tables}
@@ -632,7 +631,7 @@ def study_votes(path, words):
         for who, hit in zip(people, hits):
             name = who.get("name") or f"{item} {who.get('in')}"
             votes.setdefault((measure, item, name), (who, []))[1].append(hit)
-    tables, remarks = {}, {f"{files.counts_in_words(counts)}.": None}
+    tables, remarks, references = {}, {f"{files.counts_in_words(counts)}.": None}, {}
     for measure, key in itertools.product(("chosen", "harsher decision"), reversed(REFERENCE)):
         of_measure = {
             k[1:]: vote for k, vote in votes.items() if k[0] == measure and vote[0].get(key)
@@ -641,7 +640,9 @@ def study_votes(path, words):
         if any(groups):
             remarks |= dict.fromkeys(more)
             shares, clusters = [np.mean(hits) for _, hits in of_measure.values()], zip(*of_measure)
-            table = compare(groups, shares, clusters=list(clusters), kind="items")
+            earlier, clusters = references.get(key), list(clusters)
+            table = compare(groups, shares, clusters=clusters, kind="items", earlier=earlier)
+            references.setdefault(key, table[0]["reference"])
             tables[f"{measure}, {key}"] = table
     notes = [] if tables else [f"Not measured: no vote in {path} is about people of known groups."]
     n, undecided = counts["about one candidate"], counts["of these without a clear decision"]

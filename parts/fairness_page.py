@@ -232,6 +232,10 @@ def unmeasured(report):
     return [f"Not measured: {'; '.join(reasons)}."] if reasons else []
 
 
+SECOND = (
+    "gap: first − second; second: in every table of an attribute the same group, that of the "
+    "highest rate in the first one; two others where they differ"
+)
 MOST_ROWS = 12  # of a table on the first screen; the page has all
 ORDER = ("difference", "not", "inconclusive", "equivalent")  # what a reader must not overlook
 
@@ -246,7 +250,7 @@ def rates_answer(parts):
     rows.sort(key=lambda row: ORDER.index(row["verdict"].split()[0]))
     for row in rows:
         row["first"], row["second"] = row.get("rates", ("–", "–"))
-    table = table_of(rows[:MOST_ROWS], COMPARED)
+    table = table_of(rows[:MOST_ROWS], COMPARED, SECOND)
     sentences = [note for part in parts for note in part.get("notes", ())] + summary(tables)
     if len(rows) > MOST_ROWS:
         sentences.append(f"{len(rows) - MOST_ROWS} more comparisons are under “All statistics”.")

@@ -4,8 +4,9 @@
     sentences(rows)         → the rows in words, findings first
     rate_section(part)      → all numbers, for a page
 
-Reference    each group is tested against one: the declared group, else that of the highest rate;
-             p is adjusted by Holm's method, over all pairs of groups where it was picked by rate
+Reference    each group is tested against one: the declared group, else that of the highest rate,
+             in all tables of an attribute that of the first; p is adjusted by Holm's method, over
+             all pairs of groups where it was picked by rate
 Four fifths  is measured against the highest rate, whatever the reference      [29 CFR 1607.4D]
 Yardstick    only a group of LEAST people or more, and of 2 % of all or (for four fifths) MANY
              people, is picked as reference or as highest rate
@@ -33,7 +34,7 @@ from parts.two_groups import (
     stratified_difference,
     unique_codes,
 )
-from parts.verdicts import JUDGED, kind_of, p_text, table_of, verdict
+from parts.verdicts import JUDGED, kind_of, p_text, table_of, title_of, verdict
 
 LEAST, FLOOR = 10, 0.02  # people of a group, and its share of all, before its rate measures others
 MANY = 100  # people whose rate may be the highest, however small their share
@@ -224,7 +225,15 @@ def yardsticks(sample, judged):
 
 
 def compare(
-    groups, values, reference=None, clusters=(), kind="people", unit=None, strata=None, roles=False
+    groups,
+    values,
+    reference=None,
+    clusters=(),
+    kind="people",
+    unit=None,
+    strata=None,
+    roles=False,
+    earlier=None,
 ):
     """A row per group (and stratum) of (n,) labels, None = unknown, and (n,) values of 0 to 1.
 
@@ -233,6 +242,8 @@ def compare(
     strata       (n,) labels such as roles: groups are compared within them
     roles        a table of each stratum, in place of one pooled over them
     kind, unit   in words, what is counted, and what is independent (default: the same)
+    earlier      the reference that another table of these groups picked: taken if large enough;
+                 two other groups have a row, too, where they differ
     """
     sample = sample_of(groups, values, clusters, strata)
     reasons = reasons_of(sample, kind)
@@ -241,6 +252,9 @@ def compare(
         expected = ", ".join(judged) or next(iter(reasons.values()), "a group")
         raise UserError(f"--reference {reference}: expected one of {expected}")
     best, highest = yardsticks(sample, judged)
+    sizes = {group: sample.units(group) for group in judged}
+    if sizes.get(earlier, 0) >= max(yardstick_size(sizes.values()), FLOOR * sum(sizes.values())):
+        best = earlier
     best, parts = reference or best, {None: sample}
     if roles:
         names = codes(strata)[1]
@@ -258,11 +272,15 @@ def compare(
     for part, rows in parts.items():
         if roles:
             highest = yardsticks(rows, [g for g, (_, n) in rows.counts.items() if n > 1])[1]
-        for group in (g for g, (_, n) in rows.counts.items() if n or not roles):
-            row = {"group": group, "reference": best, "tests": len(known)}
+        contrasts = [(g, best) for g, (_, n) in rows.counts.items() if n or not roles]
+        for pair in pairs if best == earlier else ():  # an earlier one need not show the widest gap
+            test = best not in pair and tests[part, *pair]
+            contrasts += [pair] if test and test["p_adjusted"] < 0.05 else []
+        for group, other in contrasts:
+            row = {"group": group, "reference": other, "tests": len(known)}
             row |= {"within": part} if roles else {}
             reason = ONE if kind == "people" and rows.counts[group][1] == 1 else None
-            test = None if reason else tests.get((part, group, best))
+            test = None if reason else tests.get((part, group, other))
             reason = reason or (None if test else reasons.get(group, few))
             out.append(row_of(row, rows, test, reason, highest, unit))
     return out
@@ -432,7 +450,13 @@ def rate_section(part):
     """All numbers of rates by group: of people, votes or answers."""
     tables = []
     for title, rows in part["tables"].items():
-        tables.append(table_of([row | {"name": row_name(row)} for row in rows], GAPS, title))
+        reference = next((row["reference"] for row in rows), None)
+        caption = f"{title}: each group − {reference}" if reference else title
+        names = [
+            row_name(row) if row["reference"] == reference else title_of(row) for row in rows
+        ]
+        rows = [row | {"name": name} for row, name in zip(rows, names)]
+        tables.append(table_of(rows, GAPS, caption))
     return pages.section(f"{part['title']}: all numbers", part["words"], tables=tables)
 
 

@@ -609,6 +609,17 @@ def test_rows_of_one_person_are_one_cluster(tmp_path):
     assert row["gap"]["method"] == "clustered" and row["p"] > 0.1
 
 
+def test_error_rates_stand_in_the_direction_of_selection(tmp_path):
+    """More of a were selected, and more of b's good ones: "b − a" stood above "a − b"."""
+    counts = {"a": (20, 20, 10, 0), "b": (12, 0, 28, 10)}  # by (outcome, selected)
+    kinds = ((1, 1), (1, 0), (0, 1), (0, 0))
+    rows = [[y, p, g] for g in counts for n, (y, p) in zip(counts[g], kinds) for _ in range(n)]
+    flags = "--y-true y --y-pred p --group g"
+    tables = audited(tmp_path, "y,p,g", rows, flags)["tables"]
+    assert len(tables) == 3
+    assert {row["reference"] for rows in tables.values() for row in rows} == {"b"}
+
+
 STUB = """#!{python}
 import csv, json, sys
 args = sys.argv[1:]

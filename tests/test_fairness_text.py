@@ -130,6 +130,36 @@ def test_both_groups_stand_in_one_direction(tmp_path, capsys):
     assert re.search(r"question: a − b +100.0 % of 40 +0.0 % of 30 ", " ".join(lines))
 
 
+def test_three_groups_stand_in_one_direction(tmp_path, capsys):
+    """The tables of three groups had each its own reference: "c − a" above "a − c". p stays adjusted
+    for all three pairs, since the reference was still picked by its rate."""
+    answers = {"a": "advance", "b": "hold", "c": "How old are you? hold"}
+    rows = [{"prompt": f"{g}{i}", "group": g, "response": answers[g if i % 3 else "b"]} for i in range(30) for g in "abc"]  # fmt: skip
+    _, report = report_of(["text", write(tmp_path / "a.jsonl", rows), "--out", str(tmp_path / "o")])
+    tables, words = report["measures"][0]["tables"], capsys.readouterr().out
+    directions = {(row["group"], row["reference"]) for rows in tables.values() for row in rows}
+    assert directions == {("a", "a"), ("b", "a"), ("c", "a"), ("b", "c")}
+    (widest,) = (r for rows in tables.values() for r in rows if r["reference"] == "c")
+    assert widest["verdict"] == "difference found"  # b never asks, c does: no test is lost
+    assert {row["tests"] for rows in tables.values() for row in rows} == {3}
+    assert "second: in every table of an attribute the same group" in words
+    captions = [t["caption"] for part in fairness_page.sections(report) for t in part["tables"]]
+    assert "asks a risky question: each group − a" in captions
+    small = compare([*"aaabbb", *"ccc" * 9], [1, 1, 1, 0, 0, 0] + [0, 1, 1] * 9, earlier="a")
+    assert {row["reference"] for row in small} == {"c"}  # "a" is too small to measure others
+
+
+def test_votes_of_an_attribute_stand_in_one_direction(tmp_path):
+    """Women were chosen more often and got the harsher decision less often: "Male − Female" in one
+    table, "Female − Male" in the other."""
+    sides = [{"in": side, "race_ethnicity": g} for side, g in (("chosen", "B"), ("rejected", "W"))]
+    rows = [{"prompt": f"p{i}", "chosen": "A", "rejected": "B", "candidates": sides} for i in range(12)]  # fmt: skip
+    rows += [vote("reject", "hold", "W", item_id=f"w{i}") for i in range(12)]
+    rows += [vote("hold", "reject", "B", item_id=f"b{i}") for i in range(12)]
+    tables = votes_of(tmp_path, rows)["tables"]
+    assert len(tables) == 2 and {r["reference"] for rows in tables.values() for r in rows} == {"B"}
+
+
 def test_votes_in_other_words_are_not_measured(tmp_path):
     """Not "no vote is about people of known groups", and no pass for --fail-on inconclusive."""
     found = votes_of(tmp_path, [vote("einstellen", "ablehnen", g) for g in ("Black", "White")])
