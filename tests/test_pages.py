@@ -73,6 +73,22 @@ def test_axe_and_width(visit, width, scheme):
     assert [(each["id"], each["nodes"][0]["html"]) for each in found] == []
 
 
+def test_on_a_phone_a_bar_and_its_value_do_not_touch(browser, tmp_path):
+    """At 390 px "items that DPO wins, ties ½60.0 % [38.7, 78.1]": no space was left between them."""
+    names = ["items that " + "DPO " * n + "wins" for n in range(1, 12)]
+    plot = interval_plot("a", [(name, 0.6, 0.387, 0.781) for name in names], percent=True)
+    pages.write_page(tmp_path / "page.html", "T", [section("S", plots=[plot], level="answer")])
+    page = browser.new_page(viewport={"width": 390, "height": 800})
+    page.goto((tmp_path / "page.html").as_uri())
+    gaps = page.evaluate("""[...document.querySelectorAll(".intervals tbody tr")].map(row => {
+        const words = document.createRange()
+        words.selectNodeContents(row.querySelector("th"))
+        const value = row.querySelector(".n").getBoundingClientRect()
+        return value.left - words.getBoundingClientRect().right
+    })""")
+    assert len(gaps) == 11 and min(gaps) >= 8
+
+
 def test_first_screen_and_print(visit, tmp_path):
     page, *_ = visit()
     order = ("section p", "figure", "main > .scroll")
