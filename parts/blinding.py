@@ -7,7 +7,7 @@ Replaced     the name in any order and case, joined or not (amylee, Amy_Lee); ea
 Not replaced `STAYS`: what only a reader sees. A part of the name that is a word of the role stays
              as well (`spared_parts`): of Ruby Lee, for a role in Ruby, "Ruby" alone. A part that is
              a word, too, is replaced where it has a capital ("Will travel"), but for a month before
-             its year
+             its year; "her" stays where the sentence is German
 """
 
 import re
@@ -45,6 +45,14 @@ CONTACTS = re.compile(
 PRONOUNS = {"he": "they", "she": "they", "him": "them", "his": "their", "hers": "theirs"}
 PRONOUNS |= {"himself": "themself", "herself": "themself"}
 AFTER_HER = "to|and|or|for|in|on|at|as|with|by|when|because|who|that|from|of|the|an?"
+GERMAN_WORDS = set(
+    "und oder der das dem des ist nicht von vom vor mit für auf ich er es sie wir ein eine einen "
+    "einer im zum zur bei seit nach aus sich kommt kennt".split()
+)
+ENGLISH_WORDS = set(
+    "the and of to with for by at on has had have she he his they is are was as from who when "
+    "because led managed worked helped built team".split()
+)
 OBJECT = rf"(?=\W*$|[.,;:!?)]|\s+(?:{AFTER_HER})\b)"
 
 
@@ -64,11 +72,29 @@ def blinded(text, name, spared=""):
     text = re.sub(rf"{WHO}(?:(?:[\s,]+|[-‐]){WHO})+", WHO, text)
     text = re.sub(r"(?<!\w)s/he(?!\w)", lambda m: cased("they", m[0]), text, flags=re.I)
     text = re.sub(r"(?<!\w)(s?he)['’]s\b", lambda m: cased("they're", m[1]), text, flags=re.I)
-    text = re.sub(rf"(?<!\w)her(?!\w){OBJECT}", lambda m: cased("them", m[0]), text, flags=re.I)
-    pronoun = rf"(?<!\w)({'|'.join(PRONOUNS)}|her)(?!\w|\s+\w+[ai]do\b)"  # Spanish: he trabajado
-    pronouns = PRONOUNS | {"her": "their"}
-    text = re.sub(pronoun, lambda m: cased(pronouns[m[1].lower()], m[1]), text, flags=re.I)
+    for pattern, word in ((OBJECT, "them"), ("", "their")):
+        her = rf"(?<!\w)her(?!\w){pattern}"
+        text = re.sub(her, lambda m, word=word: pronoun_for_her(m, word), text, flags=re.I)
+    pronoun = rf"(?<!\w)({'|'.join(PRONOUNS)})(?!\w|\s+\w+[ai]do\b)"  # Spanish: he trabajado
+    text = re.sub(pronoun, lambda m: cased(PRONOUNS[m[1].lower()], m[1]), text, flags=re.I)
     return text, hits
+
+
+def pronoun_for_her(match, word):
+    """`word` in place of a matched "her", which stays where it is the German adverb: in "hin und
+    her" and in a sentence with two German words and no English one.
+
+    >>> blinded("Das kommt von früher her. She likes her.", "Amy Lee")[0]
+    'Das kommt von früher her. They likes them.'
+    """
+    text, (start, end) = match.string, match.span()
+    before, after = (re.split(r"[.!?\n]", side) for side in (text[:start], text[end:]))
+    sentence = f"{before[-1]} {after[0]}".replace(WHO, "").strip()
+    words = set(re.findall(r"\w+", sentence[:1].lower() + sentence[1:]))
+    german = len(words & GERMAN_WORDS) >= 2 and words.isdisjoint(ENGLISH_WORDS)
+    if match[0] == "her" and (german or before[-1].endswith("hin und ")):
+        return "her"
+    return cased(word, match[0])
 
 
 def cased(word, like):

@@ -452,9 +452,7 @@ def rate_section(part):
     for title, rows in part["tables"].items():
         reference = next((row["reference"] for row in rows), None)
         caption = f"{title}: each group − {reference}" if reference else title
-        names = [
-            row_name(row) if row["reference"] == reference else title_of(row) for row in rows
-        ]
+        names = [row_name(row) if row["reference"] == reference else title_of(row) for row in rows]
         rows = [row | {"name": name} for row, name in zip(rows, names)]
         tables.append(table_of(rows, GAPS, caption))
     return pages.section(f"{part['title']}: all numbers", part["words"], tables=tables)

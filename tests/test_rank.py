@@ -167,6 +167,27 @@ def test_forms_of_a_name(name, text, blind):
     assert blinded(text, name, "Must have: ruby, sql")[0] == blind
 
 
+@cases("""
+text | blind
+Es ging hin und her. | Es ging hin und her.
+Amy Lee kennt SQL von früher her. | the candidate kennt SQL von früher her.
+Das ist lange her, und er lernte viel. | Das ist lange her, und er lernte viel.
+Von der Ausbildung her Mechanikerin. | Von der Ausbildung her Mechanikerin.
+Drei Jahre ist das her! Her team led. | Drei Jahre ist das her! Their team led.
+Sie ist von der Statistik her gekommen. We saw her. | Sie ist von der Statistik her gekommen. We saw them.
+She led her team at MIT. | They led their team at MIT.
+Her boss trusted her. | Their boss trusted them.
+Doubled her sales at Schmidt und Partner. | Doubled their sales at Schmidt und Partner.
+Moved from der Spiegel und das Amt to her own firm. | Moved from der Spiegel und das Amt to their own firm.
+Ludwig van der Rohe praised her. | Ludwig van der Rohe praised them.
+DOUBLED HER SALES. | DOUBLED Their SALES.
+""")
+def test_german_her_is_no_pronoun(text, blind):
+    """ "hin und their", "von früher them". Where the language is in doubt it is blinded: a sentence
+    is German with "hin und her", or with two German words and no English one."""
+    assert blinded(text, "Amy Lee")[0] == blind
+
+
 def test_names_that_are_missing_or_words_are_said(rank, tmp_path, capsys):
     """ "-" was a crash, "unknown" was taken out of the text as a name, "May 2020" and a name that is
     a word of the role went unmentioned."""
