@@ -10,6 +10,7 @@ import re
 import runpy
 import sys
 import tempfile
+import textwrap
 import traceback
 from argparse import (
     ArgumentParser,
@@ -299,8 +300,16 @@ def where_raised(error):
     return f"{type(error).__name__}: {brief(error)}{place}"
 
 
+def wrapped(text, width):
+    """The lines of a text; a flag such as --judge-price is not broken at its hyphen."""
+    return textwrap.wrap(" ".join(text.split()), width, break_on_hyphens=False)
+
+
 class Help(RawDescriptionHelpFormatter):
     """--reward-model MODEL, --max-new-tokens N: one short word for the value of a flag."""
+
+    def _split_lines(self, text, width):
+        return wrapped(text, width)
 
     def _get_default_metavar_for_optional(self, action):
         return "N" if action.type else action.dest.split("_")[-1].upper()

@@ -18,13 +18,12 @@ import base64
 import hashlib
 import math
 import re
-import textwrap
 from pathlib import Path
 
 from jinja2 import Environment, FileSystemLoader
 from markupsafe import Markup
 
-from parts.files import replacing
+from parts.files import replacing, wrapped
 
 WIDTH, LINES = 100, 36  # columns of the terminal; lines of a report there, before a command's own
 MARKERS = 40  # a line of more points is drawn without markers
@@ -259,7 +258,7 @@ def print_report(title, sections):
     sentences; a last line counts what is left out.
     """
     answers = at_level(sections, "answer")
-    texts = [[textwrap.wrap(visible(x), WIDTH) for x in part["sentences"]] for part in answers]
+    texts = [[wrapped(visible(x), WIDTH) for x in part["sentences"]] for part in answers]
     tables = [[text_table(each) for each in part["tables"]] for part in answers]
     fixed, left_out = 2 + 2 * len(answers), {"tables": 0, "sentences": 0}
     for name, lists, at_least in (("tables", tables, 1), ("sentences", texts, 0)):
@@ -290,7 +289,7 @@ def text_table(content):
     """
     cells = [[*map(visible, row)] for row in (content["columns"], *content["rows"])]
     widths = [max(map(len, column)) for column in zip(*cells)]
-    lines = ["", content["caption"]] if content["caption"] else [""]
+    lines = ["", *wrapped(visible(content["caption"]), WIDTH)]
     for row in cells:
         columns = zip(row, widths, content["numeric"])
         line = "  ".join(f"{c:>{w}}" if right else f"{c:<{w}}" for c, w, right in columns)

@@ -274,7 +274,7 @@ def compare(
             highest = yardsticks(rows, [g for g, (_, n) in rows.counts.items() if n > 1])[1]
         contrasts = [(g, best) for g, (_, n) in rows.counts.items() if n or not roles]
         for pair in pairs if best == earlier else ():  # an earlier one need not show the widest gap
-            test = best not in pair and tests[part, *pair]
+            test = best not in pair and tests[(part, *pair)]
             contrasts += [pair] if test and test["p_adjusted"] < 0.05 else []
         for group, other in contrasts:
             row = {"group": group, "reference": other, "tests": len(known)}

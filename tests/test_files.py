@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from parts import files
+from parts import files, pages
 from parts.files import UserError
 
 ROWS = [{"prompt": f"{i}", "chosen": "yes, \u00e9", "rejected": 'no "x"'} for i in range(3)]
@@ -86,3 +86,17 @@ def test_an_unknown_flag_is_answered_with_the_closest_one(given, close):
         parser.parse_args(["train", given, "1"])
     said = f"{given.partition('=')[0]}, did you mean {close}; " if close else given
     assert said in str(caught.value) and "--help lists" in str(caught.value)
+
+
+def test_a_flag_is_not_broken_at_its_hyphens(monkeypatch, capsys):
+    """ "needs --judge-" and "price" stood on two lines of help; so did flags in a report's words."""
+    monkeypatch.setenv("COLUMNS", "80")
+    words = " ".join(["--decision-words"] * 20)
+    parser = files.Parser()
+    parser.add_argument("--flag", help=words)
+    parser.print_help()
+    table = pages.table(["a"], [["b"]], words)
+    pages.print_report("T", [pages.section("S", words, table, level="answer")])
+    lines = capsys.readouterr().out.split("\n")
+    assert sum(line.count("--decision-words") for line in lines) == 60
+    assert not [line for line in lines if line.endswith("-") or len(line) > 100]
