@@ -543,6 +543,10 @@ def export(args):
         f"{out / name}: {len(rows)} rows from {len(ordinary)} votes, ties {choices['tie']}, both "
         f"bad {choices['both_bad']}, gold {len(latest) - len(ordinary)}, edits {len(edits)}"
     )
+    n_votes = [*Counter(vote["item_id"] for vote in ordinary).values()]
+    if 1 in n_votes and not args.thumbs:  # no null there: `datasets` would not load the file
+        alone = f"{n_votes.count(1)} of {len(n_votes)} items: one vote an item"
+        print(f"agreement: not measured in {alone}; their rows say 1.0")
     if getattr(args, "sft", False):
         if not edits:
             raise UserError(f"--sft: no vote in {out} has an edited answer")

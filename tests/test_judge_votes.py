@@ -76,6 +76,24 @@ def test_votes_of_a_model_are_marked_and_left_out(session, tmp_path, capsys):
         assert len(report["annotators"]) == n and report["left_out"]["judge_votes"] == 12 - 6 * n
 
 
+def test_one_vote_an_item_is_no_agreement(tmp_path, capsys):
+    """Rows of one vote say "agreement": 1.0 (a null would keep `datasets` from loading the file), and
+    nothing said that nobody had agreed with anybody."""
+    app = make(tmp_path, item_rows(3), "--overlap 2")
+    Rater(app, "ann").vote_all(Rater.better)
+    argv = ["export", "--out", str(stopped(app))]
+    annotate.main(argv)
+    words = "agreement: not measured in {} of 3 items: one vote an item; their rows say 1.0"
+    assert words.format(3) in capsys.readouterr().out
+    app = make(tmp_path, item_rows(3), "--overlap 2")
+    Rater(app, "ben").vote("left")
+    annotate.main(argv)
+    assert words.format(2) in capsys.readouterr().out
+    Rater(app, "ben").vote_all(Rater.better)
+    annotate.main(argv)
+    assert "agreement: not measured" not in capsys.readouterr().out
+
+
 def test_a_vote_that_the_order_decides_is_a_tie(session, capsys):
     ask(session, script=first_place)
     judged = [event for event in log_of(session) if event["judge"]]
