@@ -185,7 +185,10 @@ def json_rows(path, flag):
     except (OSError, ValueError, RecursionError) as error:
         if "Extra data" in str(error):  # a second line
             return [("", f"line {n}", row) for n, row in files.read_jsonl(path, None, True, flag)]
-        raise UserError(f"{flag} {path}: cannot be read as JSON: {files.brief(error)}") from None
+        reason = f"cannot be read as JSON: {files.brief(error)}"
+        if not isinstance(error, OSError):
+            reason += """; expected JSON or JSONL, rows such as {"prompt": "…", "rubrics": ["…"]}"""
+        raise UserError(f"{flag} {path}: {reason}") from None
     if isinstance(data, dict) and "train" in data:
         if "validation" not in data and isinstance(data.get("test"), list):
             data["validation"], data["test"] = halves(data["test"])

@@ -20,6 +20,7 @@ from checks.maths import verdict
 from checks.programs import run_tests
 from conftest import REPO
 from judge import read_criterion
+from tiny import error_of
 
 sys.path.insert(0, str(REPO / "data"))
 
@@ -527,3 +528,13 @@ def test_bundled_rubrics_load():
     assert len(judged.rows) == 40
     natural = judge.read_rubrics(REPO / "data" / "ifeval_prompts.jsonl").rows
     assert [len(natural), sum(len(row.criteria) for row in natural)] == [60, 150]
+
+
+def test_a_file_of_plain_text_is_answered_with_the_form_of_a_row(tmp_path):
+    """ "Expecting value: line 1 column 1" said nothing about rows of prompts and criteria."""
+    file = tmp_path / "tasks.txt"
+    file.write_text("Write an advert\n")
+    line = error_of(judge.read_rubrics, file)
+    assert line.endswith("""JSON or JSONL, rows such as {"prompt": "…", "rubrics": ["…"]}""")
+    assert "no such file" in error_of(judge.read_rubrics, tmp_path / "x").lower()
+    assert "rows such as" not in error_of(judge.read_rubrics, tmp_path / "x")
