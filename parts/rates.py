@@ -201,22 +201,23 @@ def reasons_of(sample, kind):
     return {g: one if n else "nobody" for g, (_, n) in counts.items() if n < 2}
 
 
-def yardsticks(sample, judged):
+def yardsticks(sample, judged, earlier=None):
     """(reference of the tests, group of the highest rate for four fifths), or None.
 
     Both have the highest rate (within strata: observed / expected selections) of the groups of
-    LEAST people or more that are FLOOR of all; for four fifths MANY people do as well.
+    LEAST people or more that are FLOOR of all; for four fifths MANY people do as well. The
+    reference is `earlier` in place of it, if that is one of these groups.
     """
     counts, expected = sample.counts, sample.expected()
     sizes = {group: sample.units(group) for group in judged}
     floor = FLOOR * sum(sizes.values())
     large = [group for group in judged if sizes[group] >= yardstick_size(sizes.values())]
     best = []
-    for enough in (floor, min(floor, MANY)):
+    for enough, picked in ((floor, earlier), (min(floor, MANY), None)):
         groups = [group for group in large if sizes[group] >= enough] or large
         best.append(
             max(
-                groups,
+                [picked] if picked in groups else groups,
                 key=lambda g: (counts[g][0] / expected[g] if expected[g] else 0, counts[g][1]),
                 default=None,
             )
@@ -225,16 +226,9 @@ def yardsticks(sample, judged):
 
 
 def compare(
-    groups,
-    values,
-    reference=None,
-    clusters=(),
-    kind="people",
-    unit=None,
-    strata=None,
-    roles=False,
+    groups, values, reference=None, clusters=(), kind="people", unit=None, strata=None, roles=False,
     earlier=None,
-):
+):  # fmt: skip
     """A row per group (and stratum) of (n,) labels, None = unknown, and (n,) values of 0 to 1.
 
     reference    a declared group; None: the highest rate (`yardstick`)
@@ -251,10 +245,7 @@ def compare(
     if reference is not None and reference not in judged:
         expected = ", ".join(judged) or next(iter(reasons.values()), "a group")
         raise UserError(f"--reference {reference}: expected one of {expected}")
-    best, highest = yardsticks(sample, judged)
-    sizes = {group: sample.units(group) for group in judged}
-    if sizes.get(earlier, 0) >= max(yardstick_size(sizes.values()), FLOOR * sum(sizes.values())):
-        best = earlier
+    best, highest = yardsticks(sample, judged, earlier)
     best, parts = reference or best, {None: sample}
     if roles:
         names = codes(strata)[1]
