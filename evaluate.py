@@ -61,7 +61,7 @@ from parts.reports import (
     seen_pairs,
     write_report,
 )
-from parts.rows import check_pair, check_prompt, plain_text, split_name
+from parts.rows import check_pair, plain_text, read_prompts, split_name
 from parts.stats import bootstrap_ci, detectable, holm, mean_number, number, sign_test
 from parts.votes import by_people, folded, left_out, load_items, ordinary_votes, read_log, replay
 
@@ -270,7 +270,7 @@ def load_prompts(args, prompt_of=itemgetter("prompt")):
 
     prompt_of(row) → the prompt that a model sees.
     """
-    rows = list(files.read_jsonl(args.prompts, check_prompt, flag="--prompts"))
+    rows = read_prompts(args.prompts, "--prompts")
     splits = sorted({str(row["split"]) for row in rows if "split" in row})
     if not splits and isinstance(args.split, Default):
         print(f"{args.prompts}: no row has a 'split', so all of them are taken")

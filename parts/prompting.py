@@ -20,7 +20,7 @@ from parts.families import forward_of
 from parts.files import UserError, counts_in_words, load_function, number, read_jsonl
 from parts.means import mean, scored
 from parts.pairs import read_pairs
-from parts.rows import PROMPT_COLUMNS
+from parts.rows import PROMPT_COLUMNS, read_prompts
 
 # a model with this template was made from the bundled base, so it knows the demo's form of answer
 DEMO_TEMPLATE = "data/tiny-base/chat_template.jinja"
@@ -117,7 +117,7 @@ def load_scorer(spec, flag):
 
 def load_prompts(path, flag):
     """Rows of a prompt file; columns that belong to a prompt, but are not shown, are named."""
-    rows = list(read_jsonl(path, check_prompt, flag=flag))
+    rows = read_prompts(path, flag)
     if not rows:
         raise UserError(f"{flag} {path}: no prompt")
     columns = Counter(key for row in rows for key in PROMPT_COLUMNS if row.get(key))

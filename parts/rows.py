@@ -6,8 +6,9 @@ is well formed, but of no use, gets a key "drop", the reason, under which a load
 
 import json
 import re
+from collections import Counter, defaultdict
 
-from parts.files import brief
+from parts.files import brief, counts_in_words, read_jsonl
 
 ROLES = ("system", "developer", "user", "assistant", "tool")
 # columns of known layouts that belong to a prompt; "tools" is rendered, the others are not read
@@ -82,6 +83,22 @@ def check_prompt(row):
     check_messages(prompt, "prompt")
     if isinstance(prompt, list) and (not prompt or prompt[-1]["role"] == "assistant"):
         raise ValueError('"prompt" must end with a message to answer, not with the assistant\'s')
+
+
+def read_prompts(path, flag):
+    """The rows of a file of prompts; a split that is spelled in several ways is said."""
+    spellings = defaultdict(Counter)
+
+    def check(row):
+        given = str(row.get("split"))
+        check_prompt(row)
+        spellings[str(row.get("split"))][given] += 1
+
+    rows = list(read_jsonl(path, check, flag=flag))
+    for split, counts in spellings.items():
+        if len(counts) > 1:
+            print(f"{flag} {path}: split {split} takes together: {counts_in_words(counts)}")
+    return rows
 
 
 def check_response(row, key):

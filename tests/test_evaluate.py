@@ -135,6 +135,19 @@ def test_a_score_that_is_the_same_for_all_answers_gives_no_verdict():
     assert evaluate.comparisons(models, "gold", seed=0)[0]["verdict"] == "inconclusive"
 
 
+def test_spellings_of_a_split_that_are_taken_together_are_said(tmp_path, capsys):
+    """Rows of "val", "dev" and "validation" were one split, and nothing said so."""
+    splits = ["dev", "val", "validation", "dev", "test", "test", ["x"]]
+    rows = [{"prompt": f"p{i}", "split": split} for i, split in enumerate(splits)]
+    file = tiny.write_rows(tmp_path / "p.jsonl", rows)
+    args = evaluate.parse_args(["--prompts", file, "--split", "validation", "--n", "0"])
+    assert [row["prompt"] for row in evaluate.load_prompts(args)] == ["p0", "p1", "p2", "p3"]
+    words = f"--prompts {file}: split val takes together: dev 2, val 1, validation 1\n"
+    assert capsys.readouterr().out == words
+    prompting.load_prompts(file, "--prompts")  # of ppo.py, annotate.py draw, sample answers
+    assert capsys.readouterr().out == words
+
+
 def test_prompts_that_a_run_was_trained_on_are_counted(tmp_path):
     """ppo.py's next command, on a file without a split, showed training prompts as a test."""
     rows = [
