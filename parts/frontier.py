@@ -104,8 +104,8 @@ def spending(run, before=None):
             keys = {"step": "step", "proxy": "val/score", "kl": "val/kl", "gold": "val/gold"}
             point = {name: row.get(key) for name, key in keys.items()}
             low, high = row.get("val/gold_low"), row.get("val/gold_high")
-            error = None if low is None else (high - low) / 2 / Z95
-            points.append(point | {"error": error} | spent)
+            half = row.get("val/gold_ci") if low is None else (high - low) / 2  # _ci: older logs
+            points.append(point | {"error": None if half is None else half / Z95} | spent)
         elif "eval" not in kinds:  # an optimiser step
             answers = row.get("episodes") or 0
             tokens = row.get("answer_tokens") or answers * (row.get("length/mean") or 0)

@@ -198,6 +198,15 @@ def test_best_of_n_never_picks_an_answer_without_a_score():
     assert [point["gold"]["value"] for point in points] == pytest.approx([2.0, 8 / 3, 3.0])
 
 
+def test_older_logs_keep_their_error_bars():
+    """They hold "val/gold_ci", half of the interval, and not its ends."""
+    rows = [{"val/gold": 0.5, "val/gold_ci": 0.196}, {"val/gold": 0.5}]
+    rows += [{"val/gold": 0.5, "val/gold_low": 0.304, "val/gold_high": 0.696}]
+    points, _ = spending({"args": {}, "rows": rows})
+    errors = [point["error"] for point in points]
+    assert errors[1] is None and [errors[0], errors[2]] == pytest.approx([0.1, 0.1], abs=1e-4)
+
+
 def compared(seed=0, effect=0.0, turn=None):
     rng = np.random.default_rng(seed)
     names, report = ("data/tiny-base", "runs/dpo", "runs/mine"), {"scorers": ["gold", "proxy"]}
