@@ -377,12 +377,11 @@ class Graders:
         if args.gold:
             self.gold = prompting.load_scorer(args.gold, "--gold")
 
-    def spent(self):
-        """The judge's metrics since the last call; {} without a judge."""
-        if not self.judge:
-            return {}
-        before, self.before = self.before, Counter(self.judge.counts)
-        return self.judge.metrics(before)
+    def spent(self, keys=None):
+        """The judge's metrics since the last call, all or those of keys; {} without a judge."""
+        before, self.before = self.before, Counter(self.judge and self.judge.counts)
+        metrics = self.judge.metrics(before) if self.judge else {}
+        return {key: n for key, n in metrics.items() if key in (keys or metrics)}
 
     def score(self, b, names, size=1):
         """{"parts": {name: N numbers or None}, "grades": N `Grade`s of the last rubric, "rulings":
@@ -668,7 +667,7 @@ def validation(args, guard, graders, rows):
         metrics |= parallel.from_rank_0(
             {} if parallel.rank() else judges.canaries(rows, graders.judge)
         )
-        metrics |= {key: n for key, n in graders.spent().items() if key in server.PAID}
+        metrics |= graders.spent(server.PAID)
     samples = rollouts.greedy_samples(args, guard.run.model, guard.run.tokenizer, b["prompt_ids"])
     guard.evaluation(metrics, samples)
     write_rollout(guard.run, "validation", b)
@@ -685,12 +684,12 @@ def final_test(args, run, reference, graders, rows, step):
     if rows:
         results["test_before"] = rollouts.by_the_start(args, run, reference, test)
         results["test_after"] = test(run.model)
-    for row in results.values():
-        score, low, high = row["score"], row["low"], row["high"]
-        scores.append(score if low is None else f"{score:.3f} [{low:.3f}, {high:.3f}]")
-    if scores:
+        for row in results.values():
+            score, low, high = row["score"], row["low"], row["high"]
+            scores.append(score if low is None else f"{score:.3f} [{low:.3f}, {high:.3f}]")
         print("test before: {}, after: {}, n = {}".format(*scores, row["n"]))
-    write_summary(run, step, results)
+    paid = rows and graders.spent(server.PAID)
+    write_summary(run, step, results, paid and {"test/n": len(rows)} | paid)
 
 
 def main(argv=None):

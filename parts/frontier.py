@@ -106,7 +106,7 @@ def spending(run, before=None):
             low, high = row.get("val/gold_low"), row.get("val/gold_high")
             half = row.get("val/gold_ci") if low is None else (high - low) / 2  # _ci: older logs
             points.append(point | {"error": None if half is None else half / Z95} | spent)
-        elif "eval" not in kinds:  # an optimiser step
+        elif not kinds & {"eval", "test"}:  # an optimiser step
             answers = row.get("episodes") or 0
             tokens = row.get("answer_tokens") or answers * (row.get("length/mean") or 0)
             pairs = row.get("n", batch_size) + row.get("n_ties", 0) if batch_size else 0

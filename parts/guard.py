@@ -37,12 +37,17 @@ def weights_to_write(restore, n, unit):
     return restore
 
 
-def write_summary(run, step, results):
-    """summary.json: how the run ended, and `results`, {name: row}; step: of the weights."""
+def write_summary(run, step, results, paid=None):
+    """summary.json: how the run ended, and `results`, {name: row}; step: of the weights.
+
+    paid: what a judge cost in the final test, a last row of metrics.jsonl
+    """
     if not parallel.rank():
         reason = run.state["ended"] or "max_steps"
         head = {"step": step, "last_step": run.step, "stop_reason": reason}
         write_json(run.out / "summary.json", head | results)
+        if paid and "test/n" not in run.rows()[-1]:  # it is there where a finished run resumes
+            run.write("metrics.jsonl", [{"step": run.step} | paid])
 
 
 class Guard:

@@ -17,6 +17,7 @@ import ruler
 import watch
 from conftest import REPO
 from parts.files import UserError
+from parts.frontier import spending
 from test_judge import Server, attempts, completion
 from test_ppo import Spy, read, trained
 from tiny import tiny_model, write_rows
@@ -284,6 +285,24 @@ def test_ruler_on_rows_of_checks_alone(train, tmp_path):
     with Rule(vowel, vowel_score) as server:
         rows, _ = train(server, *"--reward ruler --steps 1".split(), data=data)
     assert all(asked.ruler for asked in server.asked) and "judge/canary_dot" not in str(rows)
+
+
+def test_the_final_test_is_paid_for_in_the_log(train, tmp_path, capsys):
+    """Its calls were in no row: watch.py's cost was lower than the bill. No rule reads the row."""
+    with Rule(vowel) as server:
+        flags = "--steps 1 --eval-every 1 --max-new-tokens 8 --judge-price 1,1 --overwrite".split()
+        log, _ = train(server, *flags)
+        calls = len(server.asked)
+    tested = log[-1]
+    assert tested["test/n"] == 2 and 0 < tested["judge/calls"] <= 4 and tested["judge/usd"] > 0
+    assert sum(row.get("judge/calls", 0) for row in log) == calls
+    out = tmp_path / "run"
+    budget = sum(row.get("judge/usd") or 0 for row in log) + 1e-9  # the next step would be over it
+    *_, stopped = watch.replay(log, steps=1, judge_budget=budget)
+    assert stopped == watch.replay(log[:-1], steps=1, judge_budget=budget)[2]
+    assert watch.main([str(out)]) == 0 and f"{calls} judge calls" in capsys.readouterr().out
+    (points, spent), (_, before) = (spending({"args": {}, "rows": x}) for x in (log, log[:-1]))
+    assert spent == before and len(points) == 2  # not of training, as no validation is
 
 
 def test_every_paid_request_is_logged_and_foretold(train, tmp_path, capsys):
