@@ -2,6 +2,7 @@
 
 import json
 import logging
+import re
 import shutil
 import ssl
 import subprocess
@@ -12,7 +13,7 @@ from email.utils import formatdate
 import pytest
 
 from parts import grades, responses
-from parts.files import UserError, read_jsonl
+from parts.files import read_jsonl
 from parts.server import Judge
 from test_judge import (
     NAMES,
@@ -25,10 +26,10 @@ from test_judge import (
     make,
     rated,
     ratings,
-    row_of,
     run,
     told,
 )
+from tiny import error_of
 
 pytestmark = pytest.mark.usefixtures("quiet_process")
 
@@ -171,8 +172,8 @@ def test_faults_of_servers(fault, calls, message):
     how = {"max_retries": 2, "concurrency": 1, "timeout": 0.3 if slow else 60}
     if not calls:
         with Server(lambda request: fault) as server:
-            with pytest.raises(UserError, match=f"^<judge m at {server.url}.*>: .*{message}"):
-                grade(make(server, **how))
+            line = error_of(grade, make(server, **how))
+        assert re.search(f"^<judge m at {server.url}.*>: .*{message}", line)
         assert len(server.requests) == 1
         return
     graded, requests, subject = run(flaky(fault), ["a", "Bad", "c"], **how)
@@ -196,7 +197,7 @@ def test_faults_of_replies(fault, message, tmp_path):
     unread = list(read_jsonl(subject.unread))
     assert len(again) == 3 * isinstance(fault, str) and len(unread) == 4
     for row in unread:
-        assert row["complaint"] in graded[1].error
+        assert all(row["complaint"] in text for text in [graded[1].error, *again])
         assert not again or row["reply"][:50] == fault.strip()[:50]
         assert again or json.loads(row["reply"]) == fault[2]
 
@@ -216,10 +217,8 @@ def test_one_refused_answer_wherever_it_stands(status, place, tmp_path):
     with Server(lambda request: told(status, "no model m")) as server:
         subject = make(server, cache=tmp_path / "c.jsonl")
         subject._key = lambda call: str(call.messages)
-        with pytest.raises(
-            UserError, match=f"HTTP {status}: no model m; a harmless question fares"
-        ):
-            grade(subject, answers)
+        line = error_of(grade, subject, answers)
+        assert f"HTTP {status}: no model m; a harmless question fares" in line
         assert len(server.requests) <= 2 + 2
 
 
@@ -227,8 +226,8 @@ def test_one_refused_answer_wherever_it_stands(status, place, tmp_path):
 def test_an_address_that_completes_no_chat_ends_the_run(body):
     """A web page, an event stream, another interface: after the retries of the first call."""
     with Server(lambda request: (200, {}, body)) as server:
-        with pytest.raises(UserError, match="HTTP 200: .*a harmless question fares no better"):
-            grade(make(server, concurrency=1, max_retries=2), ["a", "b", "c"])
+        line = error_of(grade, make(server, concurrency=1, max_retries=2), ["a", "b", "c"])
+        assert re.search("HTTP 200: .*a harmless question fares no better", line)
         assert len(server.requests) == 4
 
 
@@ -238,51 +237,43 @@ def test_many_refusals_and_a_key_that_is_withdrawn():
     assert {g.score for g in graded} == {None} and len(requests) == 8 + 4
     paid = []
     with Server(lambda r: told(403) if len(paid) > 2 else paid.append(r) or ratings(r)) as server:
-        with pytest.raises(UserError, match="HTTP 403"):
-            grade(make(server, concurrency=1), [f"a{i}" for i in range(50)])
-        assert len(server.requests) <= 6
+        line = error_of(grade, make(server, concurrency=1), [f"a{i}" for i in range(50)])
+        assert "HTTP 403" in line and len(server.requests) <= 6
 
 
 def test_a_judge_that_cannot_be_asked(monkeypatch):
-    with pytest.raises(UserError, match="judge m at http://127.0.0.1.*refused; is it running"):
-        grade(Judge("m", "http://127.0.0.1:9", max_retries=0))
-    with pytest.raises(UserError, match="InvalidURL"):
-        grade(Judge("m", "http://127.0.0.1:99999"))
+    line = error_of(grade, Judge("m", "http://127.0.0.1:9", max_retries=0))
+    assert re.search("judge m at http://127.0.0.1.*refused; is it running", line)
+    assert "InvalidURL" in error_of(grade, Judge("m", "http://127.0.0.1:99999"))
     for address in ("localhost:8000", "ftp://x", "http://", "http://x/v1?v=2", "http://me:pw@x"):
-        with pytest.raises(UserError, match="--judge-base-url"):
-            Judge("m", address)
-    with pytest.raises(UserError, match="--judge-base-url.*OPENAI_API_KEY.*checks"):
-        Judge("m")
+        assert "--judge-base-url" in error_of(Judge, "m", address)
+    assert re.search("--judge-base-url.*OPENAI_API_KEY.*checks", error_of(Judge, "m"))
     for key in ("sk-one\nsk-two", "schlüssel"):
         monkeypatch.setenv("OPENAI_API_KEY", key)
-        with pytest.raises(UserError, match="OPENAI_API_KEY: holds") as error:
-            Judge("m")
-        assert key not in str(error.value)
+        line = error_of(Judge, "m")
+        assert "OPENAI_API_KEY: holds" in line and key not in line
 
 
 def test_certificates(monkeypatch, tmp_path):
     """One that is not trusted, https to a server of plain http, a file that is not there: the run
     ends at once, with the fix; a trusted certificate is used."""
     openssl = shutil.which("openssl") or pytest.skip("openssl is not installed")
-    name = (
-        "req -x509 -nodes -newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -days 9 -keyout k -out c"
-    )
-    name = [*name.split(), "-subj", "/CN=127.0.0.1", "-addext", "subjectAltName=IP:127.0.0.1"]
-    subprocess.run([openssl, *name], cwd=tmp_path, check=True, capture_output=True)
+    made = """req -x509 -nodes -newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -days 9 -keyout k
+        -out c -subj /CN=127.0.0.1 -addext subjectAltName=IP:127.0.0.1"""
+    subprocess.run([openssl, *made.split()], cwd=tmp_path, check=True, capture_output=True)
     with Server(ratings) as server:
         secure = server.url.replace("http:", "https:")
-        with pytest.raises(UserError, match="WRONG_VERSION.*does not speak https there; try http:"):
-            grade(Judge("m", secure))
+        line = error_of(grade, Judge("m", secure))
+        assert re.search("WRONG_VERSION.*does not speak https there; try http:", line)
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         context.load_cert_chain(tmp_path / "c", tmp_path / "k")
         server.socket = context.wrap_socket(server.socket, server_side=True)
-        with pytest.raises(UserError, match="CERTIFICATE_VERIFY_FAILED.*REQUESTS_CA_BUNDLE"):
-            grade(Judge("m", secure))
+        line = error_of(grade, Judge("m", secure))
+        assert re.search("CERTIFICATE_VERIFY_FAILED.*REQUESTS_CA_BUNDLE", line)
         monkeypatch.setenv("REQUESTS_CA_BUNDLE", str(tmp_path / "c"))
         assert grade(Judge("m", secure))[0].score == 1.0
         monkeypatch.setenv("REQUESTS_CA_BUNDLE", str(tmp_path / "none"))
-        with pytest.raises(UserError, match="CURL_CA_BUNDLE names no file"):
-            grade(Judge("m", secure))
+        assert "CURL_CA_BUNDLE names no file" in error_of(grade, Judge("m", secure))
 
 
 WAITS = table(
@@ -338,8 +329,7 @@ def test_a_wait_until_a_date():
 def test_one_call_ends_the_run_of_all():
     later = 500, {"Retry-After": "5"}, b""
     with Server(lambda r: told(401) if "Bad" in asked(r) else later) as server:
-        with pytest.raises(UserError, match="HTTP 401"):
-            grade(Judge("m", server.url), ["a", "b", "Bad"])
+        assert "HTTP 401" in error_of(grade, Judge("m", server.url), ["a", "b", "Bad"])
     assert len(server.requests) <= 5
 
 
@@ -354,6 +344,9 @@ def test_a_dripping_server_holds_nobody(tmp_path):
     assert time.monotonic() - start < 5
 
 
+USAGES = """{"prompt_tokens": "12", "completion_tokens": "7"} | "free"
+ | {"prompt_tokens": "many", "completion_tokens": null} | {"prompt_tokens": 1e999, "completion_tokens": -3}
+ | {"prompt_tokens": true, "completion_tokens": [1]}""".split(" | ")
 CONTENTS = [
     [{"type": "thinking", "thinking": [{"type": "text", "text": "hm"}]}, {"type": "text", "text": YES}],
     [{"type": "text", "text": YES[:9]}, {"type": "output_text", "text": YES[9:]}],
@@ -363,18 +356,8 @@ CONTENTS = [
     {"type": "text", "text": YES},
     f"\ufeff\n{YES}\n",
 ]  # fmt: skip
-
-
-@pytest.mark.parametrize("content", CONTENTS)
-def test_content_as_a_list_of_parts(content):
-    (found,), requests, _ = run(lambda request: says(content))
-    assert found.score == 1.0 and len(requests) == 1
-
-
-USAGES = """{"prompt_tokens": "12", "completion_tokens": "7"} | "free"
- | {"prompt_tokens": "many", "completion_tokens": null} | {"prompt_tokens": 1e999, "completion_tokens": -3}
- | {"prompt_tokens": true, "completion_tokens": [1]}""".split(" | ")
-CRASHES = [  # a paid run ends with none of these
+ODD = [  # a paid run ends with none of these, and none is lost
+    *map(says, CONTENTS),
     rated("Yes", "Yes", reason="half a pair: \ud800"),  # written as the escape \ud800
     json.dumps(rated("Yes", "Yes", reason="whole: 😀")).replace('\\"', '"')[1:-1],
     rated("Yes", "Yes", reason=["a", {"b": None}]),
@@ -385,8 +368,8 @@ CRASHES = [  # a paid run ends with none of these
 ]
 
 
-@pytest.mark.parametrize("reply", CRASHES)
-def test_replies_that_crash_nothing_now_or_from_the_cache(reply, tmp_path):
+@pytest.mark.parametrize("reply", ODD)
+def test_odd_replies_are_read_now_and_from_the_cache(reply, tmp_path):
     path = tmp_path / "c.jsonl"
     with Server(lambda request: reply) as server:
         for cached in (False, True):
@@ -407,9 +390,8 @@ def test_lines_of_a_cache(tmp_path):
     """What holds no reply is left out, and asked again; a line that a kill cut joins no other."""
     path = tmp_path / "run" / "judge_cache.jsonl"
     with Server(lambda request: NAMES["@BOTH"]) as server:
-        assert [g.score for g in grade(make(server, cache=path, concurrency=1), ["a", "b"])] == [
-            0.5
-        ] * 2
+        first = grade(make(server, cache=path, concurrency=1), ["a", "b"])
+        assert [g.score for g in first] == [0.5, 0.5]
         key = next(read_jsonl(path))["key"]
         for line in LINES:
             line = line.replace("KEY", key).encode("utf-8", "surrogatepass")
@@ -473,31 +455,6 @@ def test_no_proxy_stands_before_this_machine(monkeypatch):
     assert run(ratings)[0][0].score == 1.0
 
 
-def test_forty_criteria_with_dropped_and_doubled_ids():
-    """As the recipe's data have: what is missing or doubled is named, to the judge and in the
-    error; a second reply that is whole counts."""
-    for k in (15, 25, 40):
-        row = row_of(*(f"Criterion {i}." for i in range(1, k + 1)))
-        full = [
-            {"id": i, "reason": "r", "rating": "Yes" if i % 3 else "No"} for i in range(1, k + 1)
-        ]
-        wrong = {
-            "missing: 7, 12": [x for x in full if x["id"] not in (7, 12)],
-            "given twice: 3": [*full, full[2]],
-            f"missing: {k}; given twice: 1": [*full[:-1], full[0]],
-            f"not asked for: {k + 1}": [*full, full[0] | {"id": k + 1}],
-            "no usable value: 9 ()": [x | {"rating": "" if x["id"] == 9 else "Yes"} for x in full],
-        }
-        for message, entries in wrong.items():
-            replies = iter([json.dumps({"ratings": entries}), json.dumps({"ratings": full[::-1]})])
-            (found,), requests, _ = run(lambda r, replies=replies: next(replies), row=row)
-            assert found.score == pytest.approx((k - k // 3) / k) and len(requests) == 2
-            assert message in requests[1]["messages"][-1]["content"]
-            reply = json.dumps({"ratings": entries})
-            (found,), *_ = run(lambda r, reply=reply: reply, row=row, max_retries=0)
-            assert found.score is None and message in found.error
-
-
 def test_equal_calls_are_asked_once():
     with Server(ratings) as server:
         subject = make(server)
@@ -532,10 +489,9 @@ def test_the_key_is_sent_and_shown_nowhere(monkeypatch, tmp_path):
     with Server(lambda r: next(answers)) as server:
         subject = make(server, cache=tmp_path / "c.jsonl")
         shown = [repr(grade(subject)), repr(vars(subject)), (tmp_path / "c.jsonl").read_text()]
-        with pytest.raises(UserError) as error:
-            grade(subject, ["b"])
+        shown.append(error_of(grade, subject, ["b"]))
     assert [h["Authorization"] for h in server.headers] == [f"Bearer {key}"] * 3
-    assert key not in "".join([*shown, str(error.value)]) and "[key]" in shown[0]
+    assert key not in "".join(shown) and "[key]" in shown[0]
 
 
 def test_tokens_and_usd():
