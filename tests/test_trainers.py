@@ -27,14 +27,16 @@ import dpo
 import ppo
 import reward_train
 import sft
-from parts import files, kto, pairs, prompting, rollouts, sampling
+from parts import kto, pairs, prompting, rollouts, sampling
 from parts.means import student_t_quantile
 from test_ppo import near, read
 from tiny import (
     BOS_TEMPLATE,
     CHATML,
     cases,
+    error_of,
     pair_rows,
+    read_json,
     table,
     tiny_model,
     tiny_tokenizer,
@@ -143,7 +145,7 @@ def test_reward_model_learns_a_separable_set(tmp_path, llama_folder):
     assert before["eval/accuracy"] == 0.5  # a zero head: every pair is equal
     assert (after["eval/accuracy"], after["eval/n"]) == (1.0, 24) and after["eval/nll"] < 0.1
     assert after["eval/accuracy_low"] == pytest.approx(24 / (24 + 1.959964**2))  # Wilson at k = n
-    config = json.loads((tmp_path / "out" / "config.json").read_text())
+    config = read_json(tmp_path / "out" / "config.json")
     assert config["reward_std"] > 0.5 and math.isfinite(config["reward_mean"])
 
 
@@ -184,22 +186,17 @@ def test_kto_learns_from_thumbs(tmp_path, llama_folder, monkeypatch, capsys):
     losses = steps(log, "loss")
     assert losses[0] == pytest.approx(0.5, abs=1e-4) and losses[-1] < losses[0]
     assert steps(log, "rewards/margins")[-1] > 1e-3 and seen[0] < 1e-4 < max(seen)
-    one_side = [row for row in log if "rewards/chosen" in row][
-        -1
-    ]  # 8 of 16 rows have a chosen side
-    assert one_side["rewards/margins"] == pytest.approx(
-        one_side["rewards/chosen"] - one_side["rewards/rejected"]
-    )
+    last = [row for row in log if "rewards/chosen" in row][-1]  # 8 of 16 rows have a chosen side
+    margin = last["rewards/chosen"] - last["rewards/rejected"]
+    assert last["rewards/margins"] == pytest.approx(margin)
     text = [{"prompt": "Role: x.\n", "completion": f"{i}.", "label": i % 2 == 1} for i in range(16)]
     texts = write_rows(tmp_path / "text.jsonl", text)
     capsys.readouterr()
     train(dpo, texts, llama_folder, tmp_path / "text", "--steps 1 --loss-type kto")
-    assert "▮0▮.◆<|end|>" in capsys.readouterr().out, (
-        "the token strip of an answer with a thumb down"
-    )
+    assert "▮0▮.◆<|end|>" in capsys.readouterr().out, "the strip of an answer with a thumb down"
     write_rows(file, [*rows, rows[0] | {"label": 1}])
-    with pytest.raises(files.UserError, match=':17: "label" is 1; expected true or false'):
-        train(dpo, str(file), llama_folder, tmp_path / "no", *flags)
+    refused = error_of(train, dpo, str(file), llama_folder, tmp_path / "no", *flags)
+    assert ':17: "label" is 1; expected true or false' in refused
 
 
 def test_kto_baseline_keeps_to_micro_tokens(tmp_path, llama_folder, monkeypatch):
@@ -242,7 +239,7 @@ def test_tokenizers(stage, kind, options, as_messages, tmp_path, monkeypatch):
     names = ["<|end|>", "<|im_end|>"][: 2 if kind == "two end ids" else 1]
     ends = tokenizer.convert_tokens_to_ids(names)
     path = Path(model) / "generation_config.json"  # as Qwen: it knows more ends than the template
-    path.write_text(json.dumps({**json.loads(path.read_text()), "eos_token_id": ends}))
+    path.write_text(json.dumps({**read_json(path), "eos_token_id": ends}))
     data = write_pairs(tmp_path / "pairs.jsonl", 8, as_messages=as_messages)
     # where the stage finds `pad_rows`: pairs come by parts/pairs.py, PPO's by rollouts
     home, batches = {sft: sft, ppo: rollouts}.get(stage, pairs), []
@@ -362,9 +359,8 @@ def test_prompts_and_gold(tmp_path, llama_folder, pairs_file):
     rows = [{"prompt": r["prompt"], "note": f"n{i}"} for i, r in enumerate(pair_rows(6))]
     prompts, gold = write_rows(tmp_path / "prompts.jsonl", rows), tmp_path / "gold.py"
     gold.write_text(GOLD)
-    flags = ("--prompts", prompts, "--gold", f"{gold}:score")
-    flags += ("--max-new-tokens 12 --lr 1e-2 --warmup 0 --steps 2 --overwrite",)
-    flags += ("--eval-temperature 1",)
+    flags = ["--prompts", prompts, "--gold", f"{gold}:score", "--overwrite --eval-temperature 1"]
+    flags += ["--max-new-tokens 12 --lr 1e-2 --warmup 0 --steps 2"]
     model, tokenizer = common.load_policy(llama_folder), common.load_tokenizer(llama_folder)
     asked = [r["prompt"] for r in prompting.some_prompts(rows, 64)]
     drawn = prompting.generate(model, tokenizer, asked, 12, 1.0, seed=0)
@@ -386,9 +382,8 @@ def test_prompts_and_gold(tmp_path, llama_folder, pairs_file):
         ends = [np.mean(shares) - half, np.mean(shares) + half]
         assert [first["val/gold_low"], first["val/gold_high"]] == pytest.approx(ends, abs=1e-4)
         assert first["val/n"] == 6
-        assert read(tmp_path / "out" / "samples.jsonl")[0]["answer"] == greedy[0], (
-            "the first choice"
-        )
+        shown = read(tmp_path / "out" / "samples.jsonl")[0]
+        assert shown["answer"] == greedy[0], "the first choice"
 
 
 def test_a_prompt_that_is_only_shown_is_no_evaluation(tmp_path, llama_folder, pairs_file):
@@ -412,25 +407,6 @@ def test_evaluations_answer_validation_prompts(tmp_path, llama_folder, capsys):
     answered, _ = prompting.prompts_to_answer(args, *model, [])
     assert "given as text" not in capsys.readouterr().out
     assert {row["split"] for row in answered} == {"val"} and len(answered) == 3
-
-
-@cases("""
-pairs                 | bundled
-data/prefs.jsonl      | True
-./data/../data/rank_train.jsonl | True
-data/mine.jsonl       | False
-tests/prefs.jsonl     | False
-""")
-def test_bundled_data_is_known_by_its_place_and_name(pairs, bundled, monkeypatch, llama_folder):
-    """./data/prefs.jsonl was none, and one's own data/mine.jsonl was."""
-    monkeypatch.chdir(REPO)
-    for path in (pairs, str(REPO / pairs)):
-        args = dpo.parse_args(["--pairs", path, "--model", llama_folder])
-        assert (args.prompts, args.examples, args.eval_temperature) == (
-            ("data/prompts.jsonl", prompting.EXAMPLES, 0.7) if bundled else (None, None, 0.7)
-        )
-    known = dpo.parse_args(["--pairs", pairs])  # the base knows the form
-    assert (known.examples, known.eval_temperature) == (None, 1.0)
 
 
 @each_stage
@@ -532,20 +508,33 @@ def test_a_copy_trains_on_a_users_file(stage, tmp_path, llama_folder):
     assert (home / "run" / "adapter").is_dir() == (stage == "grpo_rubric")
 
 
+@cases("""
+flags | prompts | gold
+ | data/prompts.jsonl | data/recruiter.py:reward
+{} data/prefs.jsonl | data/prompts.jsonl | data/recruiter.py:reward
+{} ./data/../data/rank_train.jsonl | data/prompts.jsonl | data/recruiter.py:reward
+{} REPO/data/prefs.jsonl | data/prompts.jsonl | data/recruiter.py:reward
+{} data/mine.jsonl | None | None
+{} tests/prefs.jsonl | None | None
+{} REPO/tests/prefs.jsonl | None | None
+{} mine.jsonl | None | None
+{} data/prefs.jsonl mine.jsonl | None | None
+{} data/prefs.jsonl --prompts mine.jsonl | mine.jsonl | None
+{} data/prefs.jsonl --gold my.py:f | data/prompts.jsonl | my.py:f
+""")
 @pytest.mark.parametrize("stage, flag", [(sft, "--data"), (dpo, "--pairs")])
-def test_bundled_data_brings_its_prompts_and_score(stage, flag, monkeypatch):
+def test_bundled_data_brings_its_prompts_and_score(
+    stage, flag, flags, prompts, gold, monkeypatch, llama_folder
+):
+    """Known by place and name: ./data/prefs.jsonl was none, and one's own data/mine.jsonl was. A
+    model that does not know their form gets the worked examples."""
     monkeypatch.chdir(REPO)
-    bundled = ("data/prompts.jsonl", "data/recruiter.py:reward")
-    for flags, expected in {
-        "": bundled,
-        "{} data/prefs.jsonl": bundled,
-        "{} mine.jsonl": (None, None),
-        "{} data/prefs.jsonl mine.jsonl": (None, None),
-        "{} data/prefs.jsonl --prompts mine.jsonl": ("mine.jsonl", None),
-        "{} data/prefs.jsonl --gold my.py:f": (bundled[0], "my.py:f"),
-    }.items():
-        args = stage.parse_args(flags.format(flag).split())
-        assert (args.prompts, args.gold) == expected
+    argv = flags.format(flag).replace("REPO", str(REPO)).split()
+    examples = prompting.EXAMPLES if prompts == "data/prompts.jsonl" else None
+    for model, expected in ([], (None, 1.0)), (["--model", llama_folder], (examples, 0.7)):
+        args = stage.parse_args([*argv, *model])
+        assert (args.prompts, args.gold) == (prompts, gold)
+        assert (args.examples, args.eval_temperature) == expected
 
 
 @every_stage
