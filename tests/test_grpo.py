@@ -14,7 +14,17 @@ import judge
 from parts import files, recipe, reward_models, rollouts, runs, sampling
 from test_losses import close, on, t
 from test_ppo import Spy, gap, gradients, near, read, trained
-from tiny import cases, pair_rows, table, tiny_model, tiny_reward_model, words, write_rows
+from tiny import (
+    cases,
+    error_of,
+    pair_rows,
+    read_json,
+    table,
+    tiny_model,
+    tiny_reward_model,
+    words,
+    write_rows,
+)
 
 NAN = math.nan
 pytestmark = pytest.mark.usefixtures("quiet_process")
@@ -212,9 +222,7 @@ def test_bad_lines(line, message, tmp_path):
     rows = numbered(6)
     rows[4]["rubrics"] = ["Is polite."]
     line = line.replace("ROWS", write_rows(tmp_path / "r.jsonl", rows))
-    with pytest.raises(files.UserError) as error:
-        grpo_rubric.load_data(grpo_rubric.parse_args(line.split()))
-    assert message in str(error.value) and "\n" not in str(error.value)
+    assert message in error_of(lambda: grpo_rubric.load_data(grpo_rubric.parse_args(line.split())))
 
 
 def numbered(n, **more):
@@ -287,10 +295,9 @@ def test_lines_of_the_recipe_run(line, capsys):  # fmt: skip
     assert "recipe: its defaults hold for what the line leaves out: " in out and "a step: " in out
     assert ("judge_temperature=0.0 is not sent unless" in out) == ("judge_temp" not in line)
     bundled = "data_path" not in line
-    assert (
-        "--train-ratio has no effect: data/rubrics.json has a split of its own" in out
-    ) == bundled
-    assert ("training 300  validation 50  test 60" in out) == bundled
+    own_split = "--train-ratio has no effect: data/rubrics.json has a split of its own"
+    for told in (own_split, "training 300  validation 50  test 60"):
+        assert (told in out) == bundled
 
 
 def splits_of(path, *flags):
@@ -573,7 +580,7 @@ def test_what_a_run_leaves(graded, tmp_path, capsys):
         part = kept_of(out, "validation", row["step"])
         assert row["val/score"] == pytest.approx(sum(r["components"]["model"] for r in part) / 2)
         assert [r["prompt"] for r in part] == PROMPTS[8:10]
-    summary = json.loads((out / "summary.json").read_text())
+    summary = read_json(out / "summary.json")
     before = summary["test_before"]
     assert before["n"] == summary["test_after"]["n"] == 2
     assert before["low"] <= before["score"] <= before["high"]
@@ -608,9 +615,8 @@ def test_a_lost_grade_is_no_zero(graded, tmp_path, monkeypatch):
         return grades
 
     monkeypatch.setattr(judge, "grade_answers", grade)
-    monkeypatch.setattr(
-        reward_models, "reward_function", lambda *a, **k: lambda p, texts: scores[: len(texts)]
-    )
+    model = lambda prompts, texts: scores[: len(texts)]  # noqa: E731
+    monkeypatch.setattr(reward_models, "reward_function", lambda *a, **k: model)
     spy = Spy(monkeypatch, grpo_rubric, "update")
     flags = f"--reward rubric --reward model --reward-model {graded['reward']}"
     row = trained(run(graded, tmp_path / "run", flags, "--overlong penalty --steps 1"))[0]
@@ -663,8 +669,7 @@ def test_checks_alone_ask_nobody(graded, tmp_path, monkeypatch):
     asked = [prompt for call in spy.calls for prompt in call[2]]
     assert len(asked) > 8 and {p[0]["content"] for p in asked} == {"Be brief."}
     spy.calls.clear()
-    with pytest.raises(files.UserError, match="needs a judge"):
-        run(own, tmp_path / "no")
+    assert "needs a judge" in error_of(run, own, tmp_path / "no")
     assert not (tmp_path / "no").exists()
     run(graded, tmp_path / "short", "--max-length 26 --steps 1")
     assert max(len(prompt) for call in spy.calls for prompt in call[2]) == 20
@@ -682,8 +687,7 @@ def test_the_model_is_saved_before_the_test_rows_are_answered(graded, tmp_path, 
         return real(args, run, policy, graders, rows)
 
     monkeypatch.setattr(grpo_rubric, "evaluate", evaluate)
-    with pytest.raises(files.UserError, match="the judge is gone"):
-        run(graded, out)
+    assert "the judge is gone" in error_of(run, graded, out)
     validation = [(False, PROMPTS[8:10])]
     assert saved == [*2 * validation, (True, PROMPTS[10:])], "start, step 2, then the test rows"
     assert common.load_policy(out) and not (out / "summary.json").exists()
@@ -692,14 +696,15 @@ def test_the_model_is_saved_before_the_test_rows_are_answered(graded, tmp_path, 
 @pytest.mark.parametrize("flags", ["", "--lora-rank 2", "--beta 0.1"])
 def test_the_start_is_answered_by_the_start(flags, graded, tmp_path, monkeypatch):
     """With LoRA by the policy with its adapter off, without a second model; and the adapter is on
-    again for the result."""
+    again for the result. What --eval-temperature draws is graded; shown are greedy answers."""
     loads = Spy(monkeypatch, common, "load_policy")
     spy, out = Spy(monkeypatch, grpo_rubric, "evaluate"), tmp_path / "run"
     more = "--lr 0.1 --warmup 0 --schedule constant --restore last --max-new-tokens 12"
-    run(graded, out, flags, more)
+    rows_of_log = run(graded, out, flags, more, "--eval-temperature 1")
+    assert [row["val/n"] for row in rows_of_log if "val/score" in row] == [2, 2]
     assert len(loads.calls) == 1 + ("lora" not in flags), "no second model, or one"
     args, opened_run, *_, graders, rows = spy.calls[-1]
-    summary = json.loads((out / "summary.json").read_text())
+    summary = read_json(out / "summary.json")
     answers = []
     for name, folder in (("test_before", graded["llama"]), ("test_after", out)):
         policy = common.load_policy(folder, trainable=False)
@@ -708,16 +713,9 @@ def test_the_start_is_answered_by_the_start(flags, graded, tmp_path, monkeypatch
         assert summary[name]["length"] == metrics["val/length"] and summary[name]["n"] == 2
         answers.append(b["texts"])
     assert answers[0] != answers[1]
-
-
-def test_samples_are_greedy(graded, tmp_path, monkeypatch):
-    out = tmp_path / "run"
-    rows = run(graded, out, "--eval-temperature 1 --steps 1 --restore last")
-    shown = [row for row in read(out / "samples.jsonl") if row["step"] == 1]
-    model, tokenizer = common.load_policy(out), common.load_tokenizer(out)
-    greedy = sampling.sample(model, tokenizer, PROMPTS[8:10], max_new_tokens=6, temperature=0)
-    assert [row["answer"] for row in shown] == greedy.texts
-    assert [row["val/n"] for row in rows if "val/score" in row] == [2, 2]
+    shown = [row["answer"] for row in read(out / "samples.jsonl") if row["step"] == 2]
+    greedy = sampling.sample(policy, opened_run.tokenizer, PROMPTS[8:10], 1, 12, temperature=0)
+    assert shown == greedy.texts
 
 
 def test_of_a_small_file_more_is_held_out(tmp_path):

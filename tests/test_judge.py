@@ -11,10 +11,11 @@ import pytest
 import judge
 import ruler
 from judge import grade_answers
-from parts.files import UserError, read_jsonl
+from parts.files import read_jsonl
 from parts.questions import talk
 from parts.rubrics import read_row, read_rubrics
 from parts.server import Judge
+from tiny import error_of, table
 
 pytestmark = pytest.mark.usefixtures("quiet_process")
 
@@ -234,9 +235,8 @@ def test_ruler_scores_a_group():
     assert len(attempts(request)) == 2 and re.search("</attempt-\\w+>$", text)
     (same, empty), requests, subject = rule(by_number, ("a", "a"), ("", "<think>"))
     assert requests == [] and subject.metrics()["ruler/identical_groups"] == 2
-    assert [(g.score, g.error) for g in same + empty] == [(None, ruler.ALONE)] * 2 + [
-        (0.0, None)
-    ] * 2
+    assert [(g.score, g.error) for g in same] == [(None, ruler.ALONE)] * 2
+    assert [(g.score, g.error) for g in empty] == [(0.0, None)] * 2
     (lost,), requests, _ = rule(lambda r: by_number(r, bias=7), ("a .1", "b .9"))
     assert len(requests) == 2 and {g.score for g in lost} == {None}
     assert "no usable value" in lost[0].error
@@ -249,7 +249,7 @@ def test_all_places_change_in_the_second_pass(n):
     texts = [f"{i} {i / 10_000}" for i in range(n)]
     _, calls = ruler.ruler_calls([talk("Go.", text) for text in texts], passes=2)
     one, two = [list(call.parse.keywords["ids"].items()) for call in calls]
-    assert sorted(one) == sorted(two) and len(dict(one)) == n
+    assert sorted(one) == sorted(two) and len(dict(one)) == len({text for _, text in one}) == n
     assert all(a != b for a, b in zip(one, two))
     if n < 9:
         biased = lambda r: by_number(r, bias=0.1)  # noqa: E731
@@ -257,9 +257,8 @@ def test_all_places_change_in_the_second_pass(n):
         moved = [abs(one.index(item) - two.index(item)) for item in one]
         difference = subject.metrics()["judge/order_disagreement"]
         assert difference == pytest.approx(0.1 * sum(moved) / n)
-        places = {text.split()[-1]: i for i, (_, text) in enumerate(one)}
         first = [g.pass_scores[0] for g in graded]
-        assert len(requests) == 2 and len(places) == n
+        assert len(requests) == 2
         assert [g.score for g in graded] == [sum(g.pass_scores) / 2 for g in graded]
         assert max(first) - min(first) == pytest.approx(0.1 * (n - 1), abs=1e-3)
 
@@ -402,19 +401,22 @@ def test_layouts_that_people_have(layout, tmp_path):
     assert data.rows[0].task_id == str(row.get("prompt_id", row.get("key", 1)))
 
 
-POINTS = [("Yes", "Yes", 0.0), ("Yes", "No", 1.0), ("No", "No", 0.0), ("No", "Yes", 0.0)]
+POINTS = table("""
+2 | -8 | Yes | Yes | 0.0
+2 | -8 | Yes | No  | 1.0
+2 | -8 | No  | No  | 0.0
+2 | -8 | No  | Yes | 0.0
+4 | -1 | Yes | Yes | 0.75
+2 | -8 | Bad |     | None
+""")
 
 
-@pytest.mark.parametrize("good, fault, score", [*POINTS, ("Bad", "", None)])
-def test_points_are_healthbenchs(good, fault, score):
+@pytest.mark.parametrize("worth, cost, good, fault, score", POINTS)
+def test_points_are_healthbenchs(worth, cost, good, fault, score):
     """2 for what is good, −8 for a fault: (2 − 8)/2 is 0, and nothing met is 0, not 8/10."""
-    row = row_of(
-        {"criterion": "Names the skill.", "points": 2}, {"criterion": "Invents.", "points": -8}
-    )
+    row = row_of({"criterion": "Is kind.", "points": worth}, {"criterion": "Lies.", "points": cost})
     (found,), *_ = run(lambda r: rated(good, fault), row=row, max_retries=0)
     assert found.score == score
-    half = row_of({"criterion": "a", "points": 4}, {"criterion": "b", "points": -1})
-    assert run(lambda r: rated("Yes", "Yes"), row=half)[0][0].score == 0.75
 
 
 def test_a_verdict_is_what_the_judge_said_of_the_sentence(command, capsys):
@@ -449,12 +451,11 @@ def test_a_criterion_that_stands_twice_is_said(tmp_path):
 
 def test_lost_splits(tmp_path):
     rows = [ONE | {"split": name} for name in ("train", "test")] + [ONE]
-    with pytest.raises(UserError, match='r.json, row 3: "split" is None, where other rows have'):
-        read_rubrics(write(tmp_path / "r.json", rows))
+    refused = error_of(read_rubrics, write(tmp_path / "r.json", rows))
+    assert 'r.json, row 3: "split" is None, where other rows have' in refused
     for name in ("dev", "valid", "tests"):
         path = write(tmp_path / "r.json", {"train": [ONE], "test": [ONE], name: [ONE]})
-        with pytest.raises(UserError, match=f'"{name}" is none of the splits train, validation'):
-            read_rubrics(path)
+        assert f'"{name}" is none of the splits train, validation' in error_of(read_rubrics, path)
     assert read_rubrics(write(path, {"train": [ONE], "test": [], "version": "1"})).splits["train"]
 
 
@@ -469,11 +470,9 @@ def test_raw_tabs_are_read_in_jsonl_as_in_json(command):
 @pytest.mark.parametrize("bad, message", BAD_ROWS)
 def test_bad_rows_stop_the_load(bad, message, tmp_path):
     path = write(tmp_path / "r.json", f"[{TEXT}, {bad}]")
-    with pytest.raises(UserError, match=f"{path}, row 2: .*{message}"):
-        read_rubrics(path)
+    assert re.search(f"{path}, row 2: .*{message}", error_of(read_rubrics, path))
     path = write(tmp_path / "r.jsonl", f"{TEXT}\n\n\n{bad}\n")
-    with pytest.raises(UserError, match=f"{path}(, line |:)4: .*{message[12:]}"):
-        read_rubrics(path)
+    assert re.search(f"{path}(, line |:)4: .*{message[12:]}", error_of(read_rubrics, path))
 
 
 NO_FILES = [
@@ -491,9 +490,8 @@ NO_FILES = [
 @pytest.mark.parametrize("content, message", NO_FILES)
 def test_files_that_are_none(content, message, tmp_path):
     path = write(tmp_path / "r.json", content)
-    with pytest.raises(UserError, match=message) as error:
-        read_rubrics(path)
-    assert str(error.value).startswith(f"--data {path}") and "\n" not in str(error.value)
+    refused = error_of(read_rubrics, path)
+    assert refused.startswith(f"--data {path}") and re.search(message, refused)
 
 
 MIXED = [{"task_id": "a", "prompt": "Greet.", "rubrics": ["Is kind.", NO_COMMA]}]
@@ -538,8 +536,8 @@ def test_grade_a_file(command, capsys):
         scores, errors = rows_of("score", "error")
         assert scores == [1.0, 0.0, None] and "HTTP 503" in errors[2]
         assert "without a score: 1" in capsys.readouterr().out
-        with pytest.raises(UserError, match="--out out/g.jsonl: exists; pass --overwrite"):
-            command("grade", server)
+        refused = error_of(command, "grade", server)
+        assert "--out out/g.jsonl: exists; pass --overwrite" in refused
         server.answer = ratings
         for _ in range(2):
             assert command("grade", server, "--overwrite") == 0 and len(server.requests) == 3
@@ -584,25 +582,21 @@ def test_ruler_on_a_file(command, capsys):
     with Server(lambda r: told(503)) as server:
         assert command("ruler", server, "--overwrite") == 4
     given(None, rows[2:])
-    with pytest.raises(UserError, match="RULER needs two different answers"):
-        command("ruler", None, "--overwrite")
+    refused = error_of(command, "ruler", None, "--overwrite")
+    assert "RULER needs two different answers" in refused
 
 
 def test_the_two_orders_of_ruler(command, capsys):
     """Printed, in the file, and with a warning if the place counts as much as the answer."""
-    given(
-        None, [{"prompt": "p", "response": f"x 0.{i}", "tag": 1, "task_id": "t"} for i in range(4)]
-    )
+    row = {"prompt": "p", "tag": 1, "task_id": "t"}
+    given(None, [row | {"response": f"x 0.{i}"} for i in range(4)])
     for bias, warned in ((0.0, False), (0.15, True)):
         with Server(lambda r, bias=bias: by_number(r, bias=bias)) as server:
             assert command("ruler", server, "--judge-passes", "2", "--overwrite") == 0
         out, passes = capsys.readouterr().out, rows_of("pass_scores")[0]
         difference = sum(abs(a - b) for a, b in passes) / 4
         assert f"the two orders: scores differ by {difference:.3f} in the mean (n = 4); " in out
-        assert (difference > 0.15, "warning: this judge scores the place" in out) == (
-            warned,
-            warned,
-        )
+        assert (difference > 0.15) == ("warning: this judge scores the place" in out) == warned
         assert ("0 of 6 pairs of answers changed places" in out) != warned
         assert "4 answers; not read: tag (4 rows), task_id (4 rows)" in out
         assert rows_of("score")[0] == [sum(both) / 2 for both in passes]
@@ -612,8 +606,8 @@ def test_the_two_orders_of_ruler(command, capsys):
 
 
 def test_judge_py_ruler_names_the_new_command(capsys):
-    with pytest.raises(UserError, match="--responses none.jsonl: no such file"):
-        judge.main(["ruler", "--responses", "none.jsonl"])
+    refused = error_of(judge.main, ["ruler", "--responses", "none.jsonl"])
+    assert "--responses none.jsonl: no such file" in refused
     assert "judge.py ruler is now python ruler.py" in capsys.readouterr().err
 
 
@@ -648,9 +642,8 @@ def test_what_a_user_does_wrong(wrong, message, command):
         answer, twice = json.loads(wrong), [ONE | {"prompt": "Twice.", "task_id": i} for i in "xy"]
         name, flags = "audit" if "ratings" in answer else "grade", []
         given(MIXED + twice if name == "grade" else [ONE | {"response": "a"} | answer], [answer])
-    with pytest.raises(UserError, match=re.escape(message)) as error:
-        command(name, None, "--judge-base-url", "http://127.0.0.1:9", *flags)
-    assert "\n" not in str(error.value) and not Path("out").exists()
+    refused = error_of(command, name, None, "--judge-base-url", "http://127.0.0.1:9", *flags)
+    assert message in refused and not Path("out").exists()
 
 
 def test_audit_by_hand(command, capsys):
@@ -667,9 +660,9 @@ def test_audit_by_hand(command, capsys):
     with Server(lambda r: told(503) if "A4" in asked(r) else NAMES["@BOTH"]) as server:
         assert command("audit", server) == 4 and len(server.requests) == 5
     found = [line.split() for line in capsys.readouterr().out.splitlines()]
-    table = {cells[0]: [*cells[1:3], *cells[-4:]] for cells in found if cells}
-    assert table["judge"] == ["8", "0.62", "0.25", "2/5", "1/3", "2"]
-    assert table["check"][:2] == ["1", "1.00"]
+    row_of_kind = {cells[0]: [*cells[1:3], *cells[-4:]] for cells in found if cells}
+    assert row_of_kind["judge"] == ["8", "0.62", "0.25", "2/5", "1/3", "2"]
+    assert row_of_kind["check"][:2] == ["1", "1.00"]
     assert rows_of("human")[0][0] == {"1": True, "2": False}
     (checked,) = [c["verdict"] for c in rows_of("criteria")[0][4] if c["kind"] == "check"]
     assert checked is rows_of("human")[0][4]["3"] is True, "the file has both in one sense"
