@@ -3,6 +3,7 @@ the model itself, fed one row at a time without padding, plain transformers and 
 
 import copy
 import json
+import re
 import shutil
 from pathlib import Path
 from types import SimpleNamespace
@@ -15,11 +16,19 @@ from torch import nn
 from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification
 
 import common
-from common import UserError
 from parts import lora, parallel, reward_models
 from parts.identities import check_head
 from parts.runs import prepare
-from tiny import EXTRA_FAMILIES, FAMILIES, table, tiny_model, tiny_reward_model, tiny_tokenizer
+from tiny import (
+    EXTRA_FAMILIES,
+    FAMILIES,
+    error_of,
+    read_json,
+    table,
+    tiny_model,
+    tiny_reward_model,
+    tiny_tokenizer,
+)
 
 ALL = [*FAMILIES, *EXTRA_FAMILIES]
 every_family = pytest.mark.parametrize("family", ALL)
@@ -48,6 +57,21 @@ def paddings():
 def plain_logps(model, ids, temperature=1.0):
     logits = model(torch.tensor([ids])).logits[0, :-1].double() / temperature
     return F.log_softmax(logits, -1).gather(-1, torch.tensor(ids[1:])[:, None]).squeeze(-1)
+
+
+@pytest.fixture
+def heads(monkeypatch):
+    """(rows, weight) of each product with the head: how many rows passed, and by which weights."""
+    seen, head_logits = [], common.head_logits
+    spy = lambda *args: seen.append((len(args[1]), args[2])) or head_logits(*args)  # noqa: E731
+    monkeypatch.setattr(common, "head_logits", spy)
+    return seen
+
+
+def head_chunks(monkeypatch, model, n_rows):
+    """So many rows pass the head at once."""
+    size = 4 * model.config.vocab_size * n_rows
+    monkeypatch.setitem(common.HEAD_CHUNK_BYTES, "cpu", size)
 
 
 def gradients(model):
@@ -96,12 +120,11 @@ def test_rows_with_nothing_to_train(folders):
         common.token_logps(model, ids, attention_mask, mask)
     model = common.load_policy(folders["cohere"])
     model.logit_scale = 0.5  # a factor that its config does not name
-    with pytest.raises(UserError, match="are they scaled"):
-        check_head(model, *batch()[:2], "--model")
+    assert "are they scaled" in error_of(check_head, model, *batch()[:2], "--model")
 
 
 @every_family
-def test_chunks_of_the_head_change_nothing(family, folders, monkeypatch):
+def test_chunks_of_the_head_change_nothing(family, folders, monkeypatch, heads):
     """A border in the wrong place, Gemma 2's cap or a tied head's gradient forgotten: all show."""
     model, (ids, attention_mask, mask) = common.load_policy(folders[family]), batch()
     weight = torch.randn(ids.shape, generator=torch.Generator().manual_seed(0))
@@ -111,28 +134,25 @@ def test_chunks_of_the_head_change_nothing(family, folders, monkeypatch):
     plain = full.gather(-1, ids[:, 1:, None]).squeeze(-1), -(full.exp() * full).sum(-1), top
     plain = [F.pad(x * on, (1, 0)) for x in plain]
     (plain[0] * weight).sum().backward()
-    expected, heads, head_logits = gradients(model), [], common.head_logits
-    spy = lambda *args: heads.append(len(args[1])) or head_logits(*args)  # noqa: E731
-    monkeypatch.setattr(common, "head_logits", spy)
+    expected, rows = gradients(model), (ids, attention_mask, mask)
     for n_rows, chunks in ((1, 12), (7, 2), (10**6, 1)):
-        size = 4 * model.config.vocab_size * n_rows
-        monkeypatch.setitem(common.HEAD_CHUNK_BYTES, "cpu", size)
+        head_chunks(monkeypatch, model, n_rows)
         heads.clear()
-        rows = ids, attention_mask, mask
         found = common.token_logps(model, *rows, 0.8, with_entropy=True, with_top=True)
-        assert len(heads) == chunks and sum(heads) == mask.sum() == 12, "only answer tokens pass"
+        passed = sum(n for n, _ in heads)
+        assert len(heads) == chunks and passed == mask.sum() == 12, "only answer tokens pass"
         for ours, theirs in zip(found, plain):
             torch.testing.assert_close(ours * mask, theirs, atol=1e-5, rtol=0)
         assert (found[0][~mask] == 0).all() and (found[1][~mask] == 0).all()
         (found[0] * weight).sum().backward()
-        assert sum(heads) == 12 * (1 + (chunks > 1)), "chunks are computed again, not kept"
+        again = sum(n for n, _ in heads) - passed
+        assert again == (12 if chunks > 1 else 0), "chunks are computed again, not kept"
         same_gradients(gradients(model), expected)
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
-def test_products_of_half_precision_are_summed_in_fp32(dtype, folders, monkeypatch):
-    """Against float64; the gradient of many chunks adds up in fp32, and none is computed that
-    nobody needs. A frozen head is cast once per pass, not once per chunk."""
+def test_products_of_half_precision_are_summed_in_fp32(dtype):
+    """Against float64."""
     generator = torch.Generator().manual_seed(0)
     hidden, master, grad = (
         torch.randn(n, generator=generator) for n in ((40, 64), (90, 64), (40, 90))
@@ -140,36 +160,37 @@ def test_products_of_half_precision_are_summed_in_fp32(dtype, folders, monkeypat
     half = hidden.to(dtype).requires_grad_(), master.to(dtype)
     exact = [x.detach().double().requires_grad_() for x in half]
     logits = common.HalfMatmul.apply(*half, master.requires_grad_())
-    (exact[0] @ exact[1].T).backward(grad.to(dtype).double())
+    expected = exact[0] @ exact[1].T
+    expected.backward(grad.to(dtype).double())
     logits.backward(grad)
     assert logits.dtype == master.grad.dtype == torch.float32 and half[0].grad.dtype == dtype
-    torch.testing.assert_close(
-        logits.double(), exact[0].detach() @ exact[1].detach().T, atol=1e-4, rtol=0
-    )
-    torch.testing.assert_close(master.grad.double(), exact[1].grad, atol=1e-4, rtol=0)
+    for ours, theirs in ((logits, expected), (master.grad, exact[1].grad)):
+        torch.testing.assert_close(ours.double(), theirs, atol=1e-4, rtol=0)
     near = dict(atol=0.05, rtol=2 * torch.finfo(dtype).eps)
     torch.testing.assert_close(half[0].grad.double(), exact[0].grad, **near)
 
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_the_head_in_half_precision(dtype, folders, monkeypatch, heads):
+    """The gradient of many chunks adds up in fp32. A frozen head is cast once per pass, not once
+    per chunk."""
     model = common.load_policy(folders["llama"], dtype=dtype)
     head = model.get_output_embeddings().weight
-    copied = head.detach().to(dtype)
-    monkeypatch.setattr(common, "head_weight", lambda model: copied)  # what a GPU multiplies
-    grads = []
-    for rows in (1, 10**6):
-        monkeypatch.setitem(common.HEAD_CHUNK_BYTES, "cpu", 4 * model.config.vocab_size * rows)
-        model.zero_grad()
-        common.token_logps(model, *batch()).sum().backward()
-        grads.append(head.grad)
+    copied, grads = head.detach().to(dtype), []
+    with monkeypatch.context() as patch:
+        patch.setattr(common, "head_weight", lambda model: copied)  # what a GPU multiplies
+        for n_rows in (1, 10**6):
+            head_chunks(monkeypatch, model, n_rows)
+            model.zero_grad()
+            common.token_logps(model, *batch()).sum().backward()
+            grads.append(head.grad)
     torch.testing.assert_close(*grads, atol=1e-4, rtol=1e-5)
-    monkeypatch.undo()
-    frozen, weights = common.load_policy(folders["llama"], dtype=dtype, trainable=False), []
-    monkeypatch.setitem(common.HEAD_CHUNK_BYTES, "cpu", 4)
-    head_logits = common.head_logits
-    spy = lambda *args: weights.append(args[2]) or head_logits(*args)  # noqa: E731
-    monkeypatch.setattr(common, "head_logits", spy)
+    frozen = common.load_policy(folders["llama"], dtype=dtype, trainable=False)
+    head_chunks(monkeypatch, frozen, n_rows=1)
+    heads.clear()
     common.token_logps(frozen, *batch())
-    assert len(weights) == 12 and len({id(w) for w in weights}) == 1
-    assert weights[0].dtype == torch.float32
+    assert len(heads) == 12 and len({id(weight) for _, weight in heads}) == 1
+    assert heads[0][1].dtype == torch.float32
 
 
 @torch.no_grad()
@@ -226,7 +247,7 @@ def test_dropout_is_off_and_kept_in_the_saved_config(family, tmp_path):
     forwards = [outputs(model) for _ in range(4)]
     assert all(torch.equal(f, outputs(model.eval())) for f in forwards)
     common.save_model(model, tokenizer, tmp_path / "out")
-    config = json.loads((tmp_path / "out" / "config.json").read_text())
+    config = read_json(tmp_path / "out" / "config.json")
     assert {k: config[k] for k in DROPOUT[family]} == DROPOUT[family]
     assert config.get("use_cache", True) and model.config.use_cache is False
 
@@ -277,14 +298,14 @@ def test_weights_that_are_missing_are_not_drawn(gone, tmp_path, tokenizer):
     weights = load_file(file)
     del weights[gone]
     save_file(weights, file, metadata={"format": "pt"})
-    with pytest.raises(UserError, match=rf"its weight files lack {gone} \(1 missing\)"):
-        load(str(file.parent))
+    refused = error_of(load, str(file.parent))
+    assert f"its weight files lack {gone} (1 missing)" in refused
 
 
 def damage(folder, file, content):
     path = Path(folder) / file
     if isinstance(content, dict):
-        held = json.loads(path.read_text()) if path.is_file() else {}
+        held = read_json(path) if path.is_file() else {}
         content = json.dumps({**held, **content})
     if content is None:
         path.unlink()
@@ -336,11 +357,8 @@ def test_a_wrong_or_damaged_folder_is_one_line(
     if reason == "fine":
         LOADERS[who](folder)
         return
-    with pytest.raises(UserError) as caught:
-        LOADERS[who](folder)
-    said = str(caught.value)
-    assert said.startswith(f"--x {folder}: ") and reason in said
-    assert "\n" not in said and len(said) < 600
+    said = error_of(LOADERS[who], folder)
+    assert said.startswith(f"--x {folder}: ") and reason in said and len(said) < 600
 
 
 def test_a_reward_model_keeps_its_scale(tmp_path, reward_folders, tokenizer):
@@ -441,8 +459,8 @@ def test_adapter_folders_are_pefts(family, kind, folders, tmp_path, tokenizer):
     merged = tmp_path / "merged"
     common.save_model(model, tokenizer, merged)
     assert (outputs(load(str(merged))) - expected).abs().max() < 1e-4
-    with pytest.raises(UserError, match="holds an adapter .* merge it into its base with PEFT"):
-        load(str(merged / "adapter"))
+    refused = error_of(load, str(merged / "adapter"))
+    assert re.search("holds an adapter .* merge it into its base with PEFT", refused)
     base, (ids, attention_mask, mask) = auto.from_pretrained(folder, **options), batch()
     theirs = peft.PeftModel.from_pretrained(base, merged / "adapter").eval()
     with torch.no_grad():
@@ -502,7 +520,7 @@ def test_folders_open_in_plain_transformers(name, tmp_path, folders, reward_fold
         assert opened.generation_config.eos_token_id == [tokenizer.eos_token_id]
     else:
         assert weights["score.weight"].dtype == torch.float32
-        config = json.loads((out / "config.json").read_text())
+        config = read_json(out / "config.json")
         assert config["architectures"] == ["LlamaForSequenceClassification"]
         assert config["pad_token_id"] == common.pad_id(tokenizer) != tokenizer.eos_token_id
 
@@ -519,7 +537,7 @@ def test_a_generation_config_that_refuses_to_be_saved(sampling, tmp_path):
     (Path(folder) / "generation_config.json").write_text(json.dumps(wanted))
     for name in (folder, out):
         common.save_model(common.load_policy(name), tokenizer, out)
-    saved = json.loads((tmp_path / "out" / "generation_config.json").read_text())
+    saved = read_json(tmp_path / "out" / "generation_config.json")
     assert saved["eos_token_id"] == ends
     assert saved.get("temperature", 1.0) in ((0.6,) if sampling else (None, 1.0))
     assert saved["repetition_penalty"] == 1.3 and not saved.get("early_stopping")
