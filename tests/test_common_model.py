@@ -41,13 +41,11 @@ def batch(pad=7):
 
 
 def left(ids, attention_mask, mask, extra=0, pad=7):
-    n, width = ids.shape[0], ids.shape[1] + extra
-    out = torch.full((n, width), pad), torch.zeros(n, width).bool(), torch.zeros(n, width).bool()
-    for row in range(n):
-        length = int(attention_mask[row].sum())
-        for wide, narrow in zip(out, (ids, attention_mask, mask)):
-            wide[row, width - length :] = narrow[row, :length]
-    return out
+    """The same rows, padded on the left, and by `extra` columns more."""
+    wide = [F.pad(ids, (0, extra), value=pad)]
+    wide += [F.pad(x, (0, extra)) for x in (attention_mask, mask)]
+    n_pads = (~wide[1]).sum(1).tolist()
+    return [torch.stack([row.roll(n) for row, n in zip(x, n_pads)]) for x in wide]
 
 
 def paddings():

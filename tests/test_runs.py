@@ -367,7 +367,6 @@ def test_args_json_and_what_resume_may_change(toy, monkeypatch):
 
 
 def test_a_resumed_run_is_the_run_in_one_go(toy, whole, capsys):
-    """state["ended"], a rule's reason, ends a run after its step, and again on --resume."""
     assert toy.train("--stop-after 2") == 0
     assert "stopped after step 2 of 6" in capsys.readouterr().out
     for folder in (toy.out, toy.out / "checkpoint"):
@@ -379,10 +378,6 @@ def test_a_resumed_run_is_the_run_in_one_go(toy, whole, capsys):
         assert toy.run.state["last"].tolist() == [6, 0.5]
     for plan in ("--steps 8", ""):  # longer, then one that is behind it
         assert toy.train("--resume " + plan) == 0 and toy.numbers()[-1] == 8
-    alarm = lambda run, step: run.state.update(ended="a rule" if step == 3 else None)  # noqa: E731
-    for how in ("--overwrite", "--resume"):
-        assert toy.train(how, during=alarm) == 0
-        assert toy.numbers()[-1] == 3 and toy.steps() == [3]
 
 
 @pytest.mark.parametrize("tail", [b'{"step": 2}', '{"step": 4, "answer": "é'.encode()[:-1]])

@@ -27,6 +27,7 @@ import dpo
 import ppo
 import reward_train
 import sft
+from conftest import REPO
 from parts import kto, pairs, prompting, rollouts, sampling
 from parts.means import student_t_quantile
 from test_ppo import near, read
@@ -45,7 +46,6 @@ from tiny import (
     write_rows,
 )
 
-REPO = Path(__file__).resolve().parent.parent
 PAIR_STAGES = [sft, reward_train, dpo]  # each row of the file is trained as it stands
 STAGES = [*PAIR_STAGES, ppo]
 each_stage = pytest.mark.parametrize("stage", PAIR_STAGES, ids=lambda s: s.__name__)
