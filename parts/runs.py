@@ -313,8 +313,8 @@ class Run:
         """Sum gradients over ranks, clip, step. Returns loss, lr, grad_norm (before clipping).
 
         Each module of `state` is clipped by itself; grad_norm is the first one's. Not finite: the
-        run stops and names the rows, where(); in fp16 the step is skipped and the scale halved, as
-        GradScaler does; MOST_SKIPS in a row stop the run.
+        run stops and names the rows, where(); in fp16 the step is skipped, and the scale halved if the
+        gradient overflowed, as GradScaler does; MOST_SKIPS in a row stop the run.
         """
         self.is_saved = False
         parallel.add_up_gradients(self.weights)
@@ -330,7 +330,8 @@ class Run:
         factor = lr_factor(self.step, self.planned, self.args.warmup, self.args.schedule)
         for group in self.optimizer.param_groups:
             group["lr"] = group["base_lr"] * factor
-        self.scaler.step(self.optimizer)  # leaves the weights alone after an overflow
+        if not self.skips:
+            self.scaler.step(self.optimizer)
         self.scaler.update()
         self.optimizer.zero_grad(set_to_none=True)
         lr, skipped = self.optimizer.param_groups[0]["lr"], int(self.skips > 0)

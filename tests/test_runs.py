@@ -286,6 +286,22 @@ def test_an_fp16_overflow_skips_the_step(toy):
         toy.train(flags, during=overflow(*range(2, 13)))
 
 
+def test_a_step_that_is_counted_as_skipped_moves_nothing(toy):
+    """A loss of infinity with a finite gradient: "skipped_steps" was 1, and the weights moved."""
+    weights = []
+
+    def spoil(run, step):
+        weight = next(run.model.parameters())
+        weights.append(weight.detach().clone())
+        if step == 2:
+            run.backward(weight.sum() * 0 + math.inf)
+
+    assert toy.train("--dtype fp16", during=spoil) == 0
+    skipped = [row["skipped_steps"] for row in toy.rows() if "lr" in row]
+    moved = [not torch.equal(a, b) for a, b in itertools.pairwise(weights)]
+    assert skipped[:4] == [0, 1, 0, 0] and moved[:3] == [True, False, True]
+
+
 def test_a_folder_that_may_not_be_used_is_untouched(toy, tmp_path):
     """A mistyped `--out my-model --overwrite` would delete a model that no run of ours made."""
     toy.train("--stop-after 1")
