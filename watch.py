@@ -468,7 +468,8 @@ def run_flags(path):
         return {}
     try:
         saved = json.loads(path.read_bytes())["args"]
-        flags = {name: saved[name] for name in OPTIONS if name in saved}
+        watched = ["steps"] if "pairs" in saved else OPTIONS  # reward_train.py's --margin: a column
+        flags = {name: saved[name] for name in watched if name in saved}
         ("stop", "warn").index(flags.get("on_hack", "stop"))  # ValueError for any other
         sum(x for k, x in flags.items() if k != "on_hack" and x is not None)  # TypeError for a text
     except (ValueError, TypeError, KeyError, RecursionError) as error:
@@ -502,6 +503,9 @@ def main(argv=None):
     rows, torn = read_log(args.log)
     if not rows:
         raise UserError(f"{args.log}: no complete row; wait for the run's first step")
+    if rows[0].keys() & {"prompt", "messages"}:  # samples.jsonl and rollouts.jsonl have steps, too
+        what = "holds answers, not numbers; expected a run folder or its metrics.jsonl"
+        raise UserError(f"{args.log}: {what}")
     # (2) replay it row by row, as the trainer did: the rules R1 to R12 after each row
     # (3) after each step: a reason to stop?
     watcher, events, stopped = replay(rows, args)

@@ -595,3 +595,21 @@ def test_patience_on_request_spares_slow_progress():
     ended = [outcome("slow", seed, 10)[1] is not None for seed in range(25)]
     assert sum(ended) <= 2
     assert sum(outcome("flat", seed, 10)[1] is not None for seed in range(25)) >= 20
+
+
+def test_the_margin_of_a_reward_model_is_another_flag(tmp_path, capsys):
+    """reward_train.py's --margin is a column's name: its finished run was "not the args.json of a
+    run", with the advice to delete that file."""
+    write_log(tmp_path, made({"loss": [0.7, 0.6]}))
+    saved = {"pairs": ["pairs.jsonl"], "margin": "none", "steps": 2}
+    (tmp_path / "args.json").write_text(json.dumps({"args": saved}))
+    (tmp_path / "config.json").touch()
+    status, printed = run(capsys, tmp_path)
+    assert status == 0 and "max_steps at step 2 of 2" in printed
+
+
+@pytest.mark.parametrize("row", [{"prompt": "p", "answer": "a"}, {"messages": []}])
+def test_answers_are_no_log(row, tmp_path):
+    """samples.jsonl and rollouts.jsonl hold steps, too: of them it said "max_steps", status 0."""
+    path = write_log(tmp_path, [{"step": 1} | row])
+    assert error_of(watch.main, [str(path)]).startswith(f"{path}: holds answers, not numbers")
