@@ -210,16 +210,27 @@ def has_reward_head(config):
     return any("ForSequenceClassification" in name for name in config.architectures or [])
 
 
+def check_role(name, flag="--model", scores=False):
+    """The config of a model; UserError unless it is a reward model, if `scores`, or else is none.
+
+    A command that measures several models asks for each before it measures the first.
+    """
+    config = load_config(name, flag)
+    if has_reward_head(config) and not scores:
+        wrong = "this is a reward model, which scores answers and writes none; name a policy"
+        raise UserError(f"{flag} {name}: {wrong}")
+    if scores and not has_reward_head(config):
+        raise UserError(f"{flag} {name}: not a reward model; train one with reward_train.py")
+    return config
+
+
 def load_policy(name, dtype=None, device=None, trainable=True, lora_rank=0, flag="--model"):
     """A causal language model from a folder or a hub id; dropout off, eval mode.
 
     Trainable weights are fp32, a frozen model's are in the compute dtype. lora_rank > 0 freezes the
     weights and adds adapters.
     """
-    config = load_config(name, flag)
-    if has_reward_head(config):
-        raise UserError(f"{flag} {name}: this is a reward model; pass it as --reward-model")
-    kind = "AutoModelForCausalLM"
+    kind, config = "AutoModelForCausalLM", check_role(name, flag)
     return load_model(kind, config, name, dtype, device, trainable, lora_rank, flag)
 
 

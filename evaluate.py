@@ -384,6 +384,8 @@ def load_tokenizers(names, prompts):
     """
     import common
 
+    for name in names:
+        common.check_role(name)
     dates = {name: common.run_args(name).get("date") for name in names}
     date = next(filter(None, dates.values()), None)
     tokenizers = [common.load_tokenizer(name, today=date) for name in names]

@@ -312,14 +312,20 @@ def score_models(args, models, twins, people, surfaces, interviews):
     from parts import sampling
 
     (before, after, rewards), scores, risky = models, [], []
+    flags = {folder: "--after" for folder in after} | {before: "--before"}
+    for folder in filter(None, [before, *after]):
+        common.check_role(folder, flags[folder])
+    for folder in rewards:
+        common.check_role(folder, "--reward-model", scores=True)
     for folder in rewards:
         score = raw_scorer(folder, args)
         for surface in (s for s in surfaces if s != "c"):
             values = reward_matrix(score, folder, twins, people, *SURFACES[surface][2])
             scores.append(Scores(folder, "reward model", surface, values))
     for folder in filter(None, [before, *after]):
-        kind, tokenizer = "base" if folder == before else "aligned", common.load_tokenizer(folder)
-        model = common.load_policy(folder, **placement(args), trainable=False)
+        kind, flag = "base" if folder == before else "aligned", flags[folder]
+        tokenizer = common.load_tokenizer(folder, flag)
+        model = common.load_policy(folder, **placement(args), trainable=False, flag=flag)
         if "c" in surfaces:
             logps = decision_logps(model, tokenizer, folder, twins, people, args.decision_words)
             scores.append(Scores(folder, kind, "c", logps[..., 0] - logps[..., -1], logps))

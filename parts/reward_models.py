@@ -20,10 +20,8 @@ def load_reward_model(
 
     A zero head scores everything 0, so the Bradley-Terry loss starts at exactly log 2.
     """
-    config = common.load_config(name, flag)
+    config = common.load_config(name, flag) if trainable else common.check_role(name, flag, True)
     fresh = not common.has_reward_head(config)
-    if fresh and not trainable:
-        raise UserError(f"{flag} {name}: not a reward model; train one with reward_train.py")
     if not fresh and config.num_labels != 1:
         raise UserError(f"{flag} {name}: a classifier with {config.num_labels} labels, not one")
     config.num_labels, config.pad_token_id = 1, pad_id(tokenizer)

@@ -582,6 +582,24 @@ def test_decisions_for_biasguard(tmp_path, llama_folder, monkeypatch):
         assert next(csv.DictReader(file))["label_value"] == "1"  # "no" is the mildest word now
 
 
+def test_every_model_is_known_before_one_is_measured(tmp_path, llama_folder, reward_folder):
+    """A wrong --after was refused as "--model", once the model before had read every résumé."""
+    names = {"POLICY": llama_folder, "RM": reward_folder, "GONE": "runs/gone"}
+    for argv, words in table("""
+        --before POLICY --after RM | --after RM: this is a reward model
+        --before RM --after POLICY | --before RM: this is a reward model
+        --before POLICY --after GONE | --after GONE: no such folder
+        --before none --reward-model RM POLICY | --reward-model POLICY: not a reward model
+    """):
+        argv = ["twins", *(names.get(word, word) for word in argv.split()), *inputs(tmp_path)]
+        flag, name, *rest = words.split()
+        expected = " ".join([flag, f"{names[name[:-1]]}:", *rest])
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(fairness, "raw_scorer", None)  # measuring would be a TypeError
+            patch.setattr(fairness, "decision_logps", None)
+            assert error_of(fairness.main, argv).startswith(expected)
+
+
 def test_what_a_report_leaves_out_is_said(tmp_path, llama_folder, reward_folder, capsys):
     """One résumé without a prefix took the decision out of the report in silence."""
     flags = inputs(tmp_path)
