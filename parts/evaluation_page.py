@@ -73,7 +73,8 @@ def in_words(report):
     if report["equal_kl"]:
         notes.append("Scores at equal KL are interpolated, without intervals.")
     if few := [run["model"] for run in report["frontier"] if not run.get("judged", True)]:
-        notes.append(f"Too few evaluations to see over-optimisation: {', '.join(few)}.")
+        with_gold = f"Too few evaluations with a {names['gold']}"
+        notes.append(f"{with_gold} to see over-optimisation: {', '.join(few)}.")
     if left := (report.get("best_of_n") or [{}])[-1].get("unscored"):
         notes.append(f"{left} answers drawn for best of n lack a score and are never picked.")
     if report["setup"].get("n_prompts", FEW_PROMPTS) < FEW_PROMPTS:

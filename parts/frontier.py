@@ -95,9 +95,10 @@ def spending(run, before=None):
 
     before  {cost: what the run's reward model had cost}
     """
-    spent, points = dict.fromkeys(COSTS, 0) | (before or {}), []
+    start = 0 if run["rows"] else math.nan  # without its log a run's cost is unknown
+    spent, points = dict.fromkeys(COSTS, start) | (before or {}), []
     # an older log does not count its pairs; its short last batches are taken as full
-    batch_size = run["args"]["batch_size"] if run["args"].get("pairs") else None
+    batch_size = run["args"].get("batch_size") if run["args"].get("pairs") else None
     for row in run["rows"]:
         kinds = {key.partition("/")[0] for key in row}
         if "val" in kinds:
@@ -134,7 +135,9 @@ def load_runs(names, gold=None, reward_model=None, temperature=None, rows=()):
             before = spending(reward)[1] if reward else dict.fromkeys(COSTS, math.nan)
             before = {key: before[key] for key in ("pairs", "seconds")}  # NaN: its folder is gone
         points, spent = spending(run, before)
-        measured = run["sha256"].get(args.get("prompts"), args.get("prompts")), args.get("model")
+        points = [p for p in points if (p["gold"], p["kl"]) != (None, None)]  # else no curve
+        prompts = str(args.get("prompts") or args.get("data"))  # GRPO's stand with their rubrics
+        measured = run["sha256"].get(prompts, prompts), args.get("model")
         expected = expected or (points and (measured[0], names[0]))
         at = args.get("eval_temperature" if args.get("pairs") else "temperature") or temperature
         reason = None

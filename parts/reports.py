@@ -79,7 +79,12 @@ def read_run(name):
         run["args"].get, run["sha256"].get
     except (ValueError, KeyError, TypeError, AttributeError):
         raise UserError(f"{file}: this is not the args.json of a run") from None
-    return run | {"rows": list(files.read_jsonl(log, check_log)) if log.is_file() else []}
+    rows, torn = files.read_log(log) if log.is_file() else ([], False)
+    if torn:
+        print(f"{log}: line {len(rows) + 1} is cut off and left out")
+    for line_number, row in enumerate(rows, 1):
+        check_log(row, f"{log}:{line_number}")
+    return run | {"rows": rows}
 
 
 def training_files(run, *flags):
@@ -122,13 +127,13 @@ def trained_prompts(run, rows):
 LOGGED = re.compile("step|episodes|answer_tokens|length/mean|time_s|val/(gold|score|kl)")
 
 
-def check_log(row):
+def check_log(row, place):
     for key in filter(LOGGED.fullmatch, row):
         if not isinstance(row[key], int | float | None):
-            raise ValueError(f"{key!r}: expected a number, as a trainer logs it")
+            raise UserError(f"{place}: {key!r}: expected a number, as a trainer logs it")
 
 
-FOREIGN = {b"PK": "an Excel workbook", b"\xff\xfe": "UTF-16"}
+FOREIGN = {b"PK": "an Excel workbook", b"\xff\xfe": "UTF-16", b'{"': "JSON"}
 
 
 def read_csv(path, flag, needed=()):

@@ -459,7 +459,7 @@ flags | words
 --model BASE BASE | --model: nothing to compare
 --model BASE nowhere | --model nowhere
 --model BASE OTHER | --model .*tokenizer or template
---model BASE CUT | metrics.jsonl:12: not valid JSON
+--model BASE CUT | metrics.jsonl:12: expected a row of a run's log
 --model BASE ODD | args.json
 --gold none --reward-model none | --gold, --reward-model: neither
 --gold RM | --gold .*: this is the --reward-model, no independent score
@@ -481,7 +481,9 @@ def test_bad_input_is_one_line(world, written, tmp_path, monkeypatch, flags, wor
     for name in {"CUT", "ODD"} & {*flags.split()}:
         shutil.copytree(world["ppo"], name)
         log, record = Path(name, "metrics.jsonl"), Path(name, "args.json")
-        log.write_bytes(log.read_bytes()[:-30]) if name == "CUT" else record.write_text("[]")
+        log.write_bytes(log.read_bytes()[:-30] + b"\n") if name == "CUT" else record.write_text(
+            "[]"
+        )
     argv = command(world, "out", *(names.get(flag, flag) for flag in flags.split()))
     line = error_of(evaluate.main, argv)
     assert re.search(words, line), line
@@ -527,6 +529,46 @@ def test_a_curve_over_other_prompts_is_left_out(world, tmp_path, capsys):
     assert capsys.readouterr().out.count("its curve is left out") == 2
     _, curves = frontier.load_runs(names[:2], temperature=0.7)  # the run's KL is at 0.5
     assert not curves and "its KL is at temperature 0.5" in capsys.readouterr().out
+
+
+def test_every_model_is_known_before_one_is_sampled(world, tmp_path, capsys):
+    """A reward model named second was refused after the baseline had answered every prompt."""
+    line = error_of(evaluate.main, command(world, tmp_path / "o", models=("base", "rm")))
+    assert line.startswith(f"--model {world['rm']}: this is a reward model")
+    assert "prompts ×" not in capsys.readouterr().out
+
+
+def test_a_run_without_a_gold_score_hides_no_curve(world, tmp_path, capsys):
+    """GRPO logs neither gold nor KL unless asked: named before PPO, it made "other prompts" of
+    PPO's. With --gold its prompts are those of --data: two runs on two files were one set."""
+    args = {"data": "a.json", "model": world["base"], "batch_size": None, "temperature": 0.5}
+    names = {"plain": ({}, {}), "first": ({"gold": "g.py:f"}, {"val/gold": 0.5})}
+    names["second"] = ({"gold": "g.py:f", "data": "b.json"}, {"val/gold": 0.5})
+    for name, (flags, gold) in names.items():
+        (tmp_path / name).mkdir()
+        record = {"stage": "grpo_rubric", "args": args | flags, "sha256": {}}
+        files.write_json(tmp_path / name / "args.json", record)
+        rows = [{"step": 0, "val/score": 0.5} | gold, {"step": 1, "episodes": 8, "time_s": 1}]
+        tiny.write_rows(tmp_path / name / "metrics.jsonl", rows)
+    plain, first, second = (str(tmp_path / name) for name in names)
+    runs, curves = frontier.load_runs([world["base"], plain, world["ppo"]])
+    assert len(runs) == 2 and [curve["model"] for curve in curves] == [world["ppo"]]
+    assert "left out" not in capsys.readouterr().out
+    _, curves = frontier.load_runs([world["base"], first, second])
+    assert [curve["model"] for curve in curves] == [first]
+    assert f"{second}: its curve is left out (other prompts" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("rows, seconds", [(["cut"], 2.0), ([], math.nan)])
+def test_the_log_of_a_killed_run(rows, seconds, tmp_path, capsys):
+    """A last line cut by a kill ended every comparison, as "not valid JSON"; a log that is empty
+    made the run one that cost nothing. watch.py and --resume leave such a line out."""
+    files.write_json(tmp_path / "args.json", {"args": {"batch_size": 8}, "sha256": {}})
+    whole = '{"step": 1, "time_s": 2.0}\n{"step": 2, "time' if rows else ""
+    (tmp_path / "metrics.jsonl").write_text(whole)
+    ((costs,), _) = frontier.load_runs([str(tmp_path)])
+    assert costs["seconds"] == pytest.approx(seconds, nan_ok=True)
+    assert ("line 2 is cut off and left out" in capsys.readouterr().out) == bool(rows)
 
 
 def test_missing_defaults_are_named_and_skipped(world, tmp_path, monkeypatch, capsys):

@@ -274,7 +274,7 @@ Whether mine is better than Base stays open: mine wins 57.2 %
 Whether best of 4 is better than Base stays open: best of 4 wins 56.2 %
 Whether mine is better than DPO stays open: mine wins 59.4 %
 One seed: a statement
-Too few evaluations to see over-optimisation: DPO.
+Too few evaluations with a gold score to see over-optimisation: DPO.
 No args.json, so no curve and no cost: mine.
 
 DPO beats Base: DPO wins 65.1 %
@@ -284,7 +284,7 @@ mine beats DPO: mine wins 69.5 %
 At the same distance from Base (√KL 0.80) the gold score is: mine 0.725, DPO -0.085, best
 One seed: a statement
 Scores at equal KL are interpolated
-Too few evaluations to see over-optimisation: DPO.
+Too few evaluations with a gold score to see over-optimisation: DPO.
 No args.json, so no curve and no cost: mine.
 
 Whether DPO is better than Base stays open
@@ -294,7 +294,7 @@ DPO beats mine: mine wins only 31.6 %
 At the same distance from Base (√KL 0.80) the gold score is: DPO 0.072, best of 4 0.045, m
 One seed: a statement
 Scores at equal KL are interpolated
-Too few evaluations to see over-optimisation: DPO.
+Too few evaluations with a gold score to see over-optimisation: DPO.
 No args.json, so no curve and no cost: mine.
 
 Whether DPO is better than Base stays open: DPO wins 63.4 %
