@@ -520,6 +520,8 @@ def main(argv=None):
         failing = f" (exit status {status})" * bool(status)
         stop = stop if stopped else f"none so far, at step {step}{failing}"
         stop += "; the run has not finished: it goes on, or was killed and --resume continues it"
+    elif not stopped and (getattr(args, "steps", None) or 0) > step:  # by --stop-after or Ctrl-C
+        stop += f"; {args.steps} steps were planned, and --resume continues the run"
     head = [
         f"state       {state}: {ADVICE[state]}",
         f"stop        {stop}",

@@ -57,7 +57,7 @@ LOGS = ("metrics.jsonl", "samples.jsonl", "rollouts.jsonl")
 # what a run may hold, and --overwrite removes; a tokenizer's files, too, because the template of
 # another tokenizer would mix with the new one's
 RUN_FILES = """
-    args.json metrics.jsonl samples.jsonl rollouts.jsonl checkpoint adapter config.json
+    args.json metrics.jsonl samples.jsonl rollouts.jsonl watch.html checkpoint adapter config.json
     generation_config.json model.safetensors summary.json tokenizer.json tokenizer_config.json
     special_tokens_map.json added_tokens.json tokenizer.model vocab.json merges.txt
     preprocessor_config.json processor_config.json video_preprocessor_config.json
@@ -391,10 +391,11 @@ class Run:
 
     def _make_folder(self):
         out, args = self.out, self.args
-        # a model is written when the run ends: until then the folder is none
+        # a model, its card and its test are written when the run ends: until then it is none
         stale = [out / "config.json", *out.glob("model*.safetensors*")]
+        stale += own_card(out) + [out / "summary.json"]
         if args.overwrite:
-            stale += own_card(out) + [out / name for name in RUN_FILES[1:]]
+            stale += [out / name for name in RUN_FILES[1:]]
         for folder in (out, out / "checkpoint"):
             stale += folder.glob(".writing-*")  # left by a kill
         for path in stale:

@@ -135,3 +135,19 @@ def test_full_disk(train, tmp_path, capsys):
         assert stop.value.code == 2 and "error: " in said and "Traceback" not in said
     assert train("sft", out, "--resume") == 0
     assert outcome(out) == outcome(tmp_path / "whole")
+
+
+@pytest.mark.slow
+def test_a_resumed_run_that_is_stopped_has_no_old_card(train, tmp_path):
+    """The card and test of step 6 stayed beside the weights of step 7."""
+    out = tmp_path / "run"
+    train("grpo_rubric", out)
+    assert json.loads((out / "summary.json").read_text())["last_step"] == 6
+    (out / "watch.html").write_text("")
+    train("grpo_rubric", out, "--steps 8 --stop-after 7 --resume")
+    assert (out / "model.safetensors").exists() and not (out / "summary.json").exists()
+    assert not (out / "README.md").exists() and (out / "watch.html").exists()
+    train("grpo_rubric", out, "--steps 8 --resume")
+    assert "after step 8 of" in (out / "README.md").read_text() and (out / "summary.json").exists()
+    train("grpo_rubric", out, "--overwrite")
+    assert not (out / "watch.html").exists(), "of the run before"

@@ -405,6 +405,9 @@ def test_a_killed_run_is_not_a_finished_one(tmp_path, capsys):
     assert f"stop        none so far, at step 1; {words}\n" in run(capsys, tmp_path)[1]
     (tmp_path / "config.json").touch()  # comes with the model, at the end
     assert words not in run(capsys, tmp_path)[1]
+    # nor one that --stop-after or Ctrl-C ended: of its three steps it said "none at step 1 of 1"
+    planned = "; 3 steps were planned, and --resume continues the run\n"
+    assert f"none at step 1 of 1 (exit status 0){planned}" in run(capsys, tmp_path)[1]
 
 
 def test_the_flags_of_the_run_are_the_replays(tmp_path, capsys):
