@@ -80,8 +80,14 @@ def verdicts_of(tables):
 
 
 def title_of(row):
-    """How a contrast is called in every table."""
-    return f"{row['group']} − {row['reference']}"
+    """How a contrast is called in every table; a group alone has no reference.
+
+    >>> title_of({"group": "women", "reference": "men"})
+    'women − men'
+    >>> title_of({"group": "all", "reference": None})
+    'all'
+    """
+    return f"{row['group']}" + f" − {row['reference']}" * (row["reference"] is not None)
 
 
 MEANING = {  # what a verdict says, so that none is read as another
