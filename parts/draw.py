@@ -40,6 +40,8 @@ def draw(args):
 
     gold = list(load_items(args.gold_items, "--gold-items").values()) if args.gold_items else []
     rows = read_prompts(args, prompting)
+    if len({type(row["prompt"]) for row in rows}) > 1:  # the page would refuse them
+        raise UserError(f"--prompts {args.prompts}: text and messages in one file; take one")
     if gold and type(gold[0]["prompt"]) is not type(rows[0]["prompt"]):
         raise UserError(
             f"--gold-items {args.gold_items}: text and messages; take what --prompts has"
@@ -67,8 +69,9 @@ def new_items_file(out):
     """The path of items.jsonl in a new session, whose folder is made before an hour of drawing."""
     path = Path(out) / "items.jsonl"
     files.private_folder(out)
-    if path.exists():
-        raise UserError(f"--out {out}: holds an items.jsonl; choose another --out")
+    for held in ("items.jsonl", "args.json"):  # the second is of a run, or of a session
+        if path.with_name(held).exists():
+            raise UserError(f"--out {out}: holds an {held}; choose another --out")
     return path
 
 

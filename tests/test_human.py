@@ -330,3 +330,16 @@ def test_refused_in_one_line(tmp_path, log, item, words):
     if item is not None:
         write_rows(tmp_path / "items.jsonl", [ITEM | item])
     refused(tmp_path, words)
+
+
+def test_nothing_is_drawn_that_the_page_would_refuse(tmp_path):
+    """Prompts as text and as messages made an items.jsonl that neither the page nor this command
+    read; so did a run's folder as --out, whose args.json is no session's."""
+    mixed = write_rows(tmp_path / "p.jsonl", [{"prompt": "p"}, *pair_rows(1)])
+    argv = ["draw", "--prompts", mixed, "--out", str(tmp_path / "ab")]
+    assert "p.jsonl: text and messages in one file; take one" in error_of(annotate.main, argv)
+    (tmp_path / "run").mkdir()
+    files.write_json(tmp_path / "run/args.json", {})
+    text = write_rows(tmp_path / "text.jsonl", [{"prompt": "p"}])
+    argv = ["draw", "--prompts", text, "--out", str(tmp_path / "run")]
+    assert "run: holds an args.json; choose another --out" in error_of(annotate.main, argv)
