@@ -116,6 +116,8 @@ OTHER_FORMATS = {  # how a file starts that is not JSONL: what it is, the comman
         """python -c "import pandas; pandas.read_parquet('{0}').to_json('{0}.jsonl', orient='records', lines=True)\""""),
     r"\[": ("a JSON array",
         """python -c "import json; open('{0}.jsonl', 'w').writelines(json.dumps(row) + '\\n' for row in json.load(open('{0}', 'rb')))\""""),
+    r'\{\s*\n\s*"': ("one JSON object over several lines, such as a rubric file",
+        """python -c "import json; open('{0}.jsonl', 'w').write(json.dumps(json.load(open('{0}', 'rb'))))\""""),
     r'(?:(?!":)[^{\n])*[,;\t]': ("a CSV file (for columns of other names see docs/faq.md)",
         """python -c "import csv, json; rows = csv.DictReader(open('{0}', encoding='utf-8-sig'), delimiter='{1}'); """
         """open('{0}.jsonl', 'w').writelines(json.dumps(row) + '\\n' for row in rows)\""""),

@@ -571,6 +571,7 @@ b"p,g,p\n1,a,0\n" | two columns are called 'p'; rename one
 b"p;g\n1,5;a\n0;b\n" | given, expected 0 or 1, true or false, yes or no, positive or negative; docs/audit.md
 b"\xff\xfep\0,\0g\0\n\0001\0,\0a\0\n\0000\0,\0b\0\n\0" | this is UTF-16; save it as CSV UTF-8
 b"PK\x03\x04\x14\x00\x08" | this is an Excel workbook; save it as CSV UTF-8
+b'{"p": "0"}' | this is JSON; save it as CSV UTF-8
 b"p,g\n1,wei\xdf\n" | not UTF-8; save it as CSV UTF-8
 """
 GOOD = b"p,third,g,same,s\n1,0,a,x,5\n0,2,b,x,1\n1,1,b,x,2\n"
