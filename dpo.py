@@ -34,7 +34,7 @@ import torch.nn.functional as F
 import common  # text → tokens → log-probs
 from common import at_least_fp32, batch_indices, pad_id, pad_rows, token_logps
 from parts import identities, prompting, runs  # preflight; sample answers; the run of a trainer
-from parts.files import command, no_effect, number, read_jsonl  # errors and types of flags
+from parts.files import command, no_effect, number, read_jsonl, shell_line  # errors and flags
 from parts.kto import kl_baseline, unrelated_logps  # k in the legend below; 0 unless kto
 from parts.lora import adapter_off  # a policy without its adapter is what it started from
 from parts.means import wilson  # 95 % interval of a share
@@ -409,11 +409,11 @@ def main(argv=None):
             run.evaluation(*evaluate(args, run, models, pairs, refs, prompts, scorers))
 
     # ---- 9. save ----
-    next_command = f"python evaluate.py compare --model {args.model} {args.out}"
+    words = ["evaluate.py", "compare", "--model", args.model, args.out]
     if args.prompts != "data/prompts.jsonl":  # pairs of your own
-        flags = f"--prompts {args.prompts or 'YOUR_PROMPTS.jsonl'} --gold {args.gold or 'none'}"
-        next_command += f" {flags} --reward-model YOUR_REWARD_MODEL"
-    return run.finish(next_command)
+        words += ["--prompts", args.prompts or "YOUR_PROMPTS.jsonl", "--gold", args.gold or "none"]
+        words += ["--reward-model", "YOUR_REWARD_MODEL"]
+    return run.finish(shell_line(*words))
 
 
 if __name__ == "__main__":

@@ -534,8 +534,16 @@ def compare(args):
     report["answer"], report["notes"] = in_words(report)
     # (7) files
     save(args, report, "samples.jsonl", [answer for table in tables for answer in table.flat])
-    two = " --model-b ".join(names[:-3:-1])  # the last two: in the demo PPO and DPO
-    print(f"next: python annotate.py draw --model {two} --prompts {args.prompts} --out runs/ab")
+    print(f"next: {draw_command(args, names)}")
+
+
+def draw_command(args, names):
+    """Answers of the last two models, in the demo PPO and DPO, for people to compare, to prompts of
+    the same split: of the others a run was trained on some."""
+    *_, b, a = names
+    words = ["annotate.py", "draw", "--model", a, "--model-b", b, "--prompts", args.prompts]
+    words += ["--split", args.split] * (args.split != "all")
+    return files.shell_line(*words, "--out", "runs/ab")
 
 
 def means(answers, keys):
@@ -637,8 +645,8 @@ def reward(args):
     for row, *pair in zip(rows, scores.tolist(), lengths.tolist()):
         row["scores"], row["tokens"] = pair  # of the chosen and of the rejected answer
     save(args, report, "pairs.jsonl", rows)
-    flags = f"--model MODEL RUN --prompts PROMPTS.jsonl --reward-model {args.reward_model}"
-    print(f"next: python evaluate.py compare {flags} --out runs/compare")
+    words = "evaluate.py compare --model MODEL RUN --prompts PROMPTS.jsonl --reward-model".split()
+    print(f"next: {files.shell_line(*words, args.reward_model, '--out', 'runs/compare')}")
 
 
 def reward_quality(rows, scores, lengths):
@@ -689,7 +697,7 @@ def human(args):
     report |= human_report(votes, items, args.seed) | dict(zip("ab", labels(names).values()))
     report["left_out"] = left_out(events) | {"judge_votes": len(all_events) - len(events)}
     save(args, report, "votes.jsonl", votes)
-    print(f"next: python annotate.py agreement --out {path.parent}")
+    print(f"next: {files.shell_line('annotate.py', 'agreement', '--out', path.parent)}")
     return gate(report["comparison"], args.fail_below, report["a"])
 
 

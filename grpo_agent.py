@@ -27,7 +27,6 @@ import functools
 import json
 import math
 import random
-import shlex
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -42,7 +41,16 @@ import watch
 from grpo_rubric import CLIP, SCALES, group_advantages, grpo_loss
 from parts import parallel, prompting, rollouts, runs, sampling, server
 from parts.dialogue import visible
-from parts.files import UserError, command, finite, load_function, number, where_raised, write_jsonl
+from parts.files import (
+    UserError,
+    command,
+    finite,
+    load_function,
+    number,
+    shell_line,
+    where_raised,
+    write_jsonl,
+)
 from parts.guard import Guard, weights_to_write, write_summary
 from parts.means import mean
 from parts.rollouts import by_group, weighted_sums
@@ -650,7 +658,8 @@ def play_command(args, make):
     print(in_words(scores_of(alive, env)))
     if args.write:
         write_jsonl(args.write, [row for t in alive for row in rows_to_imitate(t, env.history)])
-        print(f"wrote {args.write}; next: python sft.py --data {args.write} --out runs/agent_start")
+        imitate = shell_line("sft.py", "--data", args.write, "--out", "runs/agent_start")
+        print(f"wrote {args.write}; next: {imitate}")
 
 
 def rows_to_imitate(t, history):
@@ -718,9 +727,8 @@ def main(argv=None):
     if not run.stopped:
         final_test(args, run, reference, tokenizer, make, guard.save())
     env_args = ["--env-args", args.env_args] if args.env_args != "{}" else []
-    game = shlex.join(["--env", args.env, *env_args])
-    next_command = f"python grpo_agent.py play {game} --policy {args.out} --seed 7"
-    return guard.finish(next_command) or watch.exit_code(run.state["ended"])
+    words = "grpo_agent.py", "play", "--env", args.env, *env_args, "--policy", args.out, "--seed", 7
+    return guard.finish(shell_line(*words)) or watch.exit_code(run.state["ended"])
 
 
 if __name__ == "__main__":

@@ -39,7 +39,7 @@ import ruler
 import watch
 from common import at_least_fp32, batch_indices, kl_estimates, pad_id
 from parts import dialogue, parallel, prompting, reward_models, rollouts, rubrics, runs, server
-from parts.files import UserError, brief, command, no_effect, number
+from parts.files import UserError, brief, command, no_effect, number, shell_line
 from parts.guard import LEAST_VALIDATION, Guard, weights_to_write, write_summary
 from parts.lora import adapter_off
 from parts.means import mean
@@ -742,7 +742,7 @@ def main(argv=None):
     # ---- 9. save ----
     if not run.stopped:
         final_test(args, run, reference, graders, test, guard.save())
-    return guard.finish(f"python watch.py {args.out}") or watch.exit_code(run.state["ended"])
+    return guard.finish(shell_line("watch.py", args.out)) or watch.exit_code(run.state["ended"])
 
 
 if __name__ == "__main__":

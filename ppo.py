@@ -40,7 +40,7 @@ import common  # text → tokens → log-probs
 import watch  # the alarms
 from common import at_least_fp32, kl_estimates, pad_id, token_logps
 from parts import memory, prompting, rollouts, runs  # …; flags, log, checkpoints
-from parts.files import UserError, command, no_effect, number  # errors and types of flags
+from parts.files import UserError, command, no_effect, number, shell_line  # errors and flags
 from parts.guard import Guard, weights_to_write  # alarms and the best weights of this run
 from parts.lora import adapter_off  # a policy without its adapter is what it started from
 from parts.parallel import all_max, as_forward, score_answers, world  # over all ranks; FSDP
@@ -591,9 +591,9 @@ def main(argv=None):
 def next_command(args):
     """How to compare base and result: by the gold or reward function, and by the reward model."""
     scorer, reward_model = args.gold or args.reward_fn, args.reward_model or "none"
-    flags = f" --gold {scorer}" * bool(scorer) + f" --reward-model {reward_model}"
-    flags += f" --prompts {args.prompts}" * (args.prompts != "data/prompts.jsonl")
-    return f"python evaluate.py --model {args.model} {args.out}{flags}"
+    flags = ["--gold", scorer] * bool(scorer) + ["--reward-model", reward_model]
+    flags += ["--prompts", args.prompts] * (args.prompts != "data/prompts.jsonl")
+    return shell_line("evaluate.py", "--model", args.model, args.out, *flags)
 
 
 if __name__ == "__main__":

@@ -330,7 +330,8 @@ def main(argv=None):
     write_report(args, report, TITLE, rank_sections, ["ranked.csv"], mode=files.PRIVATE)
     if {"sex", "race_ethnicity"} & set(columns):
         # a score has an arbitrary offset per role; the percentile is within the role
-        print(f"next: python audit.py {path} --score percentile --select 0.3")
+        words = "audit.py", path, "--score", "percentile", "--select", 0.3
+        print(f"next: {files.shell_line(*words)}")
 
 
 # ---- 9. save ----

@@ -29,7 +29,7 @@ import torch.nn.functional as F
 import common
 from common import at_least_fp32, batch_indices, pad_id, pad_rows
 from parts import identities, prompting, runs
-from parts.files import UserError, command, number
+from parts.files import UserError, command, number, shell_line
 from parts.means import wilson
 from parts.pairs import batch_rows
 from parts.parallel import add_up, gather
@@ -277,8 +277,8 @@ def main(argv=None):
         all_rewards = score_pairs(run, model, pairs, some, pad)
         model.config.reward_mean = all_rewards.mean().item()
         model.config.reward_std = max(all_rewards.std().item(), 1e-6)
-    own = "" if args.pairs == PAIRS else f" --pairs {(args.eval_pairs or ['HELD_OUT.jsonl'])[0]}"
-    return run.finish(f"python evaluate.py reward --reward-model {args.out}{own}")
+    own = [] if args.pairs == PAIRS else ["--pairs", (args.eval_pairs or ["HELD_OUT.jsonl"])[0]]
+    return run.finish(shell_line("evaluate.py", "reward", "--reward-model", args.out, *own))
 
 
 if __name__ == "__main__":

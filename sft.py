@@ -29,7 +29,7 @@ import common
 from common import batch_indices, encode_pair, pad_id, pad_rows, token_logps
 from parts import identities, prompting, runs
 from parts.dialogue import Refused, end_ids, text_end
-from parts.files import Counts, UserError, command, counts_in_words, number
+from parts.files import Counts, UserError, command, counts_in_words, number, shell_line
 from parts.pairs import Named, TokenRows, count_unread, held_out, read_rows
 from parts.parallel import all_sum
 from parts.rows import check_messages
@@ -319,7 +319,7 @@ def main(argv=None):
             run.evaluation(*evaluate(args, run, *evaluated))
 
     # ---- 9. save ----
-    return run.finish(f"python dpo.py --model {args.out}")
+    return run.finish(shell_line("dpo.py", "--model", args.out))
 
 
 if __name__ == "__main__":

@@ -34,7 +34,7 @@ from statistics import fmean as mean
 
 import numpy as np
 
-from parts.files import Parser, UserError, brief, command, number, read_log, write_json
+from parts.files import Parser, UserError, brief, command, number, read_log, shell_line, write_json
 from parts.texts import text_flags
 
 MIN_DELTA = 0.005  # of v's width: smaller gains are noise; they count once they add up to it
@@ -537,7 +537,8 @@ def main(argv=None):
         viewer.write(page, rows, events, head, text_flags)
         print(f"page        {page}")
     else:
-        print(f"next        python watch.py {args.log.parent} --html shows the answers, too")
+        html = shell_line("watch.py", args.log.parent, "--html")
+        print(f"next        {html} shows the answers, too")
     if args.out:
         report = {"state": state, "stopped": stopped, "best_step": best, "exit_status": status}
         write_json(args.out, report | {"events": [vars(event) for event in events]})

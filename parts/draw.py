@@ -1,7 +1,6 @@
 """parts/draw.py: two answers to each prompt, from one model or from two, for people to compare."""
 
 import json
-import shlex
 from pathlib import Path
 
 from parts import files
@@ -62,7 +61,7 @@ def draw(args):
     # ids that do not tell gold items from others
     items = [item | {"id": f"item-{n:05d}"} for n, item in enumerate([*items, *gold])]
     files.write_jsonl(path, items, mode=files.PRIVATE)
-    print(f"wrote {path}\nnext: python annotate.py --out {shlex.quote(args.out)}")
+    print(f"wrote {path}\nnext: {files.shell_line('annotate.py', '--out', args.out)}")
 
 
 def new_items_file(out):

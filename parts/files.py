@@ -8,6 +8,7 @@ import math
 import os
 import re
 import runpy
+import shlex
 import sys
 import tempfile
 import textwrap
@@ -60,6 +61,15 @@ def command(main):
         sys.stdout.flush(), sys.stderr.flush()
         os._exit(status or 0)
     sys.exit(status)
+
+
+def shell_line(*words):
+    """A command as it can be pasted, a name with a space in quotes.
+
+    >>> shell_line("watch.py", "runs/my run")
+    "python watch.py 'runs/my run'"
+    """
+    return f"python {shlex.join(map(str, words))}"
 
 
 def private_folder(out):

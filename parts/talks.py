@@ -4,7 +4,6 @@ An item's prompt is what the environment opened with; a and b are the turns that
 episodes from one seed, so that the same candidate sits in both.
 """
 
-import shlex
 from argparse import Namespace
 
 from parts import files
@@ -107,4 +106,4 @@ def draw(args, agent):
     if not items:
         raise UserError(f"--model {args.model}: no two episodes that differ; add --model-b")
     files.write_jsonl(path, items, mode=files.PRIVATE)
-    print(f"wrote {path}\nnext: python annotate.py --out {shlex.quote(args.out)}")
+    print(f"wrote {path}\nnext: {files.shell_line('annotate.py', '--out', args.out)}")

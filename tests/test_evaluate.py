@@ -437,7 +437,7 @@ def test_twice_the_same_bytes(world, tmp_path, monkeypatch):
         one, two = ((tmp_path / folder / "out" / name).read_bytes() for folder in "ab")
         assert one == two, name
     drawn = f"--model {world['dpo']} --model-b {world['base']} --prompts {world['prompts']}"
-    assert f"annotate.py draw {drawn}" in run.stdout
+    assert f"annotate.py draw {drawn} --split test --out runs/ab\n" in run.stdout
     row = next(files.read_jsonl(tmp_path / "a/out/samples.jsonl"))
     (expected,) = reward_models.reward_function(gold)([row["prompt"]], [row["response"]])
     assert row["gold"] == pytest.approx(expected, abs=1e-4)
