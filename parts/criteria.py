@@ -138,7 +138,5 @@ def export(out, items, votes):
         f"{path}: {len(rows)} answers with {n} ratings; left out: {n_split} on which people split"
     )
     if rows:
-        print(
-            f"next: python judge.py audit --data {path} --judge-model NAME "
-            "--judge-base-url http://localhost:8000/v1"
-        )
+        words = "--judge-model NAME --judge-base-url http://localhost:8000/v1".split()
+        print(f"next: {files.shell_line('judge.py', 'audit', '--data', path, *words)}")

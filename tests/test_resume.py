@@ -2,6 +2,7 @@
 
 import json
 import resource
+import shlex
 from types import SimpleNamespace
 
 import pytest
@@ -66,8 +67,9 @@ def outcome(out):
 @pytest.mark.parametrize("name", NAMES)
 def test_cut_off_and_resumed(name, train, cut_off, tmp_path, capsys):
     """Forgotten moments, a restarted schedule, a batch drawn twice, a reference built from the
-    resumed policy, rows of step 4 that stand twice: all show here (trl#2657)."""
-    whole, out, flags = tmp_path / "whole", tmp_path / "cut", "--lr 1e-2"
+    resumed policy, rows of step 4 that stand twice: all show here (trl#2657). The next command
+    cannot be pasted where a folder's space is not in quotes."""
+    whole, out, flags = tmp_path / "whole", tmp_path / "cut off", "--lr 1e-2"
     flags += " --eval-fraction 0.3" if name == "sft" else ""
     flags += " --restore best" if name.startswith("ppo") else ""  # of two validation answers
     assert train(name, whole, flags) == 0
@@ -89,6 +91,7 @@ def test_cut_off_and_resumed(name, train, cut_off, tmp_path, capsys):
     assert train(name, out, flags, "--resume") == 0
     said = capsys.readouterr().out
     assert "resumed at step 3" in said and "preflight" not in said
+    assert str(out) in shlex.split(said.partition("next: ")[2].splitlines()[0])
     assert outcome(out) == outcome(whole)
 
 
