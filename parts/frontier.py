@@ -96,7 +96,7 @@ def spending(run, before=None):
     before  {cost: what the run's reward model had cost}
     """
     start = 0 if run["rows"] else math.nan  # without its log a run's cost is unknown
-    spent, points = dict.fromkeys(COSTS, start) | (before or {}), []
+    spent, points = {cost: start + (before or {}).get(cost, 0) for cost in COSTS}, []
     # an older log does not count its pairs; its short last batches are taken as full
     batch_size = run["args"].get("batch_size") if run["args"].get("pairs") else None
     for row in run["rows"]:

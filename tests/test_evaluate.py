@@ -568,6 +568,9 @@ def test_the_log_of_a_killed_run(rows, seconds, tmp_path, capsys):
     (tmp_path / "metrics.jsonl").write_text(whole)
     ((costs,), _) = frontier.load_runs([str(tmp_path)])
     assert costs["seconds"] == pytest.approx(seconds, nan_ok=True)
+    run = {"args": {}, "rows": [{"step": 1, "time_s": 2.0}] * bool(rows)}  # its reward model took 3
+    spent = frontier.spending(run, {"seconds": 3.0})[1]
+    assert spent["seconds"] == pytest.approx(seconds + 3, nan_ok=True)
     assert ("line 2 is cut off and left out" in capsys.readouterr().out) == bool(rows)
 
 
