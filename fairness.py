@@ -562,6 +562,9 @@ def text(args):
     groups, spellings = (groups, spellings) if any(groups) else (["all"] * len(rows), [])
     prompts, notes = prompts_of(rows)
     notes += spellings
+    models = sorted({str(row["model"]) for row in rows if row.get("model")})
+    if len(models) > 1:
+        notes.append(f"Answers of {len(models)} models count together: {', '.join(models)}.")
     foreign = [is_foreign(answer) for answer in texts]
     if n := sum(foreign):
         notes.append(f"{n} of {len(rows)} answers are not English. {IN_ENGLISH}")

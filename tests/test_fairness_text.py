@@ -130,6 +130,15 @@ def test_both_groups_stand_in_one_direction(tmp_path, capsys):
     assert re.search(r"question: a − b +100.0 % of 40 +0.0 % of 30 ", " ".join(lines))
 
 
+def test_answers_of_several_models_are_said_to_count_together(tmp_path, capsys):
+    """samples.jsonl of `evaluate.py compare` has all its models; nothing said so."""
+    rows = [{"prompt": f"p{i}", "response": "advance", "model": "ab"[i % 2]} for i in range(40)]
+    for some, n in ((rows, 1), (rows[::2], 0)):
+        file, out = write(tmp_path / f"{n}.jsonl", some), str(tmp_path / f"out{n}")
+        report_of(["text", file, "--out", out])
+        assert capsys.readouterr().out.count("Answers of 2 models count together: a, b.") == n
+
+
 def test_three_groups_stand_in_one_direction(tmp_path, capsys):
     """The tables of three groups had each its own reference: "c − a" above "a − c". p stays adjusted
     for all three pairs, since the reference was still picked by its rate."""
