@@ -128,12 +128,15 @@ def check_folder(name, flag):
     import huggingface_hub as hub
 
     folder = Path(name)
+    in_run = (folder.parent / "args.json").is_file()
     if folder.is_dir():
         if (folder / "adapter_config.json").is_file():  # PEFT would put it into the model
             fix = "merge it into its base with PEFT, merge_and_unload()"
+            fix = f"{folder.parent} holds it merged" if in_run else fix
             raise UserError(f"{flag} {name}: holds an adapter (adapter_config.json); {fix}")
         if not (folder / "config.json").is_file():
             reason = "not a model folder (config.json is missing)"
+            reason += f"; {folder.parent} is a run" * in_run
             if (folder / "checkpoint").is_dir():  # a run writes its model at the end
                 reason = "this run has not finished, so it holds no model yet; --resume goes on"
             raise UserError(f"{flag} {name}: {reason}")

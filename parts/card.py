@@ -94,12 +94,14 @@ def write_card(folder, record, numbers, step):
     unread = "its page on the hub states" if base else f"{model} does not state"
     licence = base.get("license_name", base.get("license")) or f"that of its base, which {unread}"
     start = "random weights of the shape of " * bool(args.get("init_config")) + f"`{model}`"
+    trained = f" after step {step} of `{stage}.py`"
+    if not step:
+        trained = f", unchanged: no later step of `{stage}.py` validated better"
     held_out = table(("metric", "before", "after"), numbers)
     lines = [
         "---", *(f"{key}: {json.dumps(value)}" for key, value in header.items()), "---", "", MARK,
         "", f"# {plain(Path(folder).resolve().name)}", "",
-        f"This model {WHAT.get(stage, 'was trained')}. It is {start} after step {step} of "
-        f"`{stage}.py`. "
+        f"This model {WHAT.get(stage, 'was trained')}. It is {start}{trained}. "
         f"Licence: {licence}; the licence of the data below is for you to state.", "",
         textwrap.indent("\n".join(commands(record)), "    "), "",  # a block of code in Markdown
         "## Numbers", "", *(held_out if numbers else ["Nothing was held out."]), "",

@@ -168,4 +168,5 @@ def with_interval(row, key):
     low, high = row.get(f"{key}_low"), row.get(f"{key}_high")
     n = row.get(f"{key.partition('/')[0]}/n")
     interval = f" [{low:.4f}, {high:.4f}]" if low is not None else ""
-    return f"{row[key]:.4f}{interval}" + (f" (n {n})" if n else "")
+    value = round(row[key], 4) + 0.0  # no "-0.0000"
+    return f"{value:.4f}{interval}" + (f" (n {n})" if n else "")

@@ -215,8 +215,10 @@ def test_a_folder_that_is_no_policy(world, run, refused):
     flags = ("--model", base, "--lora-rank", 2, "--steps", 1)
     assert not run(reward_train, "lora", *flags)
     refused(dpo, "--model lora: this is a reward model", "--model", "lora")
-    words = "--model lora/adapter: holds an adapter (adapter_config.json); merge it into its base with PEFT"
+    words = "--model lora/adapter: holds an adapter (adapter_config.json); lora holds it merged"
     refused(sft, words, "--model", "lora/adapter")
+    words = "--model lora/checkpoint: not a model folder (config.json is missing); lora is a run"
+    refused(sft, words, "--model", "lora/checkpoint")
 
 
 @each_stage

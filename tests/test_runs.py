@@ -684,9 +684,10 @@ def test_a_card_stays_whole_whatever_its_names(tmp_path):
         assert f"\n    {line}\n" in card.text.replace("python ", "")
     assert card.data.base_model == "org/base"
     assert "its page on the hub states" in card.text
-    write_card(tmp_path, card_record(r"C:\models\mine"), [], 3)
+    write_card(tmp_path, card_record(r"C:\models\mine"), [], 0)
     card = ModelCard.load(tmp_path / "README.md")
     assert card.data.base_model is None and r"C:\models\mine does not state" in card.text
+    assert r"It is `C:\models\mine`, unchanged: no later step of `dpo.py` validated" in card.text
 
 
 def test_the_commands_of_a_run():
