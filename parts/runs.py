@@ -313,8 +313,8 @@ class Run:
         """Sum gradients over ranks, clip, step. Returns loss, lr, grad_norm (before clipping).
 
         Each module of `state` is clipped by itself; grad_norm is the first one's. Not finite: the
-        run stops and names the rows, where(); in fp16 the step is skipped, and the scale halved if the
-        gradient overflowed, as GradScaler does; MOST_SKIPS in a row stop the run.
+        run stops and names the rows, where(); in fp16 the step is skipped, and the scale halved if
+        the gradient overflowed, as GradScaler does; MOST_SKIPS in a row stop the run.
         """
         self.is_saved = False
         parallel.add_up_gradients(self.weights)
