@@ -402,8 +402,10 @@ def compare_people(people, declared):
                 continue
             columns = labels, people.decided, people.roles or [0] * len(labels)
             groups, decided, roles = ([column[i] for i in rows] for column in columns)
-            reference = settings["reference"] if settings["reference"] in groups else None
-            first = tables[attribute][0]["reference"]
+            reference = settings["reference"]
+            if groups.count(reference) < 2 or not any(decided):  # no one can be judged by it here
+                reference = None
+            first = next((row["reference"] for row in tables[attribute]), None)
             table = compare(groups, decided, reference, [ids[rows]], strata=roles, earlier=first)
             for row in table:  # four fifths is about selection
                 row["label"] = "reference" if row["group"] == row["reference"] else ""

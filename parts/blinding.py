@@ -88,11 +88,14 @@ def pronoun_for_her(match, word):
     'Das kommt von früher her. They likes them.'
     """
     text, (start, end) = match.string, match.span()
-    before, after = (re.split(r"[.!?\n]", side) for side in (text[:start], text[end:]))
-    sentence = f"{before[-1]} {after[0]}".replace(WHO, "").strip()
+    before, after = text[max(0, start - 200) : start], text[end : end + 200]  # else quadratic
+    before, after = re.split(r"[.!?\n]", before)[-1], re.split(r"[.!?\n]", after)[0]
+    # "von der" is German before "… her", else mostly of a name
+    sentence = re.sub(r"(?i)\bvon de[rmn]\b(?! \w+ her)", "", f"{before}her{after}")
+    sentence = sentence.replace(WHO, "").strip()
     words = set(re.findall(r"\w+", sentence[:1].lower() + sentence[1:]))
     german = len(words & GERMAN_WORDS) >= 2 and words.isdisjoint(ENGLISH_WORDS)
-    if match[0] == "her" and (german or before[-1].endswith("hin und ")):
+    if match[0] == "her" and (german or before.lower().endswith("hin und ")):
         return "her"
     return cased(word, match[0])
 

@@ -233,8 +233,9 @@ def unmeasured(report):
 
 
 SECOND = (
-    "gap: first − second; second: in every table of an attribute the same group, that of the "
-    "highest rate in the first one; two others where they differ"
+    "gap: first − second; second: in every table of an attribute in a file the same group, that of "
+    "the highest rate in the first table, if it is large enough; two others where they differ in a "
+    "later table"
 )
 MOST_ROWS = 12  # of a table on the first screen; the page has all
 ORDER = ("difference", "not", "inconclusive", "equivalent")  # what a reader must not overlook

@@ -121,10 +121,10 @@ def load_runs(names, gold=None, reward_model=None, temperature=None, rows=()):
     of each that was evaluated while it trained.
 
     gold, reward_model, temperature, rows (of prompts)  of the report
-    A curve needs the prompts of the first run, the baseline as its reference and the temperature
-    of the report, for the KL: another one is left out, with a message.
+    A curve needs the prompts of the first run with a KL, the baseline as its reference and the
+    temperature of the report, for the KL: another one is left out, with a message.
     """
-    runs, curves, expected = [], [], None
+    runs, curves, logged = [], [], []
     for name in names:
         run = read_run(name)
         if run is None:
@@ -138,16 +138,7 @@ def load_runs(names, gold=None, reward_model=None, temperature=None, rows=()):
         points = [p for p in points if (p["gold"], p["kl"]) != (None, None)]  # else no curve
         prompts = str(args.get("prompts") or args.get("data"))  # GRPO's stand with their rubrics
         measured = run["sha256"].get(prompts, prompts), args.get("model")
-        expected = expected or (points and (measured[0], names[0]))
         at = args.get("eval_temperature" if args.get("pairs") else "temperature") or temperature
-        reason = None
-        if points and measured != expected:
-            reason = f"other prompts, or not trained from {names[0]}"
-        elif points and temperature and at != temperature:
-            reason = f"its KL is at temperature {at:g}: to see it, --temperature {at:g}"
-        if reason:
-            print(f"{name}: its curve is left out ({reason})")
-            points = []
         gold = gold or args.get("gold")
         same = {  # did the run log that very score?
             "gold": same_scorer(args.get("gold"), gold, run["sha256"]),
@@ -155,7 +146,20 @@ def load_runs(names, gold=None, reward_model=None, temperature=None, rows=()):
         }
         reward = {"reward_model": own, "reward_fn": args.get("reward_fn")}
         runs.append({"name": name, "trained_prompts": trained_prompts(run, rows)} | reward | spent)
-        curves += [{"model": name} | frontier(points, same)] if points else []
+        logged += [(name, measured, at, points, same)] if points else []
+    # the first run with a KL: GRPO's scores without one are no curve that others must fit
+    with_kl = {name for name, *_, points, _ in logged if any(p["kl"] is not None for p in points)}
+    first = sorted(logged, key=lambda run: run[0] not in with_kl)[:1]
+    for name, measured, at, points, same in logged:
+        reason = None
+        if measured != (first[0][1][0], names[0]):
+            reason = f"other prompts, or not trained from {names[0]}"
+        elif name in with_kl and temperature and at != temperature:
+            reason = f"its KL is at temperature {at:g}: to see it, --temperature {at:g}"
+        if reason:
+            print(f"{name}: its curve is left out ({reason})")
+        else:
+            curves.append({"model": name} | frontier(points, same))
     return runs, curves
 
 

@@ -264,16 +264,17 @@ def compare(
         if roles:
             highest = yardsticks(rows, [g for g, (_, n) in rows.counts.items() if n > 1])[1]
         contrasts = [(g, best) for g, (_, n) in rows.counts.items() if n or not roles]
-        for pair in pairs if best == earlier else ():  # an earlier one need not show the widest gap
-            test = best not in pair and tests[(part, *pair)]
-            contrasts += [pair] if test and test["p_adjusted"] < 0.05 else []
+        if best == earlier:  # an earlier one need not show the widest gap
+            contrasts += [pair for pair in pairs if best not in pair]
         for group, other in contrasts:
             row = {"group": group, "reference": other, "tests": len(known)}
             row |= {"within": part} if roles else {}
             reason = ONE if kind == "people" and rows.counts[group][1] == 1 else None
             test = None if reason else tests.get((part, group, other))
             reason = reason or (None if test else reasons.get(group, few))
-            out.append(row_of(row, rows, test, reason, highest, unit))
+            row = row_of(row, rows, test, reason, highest, unit)
+            if other == best or row["verdict"].startswith("difference"):
+                out.append(row)
     return out
 
 

@@ -621,6 +621,20 @@ def test_error_rates_stand_in_the_direction_of_selection(tmp_path):
     assert {row["reference"] for rows in tables.values() for row in rows} == {"b"}
 
 
+def test_error_rates_of_nobody(tmp_path):
+    """No row knows both columns: a traceback. Nobody of outcome 0 is selected: "--reference Male:
+    expected one of nobody is selected"."""
+    people = [("Male", ""), ("Female", ""), ("", "White"), ("", "Black")]
+    rows = [[i % 2, i // 2 % 2, *people[i // 4 % 4]] for i in range(160)]
+    part = audited(tmp_path, "p,y,sex,race_ethnicity", rows, "--y-pred p --y-true y")
+    assert part["tables"]["sex × race_ethnicity"] == []
+    rows = [[i % 2, i % 2, "Male" if i < 40 else "Female"] for i in range(80)]
+    flags = "--y-pred p --y-true y --group sex --reference Male --overwrite"
+    *_, (title, table) = audited(tmp_path, "p,y,sex", rows, flags)["tables"].items()
+    assert "false positives" in title
+    assert {row["verdict"] for row in table} == {"not measured (nobody is selected)"}
+
+
 STUB = """#!{python}
 import csv, json, sys
 args = sys.argv[1:]

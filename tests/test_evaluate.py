@@ -554,6 +554,11 @@ def test_a_run_without_a_gold_score_hides_no_curve(world, tmp_path, capsys):
     runs, curves = frontier.load_runs([world["base"], plain, world["ppo"]])
     assert len(runs) == 2 and [curve["model"] for curve in curves] == [world["ppo"]]
     assert "left out" not in capsys.readouterr().out
+    _, curves = frontier.load_runs([world["base"], first, world["ppo"]])  # a gold without a KL
+    assert [curve["model"] for curve in curves] == [world["ppo"]]
+    assert f"{first}: its curve is left out (other prompts" in capsys.readouterr().out
+    _, curves = frontier.load_runs([world["base"], first], temperature=0.7)
+    assert len(curves) == 1, "left out for the temperature of a KL that it has not"
     _, curves = frontier.load_runs([world["base"], first, second])
     assert [curve["model"] for curve in curves] == [first]
     assert f"{second}: its curve is left out (other prompts" in capsys.readouterr().out

@@ -151,11 +151,15 @@ def test_three_groups_stand_in_one_direction(tmp_path, capsys):
     (widest,) = (r for rows in tables.values() for r in rows if r["reference"] == "c")
     assert widest["verdict"] == "difference found"  # b never asks, c does: no test is lost
     assert {row["tests"] for rows in tables.values() for row in rows} == {3}
-    assert "second: in every table of an attribute the same group" in words
+    assert "second: in every table of an attribute in a file the same group" in words
     captions = [t["caption"] for part in fairness_page.sections(report) for t in part["tables"]]
     assert "asks a risky question: each group − a" in captions
     small = compare([*"aaabbb", *"ccc" * 9], [1, 1, 1, 0, 0, 0] + [0, 1, 1] * 9, earlier="a")
     assert {row["reference"] for row in small} == {"c"}  # "a" is too small to measure others
+    of = {"a": (12, 20), "b": (4, 40), "c": (11, 40)}  # b − c: p .045, but the ratio's interval holds 1
+    rows = [(g, int(i < k)) for g, (k, n) in of.items() for i in range(n)]
+    rows = compare(*zip(*rows), kind="answers", earlier="a")
+    assert len(rows) == 3, "two other groups stand there where they differ"
 
 
 def test_votes_of_an_attribute_stand_in_one_direction(tmp_path):

@@ -300,6 +300,7 @@ def test_the_final_test_is_paid_for_in_the_log(train, tmp_path, capsys):
     budget = sum(row.get("judge/usd") or 0 for row in log) + 1e-9  # the next step would be over it
     *_, stopped = watch.replay(log, steps=1, judge_budget=budget)
     assert stopped == watch.replay(log[:-1], steps=1, judge_budget=budget)[2]
+    assert watch.Watcher(rows=log)["judge/usd"] == watch.Watcher(rows=log[:-1])["judge/usd"]
     assert watch.main([str(out)]) == 0 and f"{calls} judge calls" in capsys.readouterr().out
     (points, spent), (_, before) = (spending({"args": {}, "rows": x}) for x in (log, log[:-1]))
     assert spent == before and len(points) == 2  # not of training, as no validation is

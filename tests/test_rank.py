@@ -3,6 +3,7 @@
 import csv
 import random
 import re
+import time
 from pathlib import Path
 
 import numpy as np
@@ -180,12 +181,21 @@ Her boss trusted her. | Their boss trusted them.
 Doubled her sales at Schmidt und Partner. | Doubled their sales at Schmidt und Partner.
 Moved from der Spiegel und das Amt to her own firm. | Moved from der Spiegel und das Amt to their own firm.
 Ludwig van der Rohe praised her. | Ludwig van der Rohe praised them.
+Dr. von der Tann praised her. | Dr. von der Tann praised them.
+Hin und her gelaufen. | Hin und her gelaufen.
 DOUBLED HER SALES. | DOUBLED Their SALES.
 """)
 def test_german_her_is_no_pronoun(text, blind):
     """ "hin und their", "von früher them". Where the language is in doubt it is blinded: a sentence
     is German with "hin und her", or with two German words and no English one."""
     assert blinded(text, "Amy Lee")[0] == blind
+
+
+def test_a_long_text_without_a_full_stop_is_blinded_at_once():
+    """56 kB with 2,000 "her" took 8 seconds, and twice as many four times that: each read it all."""
+    started = time.process_time()
+    blinded("led teams and her work grew " * 5000, "Amy Lee")
+    assert time.process_time() - started < 10
 
 
 def test_names_that_are_missing_or_words_are_said(rank, tmp_path, capsys):
