@@ -168,8 +168,8 @@ def parse_args(argv=None):
 
 
 def load_data(args, policy, tokenizer):
-    """(pairs, prompts, scorers): evaluations answer the prompts, [{"prompt": …}], and score the
-    answers by the scorers, [(metric, flag, function)]."""
+    """(pairs, prompts, scorers): pairs.train and pairs.eval are row numbers; evaluations answer the
+    prompts, [{"prompt": …}], and score the answers by the scorers, [(metric, flag, function)]."""
     first_row = next(read_jsonl(args.pairs[0], flag="--pairs"), {})
     single = args.loss_type == "kto" and "label" in first_row  # the first row decides for all
     check = check_thumb if single else common.check_pair

@@ -39,7 +39,7 @@ from torch import nn
 import common  # text → tokens → log-probs
 import watch  # the alarms
 from common import at_least_fp32, kl_estimates, pad_id, token_logps
-from parts import memory, prompting, rollouts, runs  # …; flags, log, checkpoints
+from parts import memory, prompting, rollouts, runs  # what fits; prompts; rollouts; the run
 from parts.files import UserError, command, no_effect, number, shell_line  # errors and flags
 from parts.guard import Guard, weights_to_write  # alarms and the best weights of this run
 from parts.lora import adapter_off  # a policy without its adapter is what it started from

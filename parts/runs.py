@@ -50,7 +50,7 @@ MAX_GRAD_NORM = 1.0
 # in fp16 the loss is multiplied by this, so that small gradients do not become 0; torch's own 65536
 # overflows in the first steps of most models, and each of them is a step lost
 LOSS_SCALE = 2.0**10
-MOST_SKIPS = 11  # in a row; each halves the scale, and this one brings it below 1
+MOST_SKIPS = 11  # in a row; each overflow halves the scale, this one brings it below 1
 LEAST_STEPS = 24  # without --epochs, a small file is repeated until it makes this many steps
 MANY_CUT = 0.05  # share of cut answers beyond which the limit should be raised
 LOGS = ("metrics.jsonl", "samples.jsonl", "rollouts.jsonl")
