@@ -156,7 +156,11 @@ def test_three_groups_stand_in_one_direction(tmp_path, capsys):
     assert "asks a risky question: each group − a" in captions
     small = compare([*"aaabbb", *"ccc" * 9], [1, 1, 1, 0, 0, 0] + [0, 1, 1] * 9, earlier="a")
     assert {row["reference"] for row in small} == {"c"}  # "a" is too small to measure others
-    of = {"a": (12, 20), "b": (4, 40), "c": (11, 40)}  # b − c: p .045, but the ratio's interval holds 1
+    of = {
+        "a": (12, 20),
+        "b": (4, 40),
+        "c": (11, 40),
+    }  # b − c: p .045, but the ratio's interval holds 1
     rows = [(g, int(i < k)) for g, (k, n) in of.items() for i in range(n)]
     rows = compare(*zip(*rows), kind="answers", earlier="a")
     assert len(rows) == 3, "two other groups stand there where they differ"
