@@ -146,20 +146,21 @@ def load_runs(names, gold=None, reward_model=None, temperature=None, rows=()):
         }
         reward = {"reward_model": own, "reward_fn": args.get("reward_fn")}
         runs.append({"name": name, "trained_prompts": trained_prompts(run, rows)} | reward | spent)
-        logged += [(name, measured, at, points, same)] if points else []
+        has_kl = any(point["kl"] is not None for point in points)
+        log = {"name": name, "measured": measured, "at": at, "points": points, "same": same}
+        logged += [log | {"has_kl": has_kl}] if points else []
     # the first run with a KL: GRPO's scores without one are no curve that others must fit
-    with_kl = {name for name, *_, points, _ in logged if any(p["kl"] is not None for p in points)}
-    first = sorted(logged, key=lambda run: run[0] not in with_kl)[:1]
-    for name, measured, at, points, same in logged:
-        reason = None
-        if measured != (first[0][1][0], names[0]):
+    first = next((log for log in logged if log["has_kl"]), next(iter(logged), None))
+    for log in logged:
+        name, at, reason = log["name"], log["at"], None
+        if log["measured"] != (first["measured"][0], names[0]):
             reason = f"other prompts, or not trained from {names[0]}"
-        elif name in with_kl and temperature and at != temperature:
+        elif log["has_kl"] and temperature and at != temperature:
             reason = f"its KL is at temperature {at:g}: to see it, --temperature {at:g}"
         if reason:
             print(f"{name}: its curve is left out ({reason})")
         else:
-            curves.append({"model": name} | frontier(points, same))
+            curves.append({"model": name} | frontier(log["points"], log["same"]))
     return runs, curves
 
 
