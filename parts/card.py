@@ -77,12 +77,13 @@ def own_card(folder):
     return [path] * own
 
 
-def write_card(folder, record, numbers, step):
+def write_card(folder, record, numbers, step, ended=None):
     """Write folder/README.md; one that no run wrote stays, and is named.
 
     record   what args.json holds: stage, command, args, sha256, versions
     numbers  [(metric, before, after)] of held-out rows, as text
     step     the step of the written weights
+    ended    the rule of watch.py that ended the run early, if one did
     """
     path, stage, args = Path(folder) / "README.md", record["stage"], record["args"]
     if path.exists() and not own_card(folder):
@@ -97,6 +98,7 @@ def write_card(folder, record, numbers, step):
     trained = f" after step {step} of `{stage}.py`"
     if not step:
         trained = f", unchanged: no later step of `{stage}.py` validated better"
+    trained += f". watch.py ended the run early: {ended}" if ended else ""
     held_out = table(("metric", "before", "after"), numbers)
     lines = [
         "---", *(f"{key}: {json.dumps(value)}" for key, value in header.items()), "---", "", MARK,

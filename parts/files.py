@@ -126,8 +126,9 @@ OTHER_FORMATS = {  # how a file starts that is not JSONL: what it is, the comman
         """python -c "import pandas; pandas.read_parquet('{0}').to_json('{0}.jsonl', orient='records', lines=True)\""""),
     r"\[": ("a JSON array",
         """python -c "import json; open('{0}.jsonl', 'w').writelines(json.dumps(row) + '\\n' for row in json.load(open('{0}', 'rb')))\""""),
-    r'\{\s*\n\s*"': ("one JSON object over several lines, such as a rubric file",
-        """python -c "import json; open('{0}.jsonl', 'w').write(json.dumps(json.load(open('{0}', 'rb'))))\""""),
+    r'\{\s*\n\s*"': ("JSON objects of several lines each, such as a rubric file",
+        """python -c "import json, re; text = re.sub(r'\\}}\\s*\\n\\s*\\{{', '}},{{', open('{0}', encoding='utf-8').read()); """
+        """open('{0}.jsonl', 'w').writelines(json.dumps(row) + '\\n' for row in json.loads('[' + text + ']'))\""""),
     r'(?:(?!":)[^{\n])*[,;\t]': ("a CSV file (for columns of other names see docs/faq.md)",
         """python -c "import csv, json; rows = csv.DictReader(open('{0}', encoding='utf-8-sig'), delimiter='{1}'); """
         """open('{0}.jsonl', 'w').writelines(json.dumps(row) + '\\n' for row in rows)\""""),
@@ -187,7 +188,8 @@ def read_log(path):
             index(row["step"])  # a whole number
         except (ValueError, TypeError, KeyError, RecursionError):
             wrong = 'expected a row of a run\'s log, an object with a whole number "step"'
-            raise UserError(f"{path}:{line_number}: {wrong}; delete this line") from None
+            fix = "delete this line" if rows else "name a run's folder or its metrics.jsonl"
+            raise UserError(f"{path}:{line_number}: {wrong}; {fix}") from None
         rows.append(row)
     return rows, bool(rest.strip())
 

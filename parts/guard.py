@@ -46,6 +46,8 @@ def write_summary(run, step, results, paid=None):
         reason = run.state["ended"] or "max_steps"
         head = {"step": step, "last_step": run.step, "stop_reason": reason}
         write_json(run.out / "summary.json", head | results)
+        if run.wandb:
+            run.wandb.summary.update(head | results)
         # it is there where a finished run resumes
         if paid and not any("test/n" in row for row in run.rows()[-1:]):
             run.write("metrics.jsonl", [{"step": run.step} | paid])

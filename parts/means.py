@@ -167,6 +167,6 @@ def with_interval(row, key):
     """
     low, high = row.get(f"{key}_low"), row.get(f"{key}_high")
     n = row.get(f"{key.partition('/')[0]}/n")
-    interval = f" [{low:.4f}, {high:.4f}]" if low is not None else ""
-    value = round(row[key], 4) + 0.0  # no "-0.0000"
-    return f"{value:.4f}{interval}" + (f" (n {n})" if n else "")
+    numbers = [row[key]] if low is None else [row[key], low, high]
+    value, *ends = (f"{round(number, 4) + 0.0:.4f}" for number in numbers)  # no "-0.0000"
+    return value + f" [{', '.join(ends)}]" * bool(ends) + f" (n {n})" * bool(n)

@@ -393,7 +393,7 @@ class Run:
         out, args = self.out, self.args
         # a model, its card and its test are written when the run ends: until then it is none
         stale = [out / "config.json", *out.glob("model*.safetensors*")]
-        stale += own_card(out) + [out / "summary.json"]
+        stale += own_card(out) + [out / "adapter", out / "summary.json"]
         if args.overwrite:
             stale += [out / name for name in RUN_FILES[1:]]
         for folder in (out, out / "checkpoint"):
@@ -484,7 +484,7 @@ class Run:
                 print(f"{key:24} before {values[0]}  after {values[-1]}")
         if not rank():
             self._keep_checkpoints(1)
-            write_card(self.out, self.record, numbers, self.step)
+            write_card(self.out, self.record, numbers, self.step, self.state.get("ended"))
         answers = [row for row in samples if row["prompt"] == samples[0]["prompt"]]
         first, last = answers[:1], answers[-1:]
         texts = [row["prompt"] for row in first] + [row["answer"] for row in first + last]

@@ -25,6 +25,7 @@ def as_csv(delimiter, quoting=csv.QUOTE_MINIMAL):
 
 
 JSONL = "".join(json.dumps(row) + "\n" for row in ROWS)
+PRINTED = "\n".join(json.dumps(row, indent=1) for row in ROWS)
 FORMATS = [
     ("my pairs.csv", as_csv(","), "a CSV file"),
     ("excel.csv", as_csv(";", csv.QUOTE_ALL), "a CSV file"),
@@ -33,7 +34,7 @@ FORMATS = [
     ("windows.txt", JSONL.encode("utf-16"), "a UTF-16 file"),
     ("mine.parquet", None, "a parquet file"),
     ("mine.json", json.dumps(ROWS, indent=1).encode(), "a JSON array"),
-    ("one.json", json.dumps(ROWS[0], indent=1).encode(), "one JSON object over several lines"),
+    ("printed.json", PRINTED.encode(), "JSON objects of several lines each"),
     ("mine.jsonl.gz", gzip.compress(JSONL.encode()), "a gzip file"),
 ]
 
@@ -51,7 +52,7 @@ def test_another_format_is_named_and_converted(name, content, what, tmp_path, mo
     command = str(caught.value).partition("JSONL: ")[2].replace("python", sys.executable, 1)
     subprocess.run(command, shell=True, check=True, capture_output=True)
     (made,) = set(Path().rglob("*.jsonl")) - {Path(name)}
-    assert list(files.read_jsonl(made)) == ROWS[: 1 if name == "one.json" else None]
+    assert list(files.read_jsonl(made)) == ROWS
 
 
 TAKEN = [  # content of pairs.jsonl; the name that is read; what is said

@@ -147,9 +147,11 @@ def test_a_resumed_run_that_is_stopped_has_no_old_card(train, tmp_path):
     train("grpo_rubric", out)
     assert json.loads((out / "summary.json").read_text())["last_step"] == 6
     (out / "watch.html").write_text("")
+    (out / "adapter").mkdir()
     train("grpo_rubric", out, "--steps 8 --stop-after 7 --resume")
     assert (out / "model.safetensors").exists() and not (out / "summary.json").exists()
     assert not (out / "README.md").exists() and (out / "watch.html").exists()
+    assert not (out / "adapter").exists()
     train("grpo_rubric", out, "--steps 8 --resume")
     assert "after step 8 of" in (out / "README.md").read_text() and (out / "summary.json").exists()
     train("grpo_rubric", out, "--overwrite")

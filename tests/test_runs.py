@@ -3,6 +3,7 @@
 import functools
 import io
 import itertools
+import json
 import math
 import os
 import re
@@ -24,6 +25,7 @@ from parts import files, reward_models, runs
 from parts.card import base_of, commands, write_card
 from parts.card_sections import add_result, add_section
 from parts.files import UserError
+from parts.guard import write_summary
 from tiny import error_of, read_json, table, tiny_model, tiny_reward_model, words, write_rows
 
 if sys.platform != "linux":
@@ -684,10 +686,20 @@ def test_a_card_stays_whole_whatever_its_names(tmp_path):
         assert f"\n    {line}\n" in card.text.replace("python ", "")
     assert card.data.base_model == "org/base"
     assert "its page on the hub states" in card.text
-    write_card(tmp_path, card_record(r"C:\models\mine"), [], 0)
+    write_card(tmp_path, card_record(r"C:\models\mine"), [], 0, "reward_hacking")
     card = ModelCard.load(tmp_path / "README.md")
     assert card.data.base_model is None and r"C:\models\mine does not state" in card.text
     assert r"It is `C:\models\mine`, unchanged: no later step of `dpo.py` validated" in card.text
+    assert "better. watch.py ended the run early: reward_hacking. Licence" in card.text
+
+
+def test_a_summary_is_written_and_reaches_wandb(tmp_path):
+    run = SimpleNamespace(out=tmp_path, step=5, state={"ended": "plateau"}, wandb=SimpleNamespace())
+    run.wandb.summary = {}
+    write_summary(run, 3, {"test_after": {"score": 0.5}})
+    head = {"step": 3, "last_step": 5, "stop_reason": "plateau"}
+    assert run.wandb.summary == head | {"test_after": {"score": 0.5}}
+    assert json.loads((tmp_path / "summary.json").read_text()) == run.wandb.summary
 
 
 def test_the_commands_of_a_run():
