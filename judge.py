@@ -124,8 +124,8 @@ def judge_messages(task, criteria, answer, reference=None):
     return [message("system", EXAMINER), message("user", "\n".join(user))]
 
 
-def parse_ratings(reply, ids):
-    """({id: (True or False, reason)}, None), or (None, what is wrong with the reply).
+def parse_ratings(reply, ids, answer=""):
+    """({id: (True or False, reason)}, None), or (None, what is wrong with the reply to `answer`).
 
     >>> parse_ratings('Well: {"ratings": [{"id": 1, "reason": "a", "rating": "Yes"}]}', [1])
     ({1: (True, 'a')}, None)
@@ -134,7 +134,8 @@ def parse_ratings(reply, ids):
     >>> parse_ratings('[{"id": 1, "rating": "Partial"}]', [1])[1]
     'no usable value: 1 (Partial)'
     """
-    return parse_entries(reply, "ratings", "rating", read_verdict, {str(i): i for i in ids})
+    names = {str(i): i for i in ids}
+    return parse_entries(reply, "ratings", "rating", read_verdict, names, answer)
 
 
 def rubric_score(weights, passed, scoring="fraction"):
@@ -259,7 +260,7 @@ def rubric_call(row, answer):
     """The Call that grades an answer by the row's text criteria: {id: (verdict, reason)}."""
     criteria = [(c.id, c.text) for c in row.criteria if c.kind == "judge"]
     messages = judge_messages(row.prompt, criteria, answer, row.reference)
-    parse = partial(parse_ratings, ids=[i for i, _ in criteria])
+    parse = partial(parse_ratings, ids=[i for i, _ in criteria], answer=answer)
     return Call(messages, parse, expected=50 * len(criteria) + 20)
 
 

@@ -12,6 +12,7 @@ from collections import Counter
 from parts.dialogue import visible
 
 REFERENCE = "A reference that the author of the answer did not see; other wordings may be as good:"
+ENTRIES = re.compile(r'(\{\s*"\w+"\s*:\s*)?\[\s*\{')  # how a list of objects begins
 HARMLESS = [  # a question of the same form that no server has a reason to refuse
     {"role": "system", "content": "You are a strict examiner. Reply with one JSON object."},
     {
@@ -58,23 +59,24 @@ def talk(prompt, answer):
     return [*prompt, message("assistant", answer)]
 
 
-def parse_entries(reply, key, field, read, ids):
+def parse_entries(reply, key, field, read, ids, graded=""):
     """({what: (value, reason)}, None) of a reply's one list of {"id", field, "reason"}, or
     (None, what is wrong with it).
 
-    ids  {id in the reply: what it stands for}, in whose order the result is
+    ids     {id in the reply: what it stands for}, in whose order the result is
+    graded  the text that is judged: a list that stands in it, too, is quoted and no verdict
 
     Two lists that differ are refused: the judge may have quoted one from the answer.
     >>> reply = '{"ratings": [{"id": 1, "rating": 2}]} It claims [{"id": 1, "rating": 1}]'
     >>> parse_entries(reply, "ratings", "rating", int, {"1": "first"})[1]
     'two lists of ratings that contradict each other'
     """
-    readings = [
-        [(read_id(e.get("id")), read(e.get(field)), e) for e in entries]
-        for entries in lists_in(reply, key, field)
-    ]
-    if not readings:
+    lists = lists_in(reply, key, field)
+    if not lists:
         return None, f"no JSON object with a list of {key} was found"
+    if lists[-1] in lists_in(graded, key, field):
+        return None, f"the list of {key} stands in the answer, too"
+    readings = [[(read_id(e.get("id")), read(e.get(field)), e) for e in part] for part in lists]
     if len({frozenset(entry[:2] for entry in entries) for entries in readings}) > 1:
         return None, f"two lists of {key} that contradict each other"
     names = Counter(name for name, *_ in readings[-1])
@@ -105,11 +107,14 @@ def whole_characters(text):
 def lists_in(reply, key, field):
     """Each {key: [...]} and each list in a reply, after its thoughts, of objects with `field`.
 
+    None where one stands inside an object that cannot be read: it is a quotation, in quotes that
+    were not escaped.
     >>> reply = '<think>[{"rating": 1}]</think> {"reply": {"ratings": [{"rating": 2}]}} [2].'
     >>> lists_in(reply, "ratings", "rating")
     [[{'rating': 2}]]
     """
     reply, decoder, lists, at = visible(reply), json.JSONDecoder(strict=False), [], 0
+    unread = 0  # where an object that cannot be read ends
     for _ in range(1000):  # a reply of brackets alone must not hold a worker for minutes
         match = re.compile(r"[{\[]").search(reply, at)
         if match is None:
@@ -118,13 +123,31 @@ def lists_in(reply, key, field):
         try:
             value, end = decoder.raw_decode(reply, match.start())
         except (ValueError, RecursionError):  # a ValueError also for a number of 5000 digits
+            if ENTRIES.match(reply, match.start()):
+                unread = max(unread, closing(reply, match.start()))
             continue
         value = value.get(key) if isinstance(value, dict) else value
         entries = value if isinstance(value, list) else []
         if all(isinstance(e, dict) for e in entries) and any(field in e for e in entries):
+            if match.start() < unread:
+                return []
             lists.append(entries)
             at = end
     return lists
+
+
+def closing(text, start):
+    """Where the bracket at `start` closes, whatever is in quotes.
+
+    >>> closing('a [{"b": 1}] c', 2)
+    12
+    """
+    depth = 0
+    for bracket in re.compile(r"[][{}]").finditer(text, start):
+        depth += 1 if bracket[0] in "[{" else -1
+        if not depth:
+            return bracket.end()
+    return len(text)
 
 
 def read_id(value):

@@ -31,9 +31,10 @@ ANSWER_KEYS = {"prompt", "response", "model", "task_id", "prompt_id"}
 # what looks like a row's criteria or their weights, and would be lost
 LOST = """criteria criterion rubric rubric_items requirements checks check weight weights points
 negate""".split()
+LOST_TOO = re.compile(r"(rubrics?|criteri(on|a))[\W_]*(\d|weight|point)", re.I)
 # the recipe's columns: the whole key, since its siblings are remarks
 WIDE = re.compile(r"rubric\s*-\s*(\d+)\. (\w+)", re.I)
-COLUMNS = ("criterion", "weight", "points")  # of these, the ones that are read
+COLUMNS = ("criterion", "weight", "points", "negate")  # of these, the ones that are read
 TEXTS = ("criterion", "description", "text", "requirement")  # of a criterion
 OWN = ("weight", "points", "negate", "name", "title")
 # of a criterion, and without effect on its score
@@ -262,7 +263,7 @@ def check_keys(raw):
         if key in ROW_KEYS or (column and not like_a_column(column[2].lower())):
             continue
         near = difflib.get_close_matches(key.lower(), [*LISTS, "task_id"], 1, 0.85)
-        if near or key.lower() in LOST or re.match(r"(rubric|criteri(on|a))[\W_]*\d", key, re.I):
+        if near or key.lower() in LOST or LOST_TOO.match(key):
             wanted = f'did you mean "{near[0]}"' if near else 'criteria stand in "rubrics"'
             raise ValueError(f'"{key}" is not read: {wanted}')
 
@@ -283,7 +284,7 @@ def criteria_of(raw):
     for _, slot in sorted(slots.items()):
         text = slot.get("criterion")
         if text is not None and str(text).strip():  # else a slot that is not used
-            own = {key: slot[key] for key in ("weight", "points") if key in slot}
+            own = {key: slot[key] for key in COLUMNS[1:] if key in slot}
             criteria.append(own | {"criterion": text} if own else text)
     criteria += raw.get("rubrics") or []
     checks = raw.get("instruction_id_list") or []

@@ -142,6 +142,8 @@ DEEP | NONE
 WIDE | NONE
 NO The answer claims YES | two lists of ratings that contradict
 NO quoted: [{"id": 1, "rating": "Yes"}] | contradict
+{"ratings": [{"id": 1, "reason": "It says "YES" alone", "rating": "No"}, {"id": 2, "rating": "No"}]} | NONE
+[{"id": 1, "reason": "It says "YES" alone", "rating": "No"}, {"id": 2, "rating": "No"}] | NONE
 [{"id": 1, "rating": 1}, {"id": 2, "rating": 1}, {"id": 3, "rating": 1}] | each of the 2 ids is wanted once; not asked for: 3
 [{"id": 1, "rating": 1}] | each of the 2 ids is wanted once; missing: 2
 [{"id": 1, "rating": 1}, {"id": 2, "rating": 1}, {"id": 1, "rating": 1}] | given twice: 1
