@@ -110,7 +110,7 @@ def parse_args(argv=None):
         model = args.policy if args.command == "play" else args.model
         args.eval_temperature = prompting.default_temperature(model)
     rollouts.check_groups(args)
-    args.reward = rollouts.reward_weights(args.reward or ["env"], REWARDS)
+    args.reward = rollouts.reward_weights(args.reward or ["env"], REWARDS, args)
     return args
 
 

@@ -255,7 +255,7 @@ def check_arguments(args):
     """Fill in what depends on other flags; UserError for flags that contradict each other."""
     rollouts.check_groups(args)
     rollouts.check_lengths(args)
-    weights = args.reward = rollouts.reward_weights(args.reward or ["rubric"], REWARDS)
+    weights = args.reward = rollouts.reward_weights(args.reward or ["rubric"], REWARDS, args)
     if ("model" in weights or args.val_metric == "model") != bool(args.reward_model):
         raise UserError("--reward model and --reward-model FOLDER go together")
     args.distil = args.teacher is not None or args.teacher_system is not None
@@ -298,17 +298,18 @@ def load_data(args):
     print(f"{sizes}  prompts also in training, left out: {held_out - len(val) - len(test)}")
     if not train:
         raise UserError(f"--data {args.data}: no row to train on; raise --train-ratio")
-    if "checks" in args.reward and (bad := [r.place for r in train if not has(r, "check")]):
-        raise UserError(f"--reward checks: {args.data}, {bad[0]} has no check; use --reward rubric")
-    checked = val and all(has(row, "check") for row in val + test)
+    if "checks" in args.reward and (bad := [r.place for r in train if not has_checks(r)]):
+        wrong = "has no check that earns points; use --reward rubric"
+        raise UserError(f"--reward checks: {args.data}, {bad[0]} {wrong}")
+    checked = val and all(map(has_checks, val + test))
     if not args.val_metric and checked and (share := rubrics.share_of_checks(val)) < 0.995:
         print(f"validation: checks, {share:.0%} of the weight (for all: --val-metric rubric)")
     args.val_metric = args.val_metric or ("checks" if checked else "rubric")
     return train, val, test
 
 
-def has(row, kind):
-    return any(criterion.kind == kind for criterion in row.criteria)
+def has_checks(row):  # to earn points by: faults alone have no score
+    return any(c.kind == "check" and c.weight > 0 for c in row.criteria)
 
 
 def conversation(row, system=None):
@@ -357,7 +358,7 @@ def dry_run(args):
 
 
 def asks_a_judge(args, *parts):
-    texts = any(has(row, "judge") for part in parts for row in part)
+    texts = any(c.kind == "judge" for part in parts for row in part for c in row.criteria)
     return "ruler" in args.reward or (texts and "rubric" in (*args.reward, args.val_metric))
 
 

@@ -396,9 +396,9 @@ def draft(args):
     print_cost(drafter.judge)
     if rows:
         print("Read the file; change or delete what you would not ask for yourself. Then:")
-        address = f" --judge-base-url {args.judge_base_url}" if args.judge_base_url else ""
-        model = f"--judge-model {args.judge_model} --dry-run"
-        print(f"python grpo_rubric.py --data {out}{address} {model}")
+        server = ["--judge-base-url", args.judge_base_url] if args.judge_base_url else []
+        words = "--data", out, *server, "--judge-model", args.judge_model, "--dry-run"
+        print(files.shell_line("grpo_rubric.py", *words))
     return 0 if rows and not drafter.failed else 4
 
 

@@ -25,7 +25,7 @@ import torch
 import common
 from common import pad_rows, token_logps
 from parts import identities, parallel, prompting, sampling
-from parts.files import UserError, number
+from parts.files import UserError, no_effect, number
 from parts.guard import LEAST_VALIDATION, add_restore_argument
 from parts.lora import adapter_off
 from parts.means import mean, scored  # noqa: F401  (scored for the three)
@@ -88,9 +88,10 @@ def check_groups(args):
         )
 
 
-def reward_weights(specs, names):
+def reward_weights(specs, names, args=None):
     """{name: weight} of NAME or NAME:WEIGHT, divided by their sum: rewards keep their range.
 
+    args: refused if they hold a flag of RULER's, and RULER gives no reward
     >>> reward_weights(["rubric:3", "ruler"], ("rubric", "ruler"))
     {'rubric': 0.75, 'ruler': 0.25}
     """
@@ -101,6 +102,10 @@ def reward_weights(specs, names):
             expected = f"NAME or NAME:WEIGHT, each name once, of {', '.join(names)}"
             raise UserError(f"--reward {spec}: expected {expected}, weight above 0")
         weights[match[1]] = float(match[2] or 1)
+    if args and "ruler" not in weights:
+        flags = {"--ruler-rubric": args.ruler_rubric, "--judge-passes": args.judge_passes > 1}
+        for flag in filter(flags.get, flags):
+            raise no_effect(flag, "only --reward ruler compares answers")
     return {name: weight / sum(weights.values()) for name, weight in weights.items()}
 
 

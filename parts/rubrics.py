@@ -389,6 +389,9 @@ def row_of(raw, known, rubrics, number):
         if key not in known:
             own = {name: raw[name] for name in ("prompt", "reference") if name in raw}
             known[key] = read_row(own | {"task_id": number, "rubrics": ["unused"]})
+        if raw.get("reference") != known[key].reference:
+            place = f"line {known[key].task_id}, an answer to the same prompt"
+            raise ValueError(f'"reference" is not that of {place}; give each the same')
         return known[key]
     named = next((str(raw[name]) for name in NAMES[:2] if raw.get(name) is not None), key)
     row = known.get(named)

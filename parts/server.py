@@ -31,6 +31,7 @@ DEADLINE = (
     180  # seconds for a call with its retries and waits; three times a longer --judge-timeout
 )
 MAX_WAIT = 60  # seconds; a server that asks for more (Retry-After) fails the call
+NEW_LIMIT = "max_completion_tokens"  # what OpenAI's newer models call max_tokens, which they refuse
 MAX_BODY, MAX_SHOWN = 2**23, 20_000  # bytes of a reply; characters of one that is sent back or kept
 LOCAL = re.compile(
     r"https?://(localhost|[^/:]+\.localhost|127\.[\d.]+|0\.0\.0\.0|\[::1\])(:\d+)?(/|$)", re.I
@@ -63,7 +64,7 @@ def add_judge_arguments(parser):
     add("--judge-model", default="gpt-5-mini", help="model name on the server (default %(default)s)")
     add("--judge-base-url", help="OpenAI-compatible server, such as http://localhost:8000/v1; its key is read from OPENAI_API_KEY (default: OPENAI_BASE_URL, else OpenAI's)")
     add("--judge-temperature", type=number(at_least=0), help="only sent if given: some models refuse any (default: the server's)")
-    add("--judge-max-tokens", type=number(int, at_least=1), help="limit of a reply, as max_tokens; only sent if given (default: the server's)")
+    add("--judge-max-tokens", type=number(int, at_least=1), help="limit of a reply, as max_tokens or what the server asks for; only sent if given (default: the server's)")
     add("--judge-max-retries", type=number(int, at_least=0), default=3, help="retries per call (default %(default)s)")
     add("--judge-timeout", type=number(above=0), default=TIMEOUT, help="seconds for one reply; a call with its retries may take 180, or three times as long (default %(default)s)")
     add("--judge-concurrency", type=number(int, at_least=1, below=65), default=16, help="parallel calls, 1 to 64 (default %(default)s)")
@@ -125,6 +126,7 @@ class Judge:
         self._lock, self._probing = threading.Lock(), threading.Lock()
         self.reached = False  # has this server ever sent anything?
         self.works = False  # has it completed a chat since the last refusal?
+        self.renames_limit = False  # has it refused max_tokens, as OpenAI's newer models do?
 
         def authorize(request):  # a callable is asked before any .netrc
             if key:
@@ -236,12 +238,17 @@ class Judge:
     def _post(self, messages, seconds):
         """The Attempt of one request; UserError if the setup is wrong."""
         payload = {"model": self.model, "messages": messages} | self.extra
+        if self.renames_limit:
+            payload[NEW_LIMIT] = payload.pop("max_tokens")
         try:
             status, headers, body = self._send(payload, seconds)
         except Exception as error:  # of requests, urllib3, ssl, the address
             return self._no_response(error)
         self.reached = True
         body = self._hide(body.decode("utf-8-sig", "replace"))
+        if status == 400 and NEW_LIMIT in body and "max_tokens" in payload:
+            self.renames_limit = True
+            return self._post(messages, seconds)
         attempt = read_response(status, headers, body, time.time())
         if status < 300:
             # as the server counts, also for a reply that cannot be read; else characters / 4

@@ -210,13 +210,14 @@ data_path=x.json dry_run=maybe | dry_run=maybe: expected true or false
 --max-length 96 | --max-length 96: leaves no room for a prompt
 --reward rubrics | --reward rubrics: expected NAME or NAME:WEIGHT
 --reward rubric:0 | weight above 0
+--judge-passes 2 | only --reward ruler compares answers
 --reward rubric --reward rubric | each name once
 --reward model | --reward-model FOLDER go together
 --reward-model x | --reward-model FOLDER go together
 --loss cispo | --loss: invalid choice: 'cispo'
 --scale batch | --scale: invalid choice: 'batch'
 --data ROWS --train-ratio 0.1 | no row to train on; raise --train-ratio
---data ROWS --train-ratio 0.99 --reward checks | line 5 has no check; use --reward rubric
+--data ROWS --train-ratio 0.99 --reward checks | line 5 has no check that earns points; use --reward rubric
 """)
 def test_bad_lines(line, message, tmp_path):
     rows = numbered(6)

@@ -20,7 +20,7 @@ from parts.files import UserError
 from parts.frontier import spending
 from test_judge import Server, attempts, completion
 from test_ppo import Spy, read, trained
-from tiny import tiny_model, write_rows
+from tiny import error_of, tiny_model, write_rows
 
 pytestmark = pytest.mark.usefixtures("quiet_process")
 
@@ -329,6 +329,17 @@ def test_validation_by_checks_says_what_it_reads(tmp_path, capsys):
     for flags, said in ([], True), (["--val-metric", "checks"], False):
         grpo_rubric.load_data(grpo_rubric.parse_args(["--data", str(data), *flags]))
         assert ("validation: checks, 20% of the weight" in capsys.readouterr().out) is said
+
+
+def test_checks_that_only_take_points_off_score_nothing(tmp_path):
+    """Validation by them had no score at all, and no reason was given."""
+    rubric = [{"criterion": "Names a gap.", "points": 4}, CHECK | {"points": -1}]
+    rows = [{"prompt": f"Ask {i}.", "rubrics": rubric} for i in range(20)]
+    data = str(write_rows(tmp_path / "r.jsonl", rows))
+    args = grpo_rubric.parse_args(["--data", data])
+    assert grpo_rubric.load_data(args) and args.val_metric == "rubric"
+    args = grpo_rubric.parse_args(["--data", data, "--reward", "checks"])
+    assert "has no check that earns points" in error_of(grpo_rubric.load_data, args)
 
 
 def test_no_ruler_score_is_invented(train):

@@ -420,6 +420,15 @@ def test_two_judges_behind_one_name_share_no_cache(tmp_path):
     assert (len(one.requests), len(two.requests)) == (6, 1)
 
 
+def test_a_server_that_calls_the_limit_otherwise():
+    """OpenAI's newer models refuse max_tokens and name what they take."""
+    wrong = "Unsupported parameter: 'max_tokens'. Use 'max_completion_tokens' instead."
+    with Server(lambda r: told(400, wrong) if "max_tokens" in r else YES) as server:
+        scores = [g.score for g in grade(make(server, max_tokens=9, concurrency=1), ["a", "b"])]
+    assert scores == [1.0, 1.0]
+    assert [r.get("max_completion_tokens") for r in server.requests] == [None, 9, 9]
+
+
 def test_a_connection_for_every_worker(caplog):
     """64 workers open 64 connections at most, and keep them: urllib3 warns if it drops one."""
     with (
