@@ -28,6 +28,7 @@ import numpy as np
 from parts import files, pages
 from parts.blinding import blind_words, blinded
 from parts.files import Parser, UserError
+from parts.must_haves import mentioned, terms_of
 from parts.people import fold, is_missing
 from parts.reports import (
     appendix,
@@ -65,27 +66,6 @@ def must_haves(role, profile):
     matches = mentioned(profile, terms)
     sides = {True: "must_haves_found", False: "must_haves_missing"}
     return {k: ", ".join(x for x in terms if (x in matches) is side) for side, k in sides.items()}
-
-
-def mentioned(text, terms):
-    """The terms that stand in the text as whole words, whatever their case.
-
-    >>> sorted(mentioned("Used SQL, C++, and kafka.", ["sql", "ka", "kafka", "C", "C++"]))
-    ['C++', 'kafka', 'sql']
-    """
-    whole = r"(?<!\w){}(?!\w|[+#]+(?!\w))"  # "C" is neither C++ nor C#
-    return {x for x in terms if re.search(whole.format(re.escape(x)), text, re.I)}
-
-
-def terms_of(role):
-    """The must-haves of a role, from "Must have: a, b", or from the list below such a line.
-
-    >>> terms_of("Role: chef\\nMust haves: soups; .NET."), terms_of("Must-haves:\\n- eggs\\n* fish")
-    (['soups', '.NET'], ['eggs', 'fish'])
-    """
-    line = re.search(r"^must[ -]haves?: *(.*(?:\n *[-*•] *.+)*)", role, re.I | re.M)
-    terms = re.split(r"[,;]|(?:^|\n) *[-*•] +", line[1]) if line else []
-    return [term for term in (term.strip().rstrip(" .") for term in terms) if term]
 
 
 # ---- 4. the arguments ----
@@ -160,12 +140,15 @@ def read_candidate(row, args, fixed):
             fix = fixes.get(name, "name the column of the profile with --text-column")
             raise ValueError(f"no text in the column {name!r}; there is {', '.join(row)}; {fix}")
         is_text = isinstance(row[name], str) or type(row[name]) is int
-        if name != args.blind and not (is_text and str(row[name]).strip()):
+        cell = str(row[name]).strip() if is_text else ""
+        absent = not cell or (name == args.text_column and is_missing(cell))
+        if name != args.blind and absent:
             raise ValueError(f"no text in the column {name!r}, but {json.dumps(row[name])[:40]}")
     if taken := {*RANKED, SCORED} & set(row) - {"id"}:
         raise ValueError(f"rename {min(taken)!r}, a column of ranked.csv")
     json.dumps(row, ensure_ascii=False).encode()  # half a character is a ValueError
-    prompt = fixed or row.get("prompt") or role_prompt(str(row.get("role") or ""))
+    role = str(row.get("role") or "")
+    prompt = fixed or row.get("prompt") or role_prompt("" if is_missing(role) else role)
     check_prompt({"prompt": prompt})
     text, named, name = str(row[args.text_column]), 1, ""
     if args.blind:
@@ -375,9 +358,9 @@ def rank_sections(report):
     header = ["id", "rank", "score", "percentile", "must-haves named", "not named"]
     cells = []
     for c in report["first"]:
-        must_haves = c["must_haves_found"], c["must_haves_missing"]
-        must_haves = [text or "none" for text in must_haves] if any(must_haves) else ["–", "–"]
-        cells.append([c["id"], c["rank"], c["score"], f"{c['percentile']:.1f}", *must_haves])
+        matches = c["must_haves_found"], c["must_haves_missing"]
+        matches = [text or "none" for text in matches] if any(matches) else ["–", "–"]
+        cells.append([c["id"], c["rank"], c["score"], f"{c['percentile']:.1f}", *matches])
     caption = f"The first {len(cells)} for {report['role_of_first']!r}; ranked.csv has all"
     caption += f" {people}" + f" of all {roles} roles" * (roles > 1)
     table = pages.table(header, cells, caption)

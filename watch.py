@@ -480,6 +480,26 @@ def run_flags(path):
     return flags
 
 
+def check_log(path, rows):
+    """UserError for rows that the rules cannot read: of another tool, of answers, of two runs."""
+    if not rows:
+        raise UserError(f"{path}: no complete row; wait for the run's first step")
+    if rows[0].keys() & {"prompt", "messages"}:  # samples.jsonl and rollouts.jsonl have steps, too
+        what = "holds answers, not numbers; expected a run folder or its metrics.jsonl"
+        raise UserError(f"{path}: {what}")
+    known = {*CURVES, *(rule.signal for rule in RULES)}
+    keys = {key for row in rows for key in row}
+    if texts := [k for k in sorted(keys & known) for row in rows if isinstance(row.get(k), str)]:
+        raise UserError(f'{path}: "{texts[0]}" is a text; expected a number')
+    if not keys & (known | {"time_s"}):  # which every row of our trainers has
+        expected = f"none of {', '.join(CURVES[:4])}; rename yours (docs/metrics.md)"
+        raise UserError(f"{path}: holds {', '.join(sorted(keys))[:60]}, but {expected}")
+    for before, row in zip(rows, rows[1:]):
+        if row["step"] < before["step"]:
+            order = f"step {row['step']} follows step {before['step']}"
+            raise UserError(f"{path}: {order}: two runs in one file; give each its own")
+
+
 # ---- 8. the loop ----
 
 
@@ -501,11 +521,7 @@ def main(argv=None):
     if not args.log.is_file():
         raise UserError(f"{args.log}: no such file; expected a run folder or its metrics.jsonl")
     rows, torn = read_log(args.log)
-    if not rows:
-        raise UserError(f"{args.log}: no complete row; wait for the run's first step")
-    if rows[0].keys() & {"prompt", "messages"}:  # samples.jsonl and rollouts.jsonl have steps, too
-        what = "holds answers, not numbers; expected a run folder or its metrics.jsonl"
-        raise UserError(f"{args.log}: {what}")
+    check_log(args.log, rows)
     # (2) replay it row by row, as the trainer did: the rules R1 to R12 after each row
     # (3) after each step: a reason to stop?
     watcher, events, stopped = replay(rows, args)

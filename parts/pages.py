@@ -28,7 +28,9 @@ from parts.files import replacing, wrapped
 WIDTH, LINES = 100, 36  # columns of the terminal; lines of a report there, before a command's own
 MARKERS = 40  # a line of more points is drawn without markers
 STEERING = re.compile(
-    "[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200b-\u200f\u2028-\u202e\u2060-\u2069\ufeff\ud800-\udfff]"
+    # not the joiners U+200C and U+200D, which Persian, Hindi and emoji are spelled with
+    "[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200b\u200e\u200f\u2028-\u202e"
+    "\u2060-\u2069\ufeff\ud800-\udfff]"
 )
 
 

@@ -45,6 +45,7 @@ parts.stats            parts: means
 parts.sampling         common LOWER parts: cache
 parts.texts
 parts.blinding
+parts.must_haves       parts: blinding
 parts.recipe           parts: files
 parts.cache            parts: families files parallel
 parts.card             parts: files
@@ -113,7 +114,7 @@ envs.twenty48
 watch                  parts: files texts viewer
 evaluate               common LOWER parts: evaluation_page frontier prompting reports
                        reward_models sampling votes
-rank                   common LOWER parts: blinding pages people prompting reports
+rank                   common LOWER parts: blinding must_haves pages people prompting reports
 parts.biasguard        parts: files tables
 parts.twins            VERDICTS LOWER parts: biasguard rows
 parts.fairness_page    VERDICTS parts: biasguard twins

@@ -291,6 +291,8 @@ text | flags | message
 'id;profile\n1;"x;y"\n' | () | c.csv:2: no role: say with --role
 'id2,profile\n1,x\n' | () | no text in the column 'id'; there is id2, profile; rename the column that tells them apart
 '{"id": 1, "profile": " ", "role": "r"}\n' | () | :1: no text in the column 'profile'
+'{"id": 1, "profile": "N/A", "role": "r"}\n' | () | :1: no text in the column 'profile'
+'{"id": 1, "profile": "x", "role": "n/a"}\n' | () | :1: no role: say with --role
 '{"id": 1, "profile": ["x"], "role": "r"}\n' | () | :1: no text in the column 'profile'
 '{"id": null, "profile": "x", "role": "r"}\n' | () | no text in the column 'id'
 '{"id": 1, "profile": "x"}\n' | () | :1: no role: say with --role

@@ -603,7 +603,7 @@ def test_patience_on_request_spares_slow_progress():
 def test_the_margin_of_a_reward_model_is_another_flag(tmp_path, capsys):
     """reward_train.py's --margin is a column's name: its finished run was "not the args.json of a
     run", with the advice to delete that file."""
-    write_log(tmp_path, made({"loss": [0.7, 0.6]}))
+    write_log(tmp_path, made({"loss": [0.7, 0.6], "time_s": [1, 1]}))
     saved = {"pairs": ["pairs.jsonl"], "margin": "none", "steps": 2}
     (tmp_path / "args.json").write_text(json.dumps({"args": saved}))
     (tmp_path / "config.json").touch()
@@ -611,8 +611,17 @@ def test_the_margin_of_a_reward_model_is_another_flag(tmp_path, capsys):
     assert status == 0 and "max_steps at step 2 of 2" in printed
 
 
-@pytest.mark.parametrize("row", [{"prompt": "p", "answer": "a"}, {"messages": []}])
-def test_answers_are_no_log(row, tmp_path):
-    """samples.jsonl and rollouts.jsonl hold steps, too: of them it said "max_steps", status 0."""
-    path = write_log(tmp_path, [{"step": 1} | row])
-    assert error_of(watch.main, [str(path)]).startswith(f"{path}: holds answers, not numbers")
+NO_LOGS = [
+    ([{"step": 1, "prompt": "p", "answer": "a"}], "holds answers, not numbers"),
+    ([{"step": 1, "messages": []}], "holds answers, not numbers"),
+    ([{"step": 1, "reward": 0.5, "kl": 0.1}], "holds kl, reward, step, but none of val/gold, val/"),
+    ([{"step": 1, "val/score": "0.5"}], '"val/score" is a text; expected a number'),
+    ([{"step": n % 3, "val/score": 0.5} for n in range(6)], "step 0 follows step 2: two runs in"),
+]
+
+
+@pytest.mark.parametrize("rows, wrong", NO_LOGS)
+def test_what_is_no_log_of_a_run(rows, wrong, tmp_path):
+    """Answers, another tool's log, two runs in one file: "max_steps" or "healthy", status 0."""
+    path = write_log(tmp_path, rows)
+    assert error_of(watch.main, [str(path)]).startswith(f"{path}: {wrong}")
