@@ -636,7 +636,8 @@ def reward(args):
     (rows, counts), run = load_pairs(args.pairs), read_run(args.reward_model)
     prompt_of = prompting.prompt_in_training(args.reward_model, run)
     pairs = [(prompt_of(row), row["chosen"], row["rejected"]) for row in rows]
-    scores, lengths = raw_scorer(args.reward_model, args)(pairs)  # (B, 2) each
+    score, tools = raw_scorer(args.reward_model, args), [row.get("tools") for row in rows]
+    scores, lengths = score(pairs, tools=tools)  # (B, 2) each
     report = begin(args, [args.reward_model, args.pairs])
     # was the model trained on this very file; on how many of its rows
     report["seen"] = run and report["setup"]["sha256"][args.pairs] in run["sha256"].values()

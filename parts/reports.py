@@ -4,7 +4,6 @@ import csv
 import io
 import itertools
 import json
-import math
 import re
 from importlib.metadata import version
 from operator import itemgetter
@@ -183,20 +182,21 @@ def raw_scorer(folder, args):
     """A reward model's function: (prompt, answer, …) tuples → scores, tokens; (B, answers).
 
     The answers of a tuple are cut together, as in training: all follow the same prompt. Equal ones
-    are scored once, so that they tie exactly. cuts: a Counter per tuple, of what was cut.
+    are scored once, so that they tie exactly. cuts: a Counter per tuple, of what was cut; tools:
+    those that its prompt shows, or None.
     """
     import common
-    from parts.reward_models import load_reward_model, reward_scores
+    from parts.reward_models import load_reward_model, longest_row, reward_scores
 
-    flag = "--reward-model"
-    run, tokenizer = read_run(folder), common.load_tokenizer(folder, flag)
+    flag, tokenizer = "--reward-model", common.load_tokenizer(folder, "--reward-model")
     model = load_reward_model(folder, tokenizer, **placement(args), trainable=False, flag=flag)
-    longest = run["args"].get("max_length", math.inf) if run else math.inf
+    longest = longest_row(folder, model)
 
-    def score(items, cuts=()):
+    def score(items, cuts=(), tools=()):
         flat, scores = [], {}
-        for item, cut in itertools.zip_longest(items, cuts):
-            prompt, *answers = common.encode_pair(tokenizer, *item, max_length=longest, counts=cut)
+        for item, cut, shown in itertools.zip_longest(items, cuts, tools):
+            settings = {"max_length": longest, "counts": cut, "tools": shown}
+            prompt, *answers = common.encode_pair(tokenizer, *item, **settings)
             flat += [(tuple(prompt), tuple(answer)) for answer in answers]
         once = list(dict.fromkeys(flat))
         lengths = [len(prompt) + len(answer) for prompt, answer in once]

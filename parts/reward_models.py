@@ -62,10 +62,7 @@ def reward_function(
     """
     tokenizer = common.load_tokenizer(folder, flag)
     model = load_reward_model(folder, tokenizer, dtype, device, trainable=False, flag=flag)
-    with common.opening(folder, flag):
-        settings = common.run_args(folder)
-        longest = common.max_positions(model.config)
-        max_length = min(settings.get("max_length", longest), longest)
+    max_length = longest_row(folder, model)
     mean, std = (0.0, 1.0) if raw else reward_scale(model.config, f"{flag} {folder}")
 
     @torch.no_grad()
@@ -81,6 +78,12 @@ def reward_function(
         return ((scores - mean) / std).tolist()
 
     return function
+
+
+def longest_row(folder, model):
+    """Tokens of prompt and answer that training let a reward model see."""
+    longest = common.max_positions(model.config)
+    return min(common.run_args(folder).get("max_length", longest), longest)
 
 
 def reward_scale(config, place):

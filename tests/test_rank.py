@@ -4,6 +4,7 @@ import csv
 import random
 import re
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -14,6 +15,7 @@ import tiny
 from conftest import REPO
 from parts import files, reward_models
 from parts.blinding import blinded
+from parts.reports import raw_scorer
 from tiny import cases, error_of, printed
 
 
@@ -332,3 +334,22 @@ def test_the_old_command_names_the_new_one(rank, tmp_path, capsys):
     said = capsys.readouterr().err
     assert said == "evaluate.py rank is now python rank.py, with the same flags\n"
     assert (tmp_path / "old/ranked.csv").read_text().count("\n") == 7
+
+
+def test_a_reward_model_reads_what_it_was_trained_on(tmp_path):
+    """Its positions (beyond them GPT-2 was a traceback), and the tools of a prompt."""
+    tokenizer = tiny.tiny_tokenizer()
+    tokenizer.chat_template = (
+        "{% for tool in tools or [] %}{{ tool | tojson }}{% endfor %}"
+        "{% for m in messages %}{{ m.content }}{{ eos_token }}{% endfor %}"
+    )
+    folder = tiny.tiny_reward_model("gpt2", tmp_path, tokenizer, max_position_embeddings=64)
+    score = raw_scorer(folder, SimpleNamespace(device="cpu"))
+    prompt, answers = [{"role": "user", "content": "word " * 200}], ("ab", "c")
+    answers = [[{"role": "assistant", "content": text}] for text in answers]
+    own = reward_models.reward_function(folder, raw=True)([prompt] * 2, answers)
+    alone = score([(prompt, answer) for answer in answers])[0, :, 0]
+    assert alone.tolist() == pytest.approx(own, abs=1e-5)
+    prompt[0]["content"] = "Hi"
+    with_tools, without = score([(prompt, answers[0])] * 2, tools=[[{"name": "sum"}], None])[0, :, 0]
+    assert with_tools != without
