@@ -104,6 +104,7 @@ def parse_args(argv=None):
     parser.add_run_arguments("runs/grpo_agent", RATES, "none: seeds have no end, use --steps")
     parser.set_defaults(batch_size=None, eval_every=5, save_every=10)
     args = parser.parse_args(argv)
+    parser.without_effect("--model", args.command == "play", "play shows the model of --policy")
     if args.epochs:
         raise UserError(f"--epochs {args.epochs}: seeds have no end; use --steps (default {STEPS})")
     if args.eval_temperature is None:

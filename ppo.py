@@ -243,11 +243,11 @@ def parse_args(argv=None):
     parser.add_run_arguments("runs/ppo", RATES)
     parser.set_defaults(eval_every=5, save_every=20)  # a step is a whole rollout
     args = parser.parse_args(argv)
+    parser.without_effect("--kl-target", not args.beta, "it steers by a factor, and --beta is 0")
     rollouts.check_lengths(args)
     prompting.default_examples(args, [args.prompts])  # sets args.examples
     if (args.reward_model is None) == (args.reward_fn is None):
-        folder = "--reward-model FOLDER (by reward_train.py)"
-        raise UserError(f"a reward is needed, and only one: {folder} or --reward-fn FILE:FUNCTION")
+        raise UserError("give one reward: --reward-model (of reward_train.py) or --reward-fn")
     if args.critic == "rm" and args.reward_fn:
         raise UserError("--critic rm: there is no --reward-model to copy; use policy or shared")
     return args

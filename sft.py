@@ -80,6 +80,7 @@ def parse_args(argv=None):
     prompting.add_answer_arguments(parser)
     parser.add_run_arguments("runs/sft", RATES)
     args = parser.parse_args(argv)
+    parser.without_effect("--model", args.init_config, "--init-config starts from random weights")
     if args.init_config:
         if args.lora_rank:
             raise UserError(

@@ -117,22 +117,19 @@ def counts_in_words(counts):
 
 
 # fmt: off
-OTHER_FORMATS = {  # how a file starts that is not JSONL: what it is, the command that converts it
-    "\x1f\x8b": ("a gzip file", "gunzip -k '{0}'"),
+OTHER_FORMATS = {  # how a file starts that is not JSONL: what it is; in Python, the rows of file f
+    "\x1f\x8b": ("a gzip file", "gunzip -k {0}"),
     "PK\x03\x04": ("a zip file, such as an Excel workbook", "in Excel, save it as 'CSV UTF-8' first"),
-    "\xff\xfe|\xfe\xff": ("a UTF-16 file",
-        """python -c "open('{0}.jsonl', 'w', encoding='utf-8').write(open('{0}', encoding='utf-16').read())\""""),
-    "PAR1": ("a parquet file (pip install pandas pyarrow)",
-        """python -c "import pandas; pandas.read_parquet('{0}').to_json('{0}.jsonl', orient='records', lines=True)\""""),
-    r"\[": ("a JSON array",
-        """python -c "import json; open('{0}.jsonl', 'w').writelines(json.dumps(row) + '\\n' for row in json.load(open('{0}', 'rb')))\""""),
+    "\xff\xfe|\xfe\xff": ("a UTF-16 file", "map(json.loads, filter(str.strip, open(f, encoding='utf-16')))"),
+    "PAR1": ("a parquet file (pip install pandas pyarrow)", "json.loads(__import__('pandas').read_parquet(f).to_json(orient='records'))"),
+    r"\[": ("a JSON array", "json.load(open(f, 'rb'))"),
     r'\{\s*\n\s*"': ("JSON objects of several lines each, such as a rubric file",
-        """python -c "import json, re; text = re.sub(r'\\}}\\s*\\n\\s*\\{{', '}},{{', open('{0}', encoding='utf-8').read()); """
-        """open('{0}.jsonl', 'w').writelines(json.dumps(row) + '\\n' for row in json.loads('[' + text + ']'))\""""),
+        "json.loads('[' + re.sub(r'\\}}\\s*\\n\\s*\\{{', '}},{{', open(f, encoding='utf-8').read()) + ']')"),
     r'(?:(?!":)[^{\n])*[,;\t]': ("a CSV file (for columns of other names see docs/faq.md)",
-        """python -c "import csv, json; rows = csv.DictReader(open('{0}', encoding='utf-8-sig'), delimiter='{1}'); """
-        """open('{0}.jsonl', 'w').writelines(json.dumps(row) + '\\n' for row in rows)\""""),
+        "csv.DictReader(open(f, encoding='utf-8-sig'), delimiter='{1}')"),
 }
+CONVERT = """python -c "import csv, json, re, sys; f = sys.argv[1]; rows = {1}; """
+CONVERT += """open(f + '.jsonl', 'w').writelines(json.dumps(row) + '\\n' for row in rows)" {0}"""
 # fmt: on
 
 
@@ -154,7 +151,10 @@ def read_jsonl(path, check=None, numbered=False, flag=None):
     for pattern, (what, convert) in OTHER_FORMATS.items():
         if re.match(pattern, start):
             delimiter = max(",;\t", key=start.partition("\n")[0].count).replace("\t", "\\t")
-            convert = convert.format(path, delimiter)
+            quoted = shlex.quote(str(path)) if re.search('[$`"]', str(path)) else f'"{path}"'
+            convert = convert.format(quoted, delimiter)
+            if "(f" in convert:  # Python, no command of a shell
+                convert = CONVERT.format(quoted, convert)
             raise UserError(f"{shown}: this is {what}; convert it to JSONL: {convert}")
     with open(path, "rb") as file:  # binary: splits at \n only (a text may hold U+2028)
         for line_number, line in enumerate(file, 1):
@@ -192,6 +192,11 @@ def read_log(path):
             raise UserError(f"{path}:{line_number}: {wrong}; {fix}") from None
         rows.append(row)
     return rows, bool(rest.strip())
+
+
+def is_record(value):
+    """Is a JSON value what a run writes into args.json?"""
+    return isinstance(value, dict) and isinstance(value.get("args"), dict)
 
 
 def read_record(folder, flag):

@@ -23,6 +23,7 @@ Left out     1. weight decay   2. a choice of gradient clipping (1.0)   3. more 
 import contextlib
 import datetime
 import hashlib
+import json
 import math
 import os
 import shutil
@@ -119,6 +120,14 @@ def default_lr(model, rates):
     return rates[2 if hasattr(model, "lora_config") else 0 if small else 1]
 
 
+def of_another_tool(path):
+    """Is an args.json whole JSON, but not what a run writes? A cut one may be a run's."""
+    try:
+        return not files.is_record(json.loads(path.read_text(encoding="utf-8")))
+    except ValueError:
+        return False
+
+
 # ---- the run ----
 
 
@@ -157,6 +166,8 @@ class Run:
             raise UserError("--resume continues a run, --overwrite replaces it; pass one of them")
         if held and held[0] != "args.json":
             raise UserError(f"--out {out}: holds {held[0]} but no args.json, so it is not a run")
+        if held and not args.resume and of_another_tool(out / "args.json"):
+            raise UserError(f"--out {out}: holds another tool's args.json, so it is not a run")
         if held and not (args.resume or args.overwrite):
             fix = "pass --resume to continue it, --overwrite to replace it, or another --out"
             raise UserError(f"--out {out}: holds a run; {fix}")

@@ -85,7 +85,8 @@ def world(tmp_path_factory):
 
 
 def argv_of(stage, world, out, *flags):
-    argv = f"{FLAGS[stage]} {world['pairs']} --model {world['policy']} --steps 2 --batch-size 4"
+    argv = f"{FLAGS[stage]} {world['pairs']} --steps 2 --batch-size 4"
+    argv += "" if "--init-config" in flags else f" --model {world['policy']}"
     argv += "" if stage is reward_train else " --max-new-tokens 4"
     if stage is ppo:
         argv += " --rollouts 4 --ppo-epochs 1 --eval-fraction 0.2"
@@ -139,11 +140,13 @@ ppo | --prompts {pairs} --reward-model {policy} | --reward-model ~ not a reward 
 ppo | --prompts {pairs} --critic rm --reward-model {policy} | --reward-model ~ not a reward model;
 dpo | --label-smoothing 0.1 --loss-type ipo | --loss-type ipo smooths no labels, sigmoid and robust do
 sft dpo | --gold {gold} | --gold scores ~ add --prompts FILE
-ppo | --reward-model x --reward-fn g.py:f | a reward is needed, and only one
+ppo | --reward-model x --reward-fn g.py:f | give one reward: --reward-model
 ppo | --critic rm | --critic rm: there is no --reward-model to copy ~ shared
 ppo | --max-length 4 | --max-length 4: leaves no room ~ --max-new-tokens 4 ~ raise
 sft | --init-config c.json --lora-rank 2 | leave --lora-rank out
 sft | --init-config none | --init-config none: no such folder
+sft | --init-config few --model few | --model has no effect: --init-config starts from random weights
+ppo | --reward-fn r.py:good --beta 0 --kl-target 6 | --kl-target has no effect
 sft | --init-config vit | --init-config vit: cannot be loaded (
 sft | --init-config few | --data ~ no place in the embedding of 99 rows
 reward_train | --margin strength | --margin strength: ~ :1 has no "strength"
@@ -322,7 +325,7 @@ def test_a_flag_outside_its_range(stage):
     assert "expected one argument; --help lists the flags" in line
     if stage is ppo:
         line = error_of(ppo.main, ["--prompts", "two.jsonl"])
-        assert re.search("only one.*--reward-model FOLDER .*--reward-fn", line)
+        assert re.search("give one reward: --reward-model .*--reward-fn", line)
 
 
 def test_a_good_gold_function_and_an_empty_prompt(world, run):

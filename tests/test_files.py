@@ -4,6 +4,7 @@ import csv
 import gzip
 import io
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -27,7 +28,7 @@ def as_csv(delimiter, quoting=csv.QUOTE_MINIMAL):
 JSONL = "".join(json.dumps(row) + "\n" for row in ROWS)
 PRINTED = "\n".join(json.dumps(row, indent=1) for row in ROWS)
 FORMATS = [
-    ("my pairs.csv", as_csv(","), "a CSV file"),
+    ("Ada's $pairs.csv", as_csv(","), "a CSV file"),
     ("excel.csv", as_csv(";", csv.QUOTE_ALL), "a CSV file"),
     ("mine.tsv", as_csv("\t"), "a CSV file"),
     ("named.jsonl", as_csv(","), "a CSV file"),  # and the command must not empty it
@@ -47,7 +48,9 @@ def test_another_format_is_named_and_converted(name, content, what, tmp_path, mo
 
         content = pandas.DataFrame(ROWS).to_parquet()
     Path(name).write_bytes(content)
-    with pytest.raises(UserError, match=f"--pairs {name}: this is {what}.*; convert") as caught:
+    with pytest.raises(
+        UserError, match=f"--pairs {re.escape(name)}: this is {what}.*; convert"
+    ) as caught:
         next(files.read_jsonl(name, flag="--pairs"))
     command = str(caught.value).partition("JSONL: ")[2].replace("python", sys.executable, 1)
     subprocess.run(command, shell=True, check=True, capture_output=True)

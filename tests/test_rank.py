@@ -351,5 +351,7 @@ def test_a_reward_model_reads_what_it_was_trained_on(tmp_path):
     alone = score([(prompt, answer) for answer in answers])[0, :, 0]
     assert alone.tolist() == pytest.approx(own, abs=1e-5)
     prompt[0]["content"] = "Hi"
-    with_tools, without = score([(prompt, answers[0])] * 2, tools=[[{"name": "sum"}], None])[0, :, 0]
+    with_tools, without = score([(prompt, answers[0])] * 2, tools=[[{"name": "sum"}], None])[
+        0, :, 0
+    ]
     assert with_tools != without

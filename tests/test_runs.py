@@ -321,6 +321,8 @@ def test_a_folder_that_may_not_be_used_is_untouched(toy, tmp_path):
         data = ("--out", model, "--model hub/name --data", inside)
         toy.refuses(f"it contains the input {inside}", *data, how)
         toy.refuses("holds config.json but no args.json", "--out", mine, how)
+    (mine / "args.json").write_text('{"output_dir": "output"}')  # of ms-swift
+    toy.refuses("holds another tool's args.json, so it is not a run", "--out", mine, "--overwrite")
     toy.opened("--out", notes, "--overwrite")
     assert [p.name for p in notes.iterdir()] == ["notes.txt"]
 
