@@ -227,10 +227,11 @@ class Inbox:
         forms = [words(form) for form in question["answers"]]
         allowed = {*shown, *(word for form in forms for word in form)}
         others = (
-            v for v in self.mailbox["values"] if not contains(shown, [*v]) and [*v] not in forms
+            v for v in self.mailbox["values"] if not any(contains(x, [*v]) for x in (shown, *forms))
         )
         numbers = {word for word in answer if word[0].isdigit()} - allowed
-        denied = any(map(DENIED.fullmatch, answer))
+        given = {word for form in forms if contains(answer, form) for word in form}
+        denied = any(DENIED.fullmatch(word) for word in answer if word not in given)
         return bool(numbers) or denied or any(contains(answer, [*v]) for v in others)
 
     def run_out(self):

@@ -34,6 +34,7 @@ FINES = {
     "unsupported": 0.15,
     "no_summary": 0.25,
 }
+MARKS = re.compile(r"^[\s#>•\d.)-]+|[*_]")  # of a list and of bold type; a name may hold them, too
 SUMMARY = re.compile(r"^[\s*#>•_-]*summary\b.*", re.I | re.M)
 
 
@@ -211,9 +212,9 @@ class Interview:
 
         List marks and bold count for nothing. No line at all is the fault `no_summary`.
         """
-        lines, names = {}, {normal_form(c): c for c in self.competencies}
+        lines, names = {}, {normal_form(MARKS.sub("", c)): c for c in self.competencies}
         for line in summary.splitlines():
-            name, colon, text = re.sub(r"^[\s#>•\d.)-]+|[*_]", "", line.strip()).partition(":")
+            name, colon, text = MARKS.sub("", line.strip()).partition(":")
             if colon and normal_form(name) in names:
                 text = " ".join(text.split()[:40])  # words after the 40th are not read
                 lines.setdefault(names[normal_form(name)], []).append(text)

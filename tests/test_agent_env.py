@@ -6,6 +6,7 @@ import statistics
 import subprocess
 import sys
 import time
+from functools import partial
 
 import numpy as np
 import pytest
@@ -137,6 +138,38 @@ def test_a_broken_bank_is_refused(key, message, tmp_path):
     file.write_text(json.dumps(bank), encoding="utf-8")
     with pytest.raises(UserError, match=f"bank.json.*{message}"):
         g.environment(g.parse_args(["--env-args", json.dumps({"bank": str(file)})]))
+
+
+def test_names_that_look_like_list_marks(tmp_path):
+    """The oracle's own summary of "5S audits" and "c_sharp" was no line about them."""
+    bank, file = json.loads(BANK.read_text(encoding="utf-8")), tmp_path / "bank.json"
+    names = dict(zip(bank["competencies"], ("5S audits", "c_sharp")))
+    for old, new in names.items():
+        bank["competencies"][new] = competency = bank["competencies"].pop(old)
+        competency["phrases"].append(new.lower())
+        for item in competency["evidence"]:
+            item["short"] = item["short"].replace(old, new, 1)
+    bank["roles"] = {r: [names.get(c, c) for c in x] for r, x in bank["roles"].items()}
+    file.write_text(json.dumps(bank), encoding="utf-8")
+    assert means(partial(Interview, bank=str(file)), "oracle") == (1, 1)
+
+
+def test_accepted_answers_that_hold_other_words(tmp_path):
+    """An accepted "no" was a denial, "2 months" another question's answer "2"."""
+    box = json.loads((REPO / "data" / "inbox.json").read_text())
+    texts = "No earlier than 3 May.", "Two months or 2 months.", "2 of them."
+    forms = ["no earlier than 3 May"], ["two months", "2 months"], ["2"]
+    for i, text, answers in zip(range(9000, 9003), texts, forms):
+        own = {"source": i, "answers": answers, "outdated": []}
+        box["messages"].append(box["messages"][0] | {"id": i, "text": text})
+        box["questions"].append(box["questions"][0] | own)
+    (tmp_path / "box.json").write_text(json.dumps(box))
+    env = Inbox(str(tmp_path / "box.json"))
+    env.reset(0)
+    for question in env.mailbox["questions"]["train"][-3:]:
+        env.question = question
+        assert env.grade({"answer": question["answers"][-1], "source": question["source"]}) > 0.4
+        assert env.grade({"answer": "not 7 June", "source": question["source"]}) < 0
 
 
 def with_states(*states, seed=0):
