@@ -16,21 +16,24 @@ import unicodedata
 WHO = "the candidate"
 STAYS = (
     "nicknames, pronouns and titles of other languages, misspellings, inflected names, parts of a "
-    "name in lower case, other people's names, telephone numbers, addresses, and what hints at a "
-    "person (schools, clubs, languages, dates, words such as chairwoman)"
+    "name and short titles in lower case, other people's names, telephone numbers, addresses, and "
+    "what hints at a person (schools, clubs, languages, dates, words such as chairwoman)"
 )
 PARTICLES = set(
-    "al bin binti da das de del della der di do dos du el la le ter van von y zu".split()
+    "al bin binti da das de degli del della den der di do dos du el la le ten ter van von y zu zum "
+    "zur".split()
 )
-TITLES = (
-    r"(?:Mr|Mrs|Ms|Mx|Miss|Mister|Sir|Madam|Dr|Prof|Herrn?|Hr|Frau|Monsieur|Madame|Mme|Mlle"
-    r"|Mademoiselle|Señor(?:a|ita)?|Sra|Srta)\b\.?\s+(?=[^\W\d_a-z])"
-)
-BESIDE_A_NAME = rf"(?<!\w)(?:Fr|M|Sr|Don|Doña|Professor(?:in)?)(?!\w)\.?\s+(?={WHO})"
+CAPITAL = r"[^\W\d_a-z]"
+TITLE = "Mr|Ms|Mx|Miss|Sir|Dr|Prof|Mme|Mlle|Sra|Srta"  # "MS" is a degree, too, and "miss" a verb
+ANY_CASE = "Mrs|Mister|Madame?|Herrn?|Frau|Monsieur|Mademoiselle|Señor(?:a|ita)?"
+TITLES = rf"(?:{TITLE}|Hr|(?i:{ANY_CASE}))\b\.?\s+"  # "HR" is a department
+IN_CAPITALS = rf"(?<!\w)(?:{TITLE.upper()})(?:\s+|\.\s+(?={CAPITAL}{{2}}))"  # MS. LEE, MS Lee
+ALSO_GIVEN = r"(?:Fr|M|Sr|Don|Doña|Professor(?:in)?)(?!\w)\.?\s+"
+BESIDE_A_NAME = rf"(?<!\w)(?:{TITLES}|{ALSO_GIVEN})(?={WHO})"
 RANKS = (
     re.compile(  # before and behind a name, and no part of it; "Md" is a first name, "Ma" a last
         r"(?:^\s*(?:(?i:dr|prof|professor)(?!\w)\.?\s+)+"
-        r"|[,\s]+(?:Ph\.?D|PHD|M\.?D|MBA|MSc|BSc|CPA|PMP|Esq|Jr|Sr|II|III|IV)(?!\w)\.?)"
+        r"|[,\s]+(?:(?i:Ph\.?D|MSc|BSc|Esq|Jr|Sr)|M\.?D|MBA|CPA|PMP|II|III|IV)(?!\w)\.?)"
     )
 )
 MONTHS = set("january march april may june july august".split())  # that are names
@@ -66,8 +69,8 @@ def blinded(text, name, spared=""):
     ('the candidate used Ruby. They leads.', 1)
     """
     text = CONTACTS.sub("(contact)", text)
-    text = re.sub(rf"(?<!\w){TITLES}", "", text)
-    text, hits = re.subn(name_pattern(name, spared), WHO, text)
+    text = re.sub(rf"(?<!\w){TITLES}(?={CAPITAL})", "", text)
+    text, hits = re.subn(rf"(?:{IN_CAPITALS})?(?:{name_pattern(name, spared)})", WHO, text)
     text = re.sub(BESIDE_A_NAME, "", text)
     text = re.sub(rf"{WHO}(?:(?:[\s,]+|[-‐]){WHO})+", WHO, text)
     text = re.sub(r"(?<!\w)s/he(?!\w)", lambda m: cased("they", m[0]), text, flags=re.I)
@@ -111,7 +114,7 @@ def parts_of(name):
     >>> parts_of("Lee, Dr. Amy"), parts_of("Amy (Lin) Smith-Ma, PhD"), parts_of("-")
     (['Amy', 'Lee'], ['Amy', 'Lin', 'Smith', 'Ma'], [])
     """
-    name = RANKS.sub("", re.sub(rf"^{TITLES}", "", name.replace("’", "'").strip()))
+    name = RANKS.sub("", re.sub(rf"^{TITLES}|^{IN_CAPITALS}", "", name.replace("’", "'").strip()))
     if "," in name:
         name = " ".join(RANKS.sub("", part) for part in reversed(name.split(",", 1)))
     words = (word.strip("'") for word in re.findall(r"[^\s\-‐,;/()\"“”]+", name))
@@ -148,7 +151,7 @@ def joined(words):
         return []
     first, last, each = spelled(words[0]), spelled(words[-1]), [*map(spelled, words)]
     forms = [r"(?:[\s\-‐_]+|\.)".join(each), rf"{last},?\s+{first}"]
-    forms += [rf"{first}(?:\s+\w+\.?)?\s+{last}"]
+    forms += [rf"{first}(?:\s+(?:(?-i:{CAPITAL})\w*|\w)\.?)?\s+{last}"]
     forms += ["".join(each)] * (sum(map(len, words)) > 5)
     initials = rf"[{words[0][0].upper()}]\.\s*(?:\w\.\s*)*[{words[-1][0].upper()}]\."
     return [*(f"(?i:{form})" for form in forms), initials]
@@ -160,11 +163,10 @@ def single(words, alone):
     particles = [word for word in words if word.lower() in PARTICLES]
     small = letters + "".join(dict.fromkeys(word[0].lower() for word in particles))
     before = rf"(?:[{small}]\.[\s\-‐]*|[{letters}](?=[{letters}]?[\s\-‐])[\s\-‐]*)*"  # J. of JL Lee
-    before += rf"(?:(?i:{'|'.join(particles)})\s+)*" if particles else ""
+    before += rf"(?:(?i:{'|'.join(particles)})[\s\-‐]+)*" if particles else ""
     for word in alone:
-        capital, upper = spelled(word[0].upper() + word[1:]), spelled(word.upper())
         date = r"(?!\s+(?:19|20)\d\d)" * (word.lower() in MONTHS)
-        yield rf"{before}(?:{capital}|{upper})(?:\s+[{letters}]\.)*{date}"
+        yield rf"{before}{spelled(word, capital=True)}(?:\s+[{letters}]\.)*{date}"
 
 
 def blind_words(column, candidates):
@@ -197,13 +199,41 @@ def blind_words(column, candidates):
 
 
 GERMAN = str.maketrans({"ä": "ae", "ö": "oe", "ü": "ue", "Ä": "Ae", "Ö": "Oe", "Ü": "Ue"})
-LETTERS = str.maketrans({"ø": "o", "Ø": "O", "ł": "l", "Ł": "L", "đ": "d", "Đ": "D", "ß": "ss"})
+LETTERS = dict(zip("øØłŁđĐðÐı", "oOlLdDdDi")) | {"ß": "ss", "þ": "th", "Þ": "Th"}
+LETTERS = str.maketrans(LETTERS | {"æ": "ae", "Æ": "Ae", "œ": "oe", "Œ": "Oe"})
 
 
-def spelled(word):
-    """A pattern of a word, with or without its accents."""
+def unaccented(text):
+    """A text without the accents of its Latin letters.
+
+    >>> unaccented("Zoë Ångström, Łukasz Weiß, 李 明")
+    'Zoe Angstrom, Lukasz Weiss, 李 明'
+    """
+    parts = unicodedata.normalize("NFD", text)
+    return unicodedata.normalize("NFC", re.sub(r"[\u0300-\u036f]", "", parts)).translate(LETTERS)
+
+
+def spelled(word, capital=False):
+    """A pattern of a word, with or without its accents; with a capital, first or behind an
+    apostrophe or where the word has one (d'Angelo), and the rest in any case."""
     whole = unicodedata.normalize("NFC", word)
-    parts = unicodedata.normalize("NFD", whole)
-    plain = "".join(c for c in parts if not unicodedata.combining(c)).translate(LETTERS)
-    forms = dict.fromkeys((word, whole, plain, whole.translate(GERMAN).translate(LETTERS)))
-    return rf"(?:{'|'.join(map(re.escape, forms))})".replace("'", "['’]")
+    german = whole.translate(GERMAN).translate(LETTERS)
+    forms = dict.fromkeys((word, whole, unaccented(word), german))
+    if capital:
+        forms = [pattern for form in forms for pattern in with_capital(form)]
+    else:
+        forms = map(re.escape, forms)
+    return rf"(?:{'|'.join(forms)})".replace("'", "['’]")
+
+
+def with_capital(word):
+    """Patterns of a word with a capital in each of its places, the rest in any case.
+
+    >>> list(with_capital("AMY")), list(with_capital("D'Este"))
+    (['A(?i:MY)'], ["D(?i:'Este)", "(?i:D')E(?i:ste)"])
+    """
+    for i, letter in enumerate(word):
+        own = letter.isupper() and not word.isupper()
+        if i == 0 or word[i - 1] == "'" or own:
+            before = f"(?i:{re.escape(word[:i])})" * bool(i)
+            yield f"{before}{re.escape(letter.upper())}(?i:{re.escape(word[i + 1 :])})"

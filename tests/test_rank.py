@@ -164,6 +164,23 @@ Amy Lee | Miss deadlines: never. S/he led. | Miss deadlines: never. They led.
 Ruby Lee | Uses Ruby. Lee led. | Uses Ruby. the candidate led.
 - | A - b | A - b
 Ruby Lee | Lee used Ruby. | the candidate used Ruby.
+AMY LEE | Amy Lee, 6 years. Amy led. Ms. Lee built ETL. AMY | the candidate, 6 years. the candidate led. the candidate built ETL. the candidate
+MCDONALD, SEAN | McDonald led; Sean ran; an MS and HR. Sean | the candidate led; the candidate ran; an MS and HR. the candidate
+Marie DUPONT | Dupont dirige; dupont | the candidate dirige; dupont
+Mcdonald Deshawn | McDonald; DeShawn | the candidate; the candidate
+deShawn Lee | deShawn led | the candidate led
+YILDIZ, Gül | Yildiz; Guel; YILDIZ | the candidate; the candidate; the candidate
+Aslı Yıldız | YILDIZ and Asli | the candidate and the candidate
+Ana de la Cruz | Mrs. de la Cruz; DR. DE LA CRUZ | the candidate; the candidate
+Ursula von der Leyen | Frau von der Leyen; Ms von der Leyen | the candidate; the candidate
+Lea BOOKER | MS. BOOKER led. MRS. Booker; MS Booker; an MS. Booker | the candidate led. the candidate; the candidate; an MS. the candidate
+Gina d'Angelo | Mrs. d'Angelo; D'Angelo; D’ANGELO | the candidate; the candidate; the candidate
+Amy Lee | Amy led. Lee ran; amy b. lee | the candidate led. the candidate ran; the candidate
+GINA D'ANGELO | Mrs. d’Angelo; an angel | the candidate; an angel
+Omar al-Amin | Mr. al-Amin; Al-Amin | the candidate; the candidate
+Ana López | la señora López; madame López | la the candidate; the candidate
+AMY LEE, MSC | Lee has an MSc in maths | the candidate has an MSc in maths
+MS. AMY LEE | MS Office by Amy | MS Office by the candidate
 """)
 def test_forms_of_a_name(name, text, blind):
     assert blinded(text, name, "Must have: ruby, sql")[0] == blind
