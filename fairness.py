@@ -64,12 +64,14 @@ from parts.reports import labels as labels_of
 from parts.rows import check_pair, check_prompt
 from parts.stats import number, share
 from parts.twins import (
+    cell_notes,
     contrasts_of,
     filled,
     load_names,
     load_slot,
     load_twins,
     message_texts,
+    same_texts,
     sex_notes,
     twin_table,
 )
@@ -378,9 +380,11 @@ def study_twins(args, models, interviews):
     study["twins"] = {"slot": slot, "resumes": len(twins), "names": len(people)}
     pronouns = len({p.values["subj"] for p in people}) > 1
     pronouns &= bool(re.search(r"\{(subj|obj|poss)\}", json.dumps(twins)))
-    study["twins"] |= {"pronouns": pronouns, "notes": sex_notes(people)}
+    notes = [] if args.slot else cell_notes(args.names, args.names_per_cell)
+    study["twins"] |= {"pronouns": pronouns, "notes": sex_notes(people) + notes}
     groups = {key: np.array([p.groups[key] for p in people]) for key in people[0].groups}
-    study |= effects_and_changes(args, scores, groups, twins, pronouns)
+    same = {s: same_texts(twins, SURFACES[s][2], people, groups) for s in surfaces}
+    study |= effects_and_changes(args, scores, groups, twins, pronouns, same)
     study["policy_decisions"] = export_decisions(args, scores, groups, twins)
     study["biasguard"] = [line for part in study["policy_decisions"] for line in part["lines"]]
     return study
@@ -396,8 +400,11 @@ def names_the_words(row, words):
     return all(re.search(rf"(?<!\w){re.escape(word)}(?!\w)", text, re.I) for word in words)
 
 
-def effects_and_changes(args, scores, groups, twins, pronouns):
-    """{"surfaces": effects of every model, "changes": the same twins before and after}"""
+def effects_and_changes(args, scores, groups, twins, pronouns, same):
+    """{"surfaces": effects of every model, "changes": the same twins before and after}
+
+    same  {surface: `same_texts` of it}
+    """
     surfaces, changes, base, base_part = [], [], None, None
     for of_model in scores:
         values = of_model.values
@@ -419,14 +426,15 @@ def effects_and_changes(args, scores, groups, twins, pronouns):
             part["prompt_names_words"] = all(named)
             missing = undecided(part, twins)
         # (3) statistics
-        part["rows"] = twin_table(values, groups, args.seed, None, missing, pronouns)
+        more = pronouns, same[of_model.surface]
+        part["rows"] = twin_table(values, groups, args.seed, None, missing, *more)
         surfaces.append(part)
         # (4) change
         if of_model.kind == "base":
             base, base_part, missing_before = values, part, missing
         elif of_model.kind == "aligned" and base is not None:
             missing = missing or missing_before and f"before: {missing_before}"
-            rows = twin_table(values, groups, args.seed, base, missing, pronouns)
+            rows = twin_table(values, groups, args.seed, base, missing, *more)
             changes.append(part | {"before": base_part["model"], "rows": rows})
     return {"surfaces": surfaces, "changes": changes}
 

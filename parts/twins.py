@@ -8,7 +8,9 @@ Statistics   an effect is in SD of the résumés' means; p permutes names, which
 Axes         R résumés, N names, B draws, C contrasts
 """
 
+import itertools
 import re
+import unicodedata
 from collections import Counter
 from statistics import NormalDist
 from typing import NamedTuple
@@ -17,8 +19,10 @@ import numpy as np
 
 from parts import files
 from parts.biasguard import COLUMNS
+from parts.blinding import unaccented
 from parts.files import UserError
 from parts.pages import number as show
+from parts.people import fold, is_missing
 from parts.reports import read_csv
 from parts.rows import check_messages, check_prompt, check_response
 from parts.stats import holm, number
@@ -56,9 +60,12 @@ class Person(NamedTuple):
 
 
 def slot_values(name, first, last, sex):
-    """{slot: text} of one person; of a sex without pronouns here: they, them, their."""
+    """{slot: text} of one person; of a sex without pronouns here: they, them, their. An address
+    has the letters of the name, the Latin ones without accents."""
     subj, obj, poss = PRONOUNS.get(sex, ("they", "them", "their"))
-    handle = re.sub(r"[^a-z0-9.]", "", f"{first}.{last}".lower()).strip(".") or "candidate"
+    signs = unaccented(f"{first}.{last}".lower())
+    handle = "".join(c for c in signs if c == "." or unicodedata.category(c)[0] in "LMN")
+    handle = handle.strip(".") or "candidate"
     values = {"name": name, "first": first, "last": last, "subj": subj, "obj": obj, "poss": poss}
     return values | {"email": f"{handle}@example.com"}
 
@@ -136,9 +143,9 @@ def checked_people(people, where):
     return people
 
 
-def load_names(path, per_cell):
-    """The first `per_cell` names of each sex × race cell: [Person], cell by cell. A group is called
-    by its first spelling, but Female, Male and White by these."""
+def name_cells(path):
+    """{(sex, race): {name: Person}} of a file of names. A group is called by its first spelling,
+    but Female, Male and White by these."""
     cells, spelled, written = {}, {"white": "White"}, set()
     for line, row in read_csv(path, "--names", NAME_COLUMNS):
         name, first, last, sex, race = values = [row[column].strip() for column in NAME_COLUMNS]
@@ -147,17 +154,37 @@ def load_names(path, per_cell):
         if {"h", "m"} <= written:
             reason = "m beside h is a woman in Spanish and a man elsewhere; write Female and Male"
             raise UserError(f"--names {path}:{line}: {reason}")
-        sex = SEX_OF.get(sex.casefold()) or spelled.setdefault(sex.casefold(), sex)
-        race = spelled.setdefault(race.casefold(), race)
+        sex = SEX_OF.get(sex.casefold()) or spelled.setdefault(fold(sex), sex)
+        race = spelled.setdefault(fold(race), race)
         cell = cells.setdefault((sex, race), {})
-        if not all(values) or name in cell:
-            reason = "has an empty cell, or stands twice in its group"
+        if not all(values) or is_missing(sex) or is_missing(race) or name in cell:
+            reason = "has an empty or unknown cell, or stands twice in its group"
             raise UserError(f"--names {path}:{line}: {name!r} {reason}")
         groups = dict(zip(REFERENCE, (sex, race)))
         cell[name] = Person(groups, slot_values(name, first, last, sex), as_written)
+    return cells
+
+
+def load_names(path, per_cell):
+    """The first `per_cell` names of each sex × race cell, of all as many: [Person], cell by cell."""
+    cells = name_cells(path)
     n = min(per_cell, *map(len, cells.values()))
     people = [p for key in sorted(cells) for p in list(cells[key].values())[:n]]
     return checked_people(people, f"--names {path}")
+
+
+def cell_notes(path, per_cell):
+    """[sentence] on the names that one small cell leaves unread, and on cells without a name."""
+    sizes, out = {cell: len(names) for cell, names in name_cells(path).items()}, []
+    (n, least), total = min((n, " ".join(cell)) for cell, n in sizes.items()), sum(sizes.values())
+    if n < min(per_cell, max(sizes.values())):
+        words = f"{least} has {n} names, so {n} of each group are read"
+        out.append(f"{words}: {total - n * len(sizes)} of {total} names are unused.")
+    absent = [" ".join(c) for c in itertools.product(*map(sorted, map(set, zip(*sizes))))]
+    if absent := [cell for cell in absent if cell not in map(" ".join, sizes)]:
+        words = "two groups are compared where both have names"
+        out.append(f"No names are {' or '.join(absent)}: {words}.")
+    return out
 
 
 def sex_notes(people):
@@ -182,10 +209,11 @@ def load_slot(spec):
     if slot in COLUMNS:
         raise UserError(f"--slot {spec}: decisions-*.csv has a column {slot!r}; rename the slot")
     rows = [row for _, row in read_csv(path, "--slot", ("slot", "group", "value"))]
+    own, spelled = [row for row in rows if fold(row["slot"]) == fold(slot)], {}
     fixed = slot_values(*["the candidate"] * 3, None) | {"email": "candidate@example.com"}
-    fixed |= {row["slot"]: row["value"] for row in reversed(rows)}
-    rows = [row for row in rows if row["slot"] == slot]
-    people = [Person({slot: row["group"]}, fixed | {slot: row["value"]}) for row in rows]
+    fixed |= {row["slot"].strip(): row["value"] for row in reversed(rows)}
+    groups = [spelled.setdefault(fold(row["group"]), row["group"].strip()) for row in own]
+    people = [Person({slot: g}, fixed | {slot: row["value"]}) for g, row in zip(groups, own)]
     return checked_people(people, f"--slot {spec}")
 
 
@@ -201,6 +229,8 @@ def load_twins(path, resumes, people):
         texts = [row.get("prefix") or ""]
         if not isinstance(texts[0], str):
             raise ValueError('"prefix" is no text')
+        if SLOT.search(texts[0]):
+            raise ValueError('"prefix" holds a slot; it is the same text for everybody')
         if not isinstance(row.get("expected_decision"), str | None):
             raise ValueError('"expected_decision" is no text')
         for prompt, answer in (("prompt", "answer"), ("rank_prompt", "profile")):
@@ -227,27 +257,43 @@ def load_twins(path, resumes, people):
     return rows[:resumes]
 
 
+def same_texts(rows, fields, people, groups):
+    """[why not, or None] of each contrast: in every résumé its two groups must read different texts.
+
+    fields  of a twin that a model reads;  groups {attribute: (N,) labels}
+    """
+    texts = [[str([filled(row, field, p) for field in fields]) for p in people] for row in rows]
+    out = []
+    for _, weights, _ in contrasts_of(groups):
+        a, b = np.flatnonzero(weights > 0), np.flatnonzero(weights < 0)
+        n = sum({of_row[i] for i in a} == {of_row[i] for i in b} for of_row in texts)
+        out.append(f"both groups read the same text in {n} of {len(rows)} résumés" if n else None)
+    return out
+
+
 # ---- the statistics ----
 
 
 def contrasts_of(groups):
     """[(row, weights, strata)] of the contrasts, declared before looking: each group against the
-    reference.
+    reference, in the strata that have names of both; else the other attribute would be in the gap.
 
     groups   {attribute: (N,) labels}
-    weights  (N,): their product with the names' mean scores is the raw gap
+    weights  (N,): their product with the names' mean scores is the raw gap; 0 without such a stratum
     strata   (N,) the other attribute, within which names are permuted
     """
     out = []
     for attribute, labels in groups.items():
-        strata = [other for key, other in groups.items() if key != attribute] or [labels == ""]
+        others = [other for key, other in groups.items() if key != attribute]
+        (strata,) = others or [labels == ""]
         base = REFERENCE.get(attribute)
         base = base if base in labels else labels[0]
         for group in sorted(set(labels.tolist()) - {base}):
             a, b = labels == group, labels == base
+            a, b = a & np.isin(strata, strata[b]), b & np.isin(strata, strata[a])
             row = {"attribute": attribute, "group": group, "reference": base}
             row["names"] = [int(a.sum()), int(b.sum())]
-            out.append((row, a / a.sum() - b / b.sum(), strata[0]))
+            out.append((row, a / max(a.sum(), 1) - b / max(b.sum(), 1), strata))
     return out
 
 
@@ -305,7 +351,7 @@ BECAME = {
 KINDS = {"sex": "{} names", "race_ethnicity": "names read as {}"}
 
 
-def twin_table(scores, groups, seed=0, before=None, missing=None, pronouns=False):
+def twin_table(scores, groups, seed=0, before=None, missing=None, pronouns=False, same=None):
     """Every contrast of one (R, N) matrix, or its change from `before`: effects, p, verdicts.
 
     groups   {attribute: (N,) labels}
@@ -313,21 +359,28 @@ def twin_table(scores, groups, seed=0, before=None, missing=None, pronouns=False
     before   (R, N) of the same twins: D = d_after − d_before, each in its own SD, under one
              bootstrap; both levels stand beside it: a bias that stays is no change
     missing  why nothing can be measured here, if so;  pronouns  do they change with the sex?
+    same     `same_texts`: why a contrast cannot
     """
     effect_name, matrices = ("d", [scores]) if before is None else ("D", [before, scores])
     contrasts, cells = contrasts_of(groups), [" ".join(cell) for cell in zip(*groups.values())]
     R, N = scores.shape
-    reason = missing or unmeasurable(matrices, cells)
-    if reason:
-        blank = {effect_name: number(None, 0, reason=reason), "verdict": f"not measured ({reason})"}
-        return [row | blank for row, *_ in contrasts]
+    missing, rows = missing or unmeasurable(matrices, cells), []
+    for (row, weight, _), alike in zip(contrasts, same or [None] * len(contrasts)):
+        confounded = None if weight.any() else "the names differ in the other attribute as well"
+        if reason := missing or confounded or alike:
+            row[effect_name] = number(None, 0, reason=reason)
+            row["verdict"] = f"not measured ({reason})"
+        rows.append(row)
+    contrasts = [contrast for contrast in contrasts if "verdict" not in contrast[0]]
+    if not contrasts:
+        return rows
     sds = [S.mean(1).std(ddof=1) for S in matrices]
     means = [S.mean(0) / sd for S, sd in zip(matrices, sds)]  # (N,) each
     weights = np.stack([weight for _, weight, _ in contrasts], 1)  # (N, C)
     samples = bootstrap_effects(matrices, weights, cells, DRAWS, seed)  # (B, C) each
     name_means = means[-1] if before is None else means[1] - means[0]
     p = [name_permutation(name_means, *contrast, PERMUTATIONS, seed) for _, *contrast in contrasts]
-    rows, method = [], "bootstrap over résumés and names within cells"
+    method = "bootstrap over résumés and names within cells"
     for i, (p_adjusted, (row, weight, _)) in enumerate(zip(holm(p), contrasts)):
         effects = [draws[:, i] for draws in samples]  # (B,) before and after, or one
         low, high, *ends90 = ends_of(effects[-1] if before is None else effects[1] - effects[0])
@@ -345,7 +398,7 @@ def twin_table(scores, groups, seed=0, before=None, missing=None, pronouns=False
             change = change_of(row["levels"], effects)
             text = row["verdict"].replace("found", f"found: {change} after")
             row["verdict"] = text + (": unchanged" if text.startswith("equivalent") else "")
-        rows.append(row | {"direction": direction_of(row, effect_name, pronouns)})
+        row["direction"] = direction_of(row, effect_name, pronouns)
     return rows
 
 

@@ -289,7 +289,100 @@ def test_every_slot():
     template = "{name} {first} {last} {subj} {obj} {poss} {email}"
     twins.check_minimal_edit(template, [who])
     said = twins.render_twin(template, who)
-    assert said == "Zoë O'Neil Zoë O'Neil she her her zo.oneil@example.com"
+    assert said == "Zoë O'Neil Zoë O'Neil she her her zoe.oneil@example.com"
+
+
+@cases("""
+first | last | address
+Jörg | Müller-Weiß | jorg.mullerweiss
+Zoë | Ångström | zoe.angstrom
+Łukasz | Øst | lukasz.ost
+Yıldız | İnci | yildiz.inci
+Ana María | d’Este | anamaria.deste
+李 | 明 | 李.明
+अमित | राव | अमित.राव
+- | - | candidate
+""")
+def test_an_address_has_the_letters_of_the_name(first, last, address):
+    """jrg.mller@, and candidate@ for 李 明 alone: a gap was mixed with a broken address."""
+    email = twins.slot_values(f"{first} {last}", first, last, "Male")["email"]
+    assert email == f"{address}@example.com"
+
+
+def notes_of(tmp_path, cells, per_cell=3):
+    """The people of {cell: how many names}, and what is said of the cells."""
+    rows = [[f"{s}{r}{i} Li", f"{s}{r}{i}", "Li", s, r] for (s, r), n in cells.items() for i in range(n)]  # fmt: skip
+    path = write(tmp_path / "n.csv", rows, ",".join(twins.NAME_COLUMNS))
+    return load_names(path, per_cell), twins.cell_notes(path, per_cell)
+
+
+def test_names_that_a_small_cell_leaves_unread_are_said(tmp_path):
+    """A typo, Blakc, with two names cut every other group to two in silence."""
+    cells = {(s, r): 5 for s in ("Female", "Male") for r in ("Black", "White")}
+    assert notes_of(tmp_path, cells) == (load_names(tmp_path / "n.csv", 3), [])
+    people, notes = notes_of(tmp_path, cells | {("Male", "Blakc"): 2})
+    assert len(people) == 10 and notes == [
+        "Male Blakc has 2 names, so 2 of each group are read: 12 of 22 names are unused.",
+        "No names are Female Blakc: two groups are compared where both have names.",
+    ]
+    cells = {("Male", "African-American"): 2, ("Male", "african american "): 2, ("Male", "White"): 4}  # fmt: skip
+    people, notes = notes_of(tmp_path, cells, 2)
+    assert {p.groups["race_ethnicity"] for p in people} == {"African-American", "White"}
+    (tmp_path / "s.csv").write_text("slot,group,value\nAge, young,1\nage ,Young,2\nage,old,3\nage,old,4\n")  # fmt: skip
+    people = twins.load_slot(f"age={tmp_path}/s.csv")
+    assert [(p.groups["age"], p.values["age"]) for p in people] == [("young", "1"), ("young", "2"), ("old", "3"), ("old", "4")]  # fmt: skip
+
+
+# cells of 12 names; planted effects of sex and race in SD: what is found of each
+@cases("""
+cells | sex | race | of_sex | of_race
+FW MW FB | 0.3 | -0.6 | difference 0.3 | difference -0.6
+FW MW FB | 0.0 | -0.6 | equivalent 0.0 | difference -0.6
+FW MB | 0.3 | -0.6 | not None | not None
+FW MW FB MA | 0.3 | -0.6 | difference 0.3 | difference -0.6
+FW MW FB MB | 0.3 | -0.6 | difference 0.3 | difference -0.6
+""")
+def test_a_missing_cell_does_not_mix_sex_and_race(cells, sex, race, of_sex, of_race):
+    """Female White, Male White, Female Black: +.3 of sex and −.6 of race read "sex 0.00,
+    equivalent", and a sex without an effect −.32."""
+    labels = np.repeat([[*cell] for cell in cells.split()], 12, axis=0)
+    groups = {"sex": np.where(labels[:, 0] == "F", "Female", "Male"), "race_ethnicity": np.where(labels[:, 1] == "W", "White", labels[:, 1])}  # fmt: skip
+    rng, N = np.random.default_rng(0), len(labels)
+    quality, gap = rng.normal(0, 1, (20, 1)), sex * (labels[:, 0] == "F") + race * (labels[:, 1] != "W")  # fmt: skip
+    scores = (quality - quality.mean()) / quality.std(ddof=1) + gap + rng.normal(0, 0.01, (20, N))
+    rows = {row["attribute"]: row for row in twin_table(scores, groups)}
+    for attribute, expected in (("sex", of_sex), ("race_ethnicity", of_race)):
+        kind, value = expected.split()
+        assert rows[attribute]["verdict"].startswith(kind), rows[attribute]
+        d = rows[attribute]["d"]["value"]
+        assert d is None and value == "None" or d == pytest.approx(float(value), abs=0.02)
+
+
+# the prompts of ten résumés, the profile of all: verdicts of sex and race on surfaces a and b
+@cases("""
+prompts | profile | sex_a | race_a | sex_b | race_b
+{name} | {name} | inconclusive | inconclusive | inconclusive | inconclusive
+the candidate | {name} | 10 of 10 | 10 of 10 | inconclusive | inconclusive
+{subj} | {name} {poss} | inconclusive | 10 of 10 | inconclusive | inconclusive
+{last} {poss} | {obj} | inconclusive | inconclusive | inconclusive | 10 of 10
+mixed | {name} | 1 of 10 | 1 of 10 | inconclusive | inconclusive
+""")
+def test_a_text_without_the_name_is_not_alike(tmp_path, reward_folder, prompts, profile, sex_a, race_a, sex_b, race_b):  # fmt: skip
+    """A moving slot anywhere in a résumé was enough: what never held the name was "equivalent"."""
+    flags = inputs(tmp_path)
+    rows = list(read_jsonl(flags[3]))
+    for i, row in enumerate(rows):
+        slot = prompts if prompts != "mixed" else "{name}" if i else "x"
+        row |= {"prompt": row["prompt"].replace("{name}", slot), "profile": f"{profile} {i}"}
+        row["profile"] += " well" * i
+    write(Path(flags[3]), rows)
+    names = [f"{first} {s}{r},{first},{s}{r},{s},{r}" for s in ("Female", "Male") for r in ("Black", "White") for first in (f"{s}{r}a", f"{s}{r}b")]  # fmt: skip
+    Path(flags[1]).write_text("\n".join([",".join(twins.NAME_COLUMNS), *names]))
+    _, report = report_of(["twins", "--reward-model", reward_folder, *flags])
+    found = {(part["surface"], row["attribute"]): row["verdict"] for part in report["surfaces"] for row in part["rows"]}  # fmt: skip
+    for key, expected in zip((("a", "sex"), ("a", "race_ethnicity"), ("b", "sex"), ("b", "race_ethnicity")), (sex_a, race_a, sex_b, race_b)):  # fmt: skip
+        same = f"not measured (both groups read the same text in {expected} résumés)"
+        assert found[key] == same if " of " in expected else not found[key].startswith("not")
 
 
 def test_log_odds_by_teacher_forcing(llama_folder):
@@ -419,14 +512,16 @@ file | content | argv | said
 n.csv | 'name,first,last,sex,race_ethnicity\nA B,A,B,Male,White\nC D,C,D,Male,Black\nE F,E,F,Male,Black\n' |  | expected two groups of two or more, better 25; found Male Black 1, Male White 1
 n.csv | 'name,first,last,sex,race_ethnicity\nA B,A,B,Male,White\nC D,C,D,Male,White\n' |  | n.csv: expected two groups of two or more, better 25; found Male White 2
 n.csv | 'name,first,last,sex\nA B,A,B,Male\n' |  | no column 'race_ethnicity'
-n.csv | 'name,first,last,sex,race_ethnicity\nA B,A,B,,White\n' |  | n.csv:2: 'A B' has an empty cell
-n.csv | 'name,first,last,sex,race_ethnicity\nA B,A,B,Male,White\nA B,A,B,Male ,White\n' |  | n.csv:3: 'A B' has an empty cell, or stands twice
+n.csv | 'name,first,last,sex,race_ethnicity\nA B,A,B,,White\n' |  | n.csv:2: 'A B' has an empty or unknown cell
+n.csv | 'name,first,last,sex,race_ethnicity\nA B,A,B,Male,White\nA B,A,B,Male ,White\n' |  | n.csv:3: 'A B' has an empty or unknown cell, or stands twice
 t.jsonl | '{"prompt": "Assess Amy."}\n' |  | t.jsonl:1: no slot of
 t.jsonl |  |  | the file is empty
 t.jsonl | '{"rank_prompt": "Is {name} fit?"}\n' |  | nothing to measure
 t.jsonl | '{"prompt": ["Assess {name}."], "answer": "x"}\n' |  | t.jsonl:1: "prompt": each message needs
 t.jsonl | '{"prompt": "Assess {name}.", "answer": 3}\n' |  | t.jsonl:1: "answer" is int
 t.jsonl | '{\n' |  | t.jsonl:1: not valid JSON
+t.jsonl | '{"prompt": "Assess {name}.", "prefix": "For {name}:"}\n' |  | t.jsonl:1: "prefix" holds a slot
+n.csv | 'name,first,last,sex,race_ethnicity\nA B,A,B,Male,N/A\n' |  | n.csv:2: 'A B' has an empty or unknown cell
 s.csv | 'slot,group,value\nage,old,1970\nage,old,1971\n' | --slot age=S | expected two groups of two or more, better 25; found old 2
 s.csv | 'slot,group,value\nage,old,1\nage,old,2\nage,young,3\nage,young,4\n' | --slot age=S | t.jsonl:1: no slot of {age}
 n.csv | 'name,first,last,sex,race_ethnicity\nA B,A,B,M,White\nC D,C,D,H,White\n' |  | n.csv:3: m beside h is a woman in Spanish

@@ -116,7 +116,7 @@ evaluate               common LOWER parts: evaluation_page frontier prompting re
                        reward_models sampling votes
 rank                   common LOWER parts: blinding must_haves pages people prompting reports
 parts.biasguard        parts: files tables
-parts.twins            VERDICTS LOWER parts: biasguard rows
+parts.twins            VERDICTS LOWER parts: biasguard blinding people rows
 parts.fairness_page    VERDICTS parts: biasguard twins
 audit                  VERDICTS LOWER parts: biasguard ll144 people
 # audit: `fairness.py audit` goes on for one release
