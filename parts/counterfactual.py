@@ -6,6 +6,7 @@ Left out     1. pronouns (a name of another sex meets the old pronoun)   2. what
 """
 
 import csv
+import io
 import random
 import re
 from collections import Counter
@@ -106,17 +107,33 @@ def cell(person):
 
 
 def load_names(path):
-    """Rows of a CSV of names, without those whose `split` is heldout: these are for the audits."""
-    flag, columns = f"--counterfactual-augment {path}", (*NAME_PARTS, *CELL)
+    """Rows of a CSV of names, without those whose `split` is heldout: these are for the audits.
+
+    Cells are separated by commas, semicolons or tabs; blanks around them are no part of a name, and
+    spellings that differ in case or hyphens are one group.
+    """
+    flag, columns, rows, spelled = f"--counterfactual-augment {path}", (*NAME_PARTS, *CELL), [], {}
     try:
         with open(path, encoding="utf-8-sig", newline="") as file:
-            rows = list(csv.DictReader(file))
+            text = file.read()
     except (OSError, UnicodeDecodeError) as error:
         raise UserError(f"{flag}: cannot be read as CSV ({brief(error)})") from None
-    for line, row in enumerate(rows, 2):
-        if not all((row.get(column) or "").strip() for column in columns):
-            raise UserError(f"{flag}:{line}: expected {', '.join(columns)} in every row")
-    rows = [row for row in rows if row.get("split") != "heldout"]
+    for mark in "\t;,":  # Excel's own depends on the country
+        reader = csv.DictReader(io.StringIO(text, newline=""), delimiter=mark, restval="")
+        reader.fieldnames = [name.strip() for name in reader.fieldnames or ()]
+        if {*columns} <= {*reader.fieldnames}:
+            break
+    for row in reader:
+        row = {key: value.strip() for key, value in row.items() if key}
+        if not any(row.values()):  # a row that a spreadsheet left behind
+            continue
+        if not all(map(row.get, columns)):
+            raise UserError(f"{flag}:{reader.line_num}: expected {', '.join(columns)} in every row")
+        for key in CELL:
+            words = re.sub(r"[\W_]+", " ", row[key].casefold())
+            row[key] = spelled.setdefault((key, words), row[key])
+        if row.get("split", "").casefold() != "heldout":
+            rows.append(row)
     if len({cell(row) for row in rows}) < 2:
         raise UserError(f"{flag}: needs names from at least two groups of sex × race_ethnicity")
     return rows

@@ -242,6 +242,8 @@ BAD = [  # what the CSV holds, what its one line says
     (f"{HEAD}A B,A,B,F,x\nC D,C,,M,y\n", f"names.csv:3: {NEEDED}"),
     (f"{HEAD}A B,A\n", f"names.csv:2: {NEEDED}"),
     (f"{HEAD}A B,A,B,F,x\nC D,C,D,F,x\n", "at least two groups"),
+    (f"{HEAD}A B,A,B,F,x\nC D,C,D,F ,X\n", "at least two groups"),
+    (f"{HEAD}\n\nA B,A,,F,x\n", f"names.csv:4: {NEEDED}"),
     (f"{HEAD}José B,José,B,F,x\n".encode("latin-1"), "cannot be read as CSV"),
 ]
 
@@ -254,6 +256,25 @@ def test_bad_names_are_one_line(content, said, tmp_path):
     with pytest.raises(UserError, match="--counterfactual-augment .*names.csv") as caught:
         counterfactual.load_names(path)
     assert said in str(caught.value) and "\n" not in str(caught.value)
+
+
+def test_names_of_another_spreadsheet(tmp_path):
+    """Semicolons were refused, "Female " and "Female" two cells, "Heldout" in use, and blanks went
+    into the texts."""
+    lines = [
+        f" {HEAD.strip()}, split",
+        "",
+        "A B , A,B,Female ,White,Corpus",
+        ",,,,,",
+        "C D,C, D,female,white,",
+    ]
+    lines += ["E F,E,F,Male,White,x", "G H,G,H,Male,Asian, Heldout"]
+    for mark in ",;\t":
+        (tmp_path / "n.csv").write_text("\r\n".join(lines).replace(",", mark))
+        names = counterfactual.load_names(tmp_path / "n.csv")
+        assert [[row[key] for key in COLUMNS] for row in names] == [
+            ["A B", "A", "B", "Female", "White"], ["C D", "C", "D", "Female", "White"], ["E F", "E", "F", "Male", "White"]
+        ]  # fmt: skip
 
 
 ENTRIES = ["Emily", [3], [{"in": "chosen"}]]
