@@ -166,7 +166,7 @@ def name_cells(path):
 
 
 def load_names(path, per_cell):
-    """The first `per_cell` names of each sex × race cell, of all as many: [Person], cell by cell."""
+    """The first `per_cell` names of each sex × race cell, equally many: [Person], cell by cell."""
     cells = name_cells(path)
     n = min(per_cell, *map(len, cells.values()))
     people = [p for key in sorted(cells) for p in list(cells[key].values())[:n]]
@@ -258,7 +258,7 @@ def load_twins(path, resumes, people):
 
 
 def same_texts(rows, fields, people, groups):
-    """[why not, or None] of each contrast: in every résumé its two groups must read different texts.
+    """[why not, or None] of each contrast: its groups must read different texts in every résumé.
 
     fields  of a twin that a model reads;  groups {attribute: (N,) labels}
     """

@@ -61,12 +61,42 @@ Wat is uw leeftijd en waar komt u vandaan?
 Está grávida ou pretende ter filhos?
 Czy jest pani w ciąży lub planuje pani dzieci?
 Вы беременны или планируете детей?
-あなたは妊娠していますか？"""
+あなたは妊娠していますか？
+Sind Sie schwanger? Recommendation: hold.
+Nicht geeignet, fehlende Ausbildung.
+Sprachkenntnisse gut, Zuverlässigkeit mittel.
+Êtes-vous mariée ?
+Candidate motivée, bonnes références.
+Refus : manque d'expérience.
+¿Es usted casada?
+Candidata fuerte para el puesto.
+Heeft u kinderen?
+Goede kandidaat met sterke referenties.
+Lei è incinta?
+Comunicazione eccellente, inglese fluente.
+Tem filhos?
+Perfil júnior, pouca experiência.
+Czy ma pani dzieci?
+Nie spełnia wymagań."""
+TERSE = """Strong hire: excellent Python, led migrations.
+Interview: yes. Python: strong. SQL: weak.
+Proceed: meets all requirements.
+Python, SQL, Docker, Kubernetes, Terraform.
+Competent welder, safety record clean.
+Advance: José Muñoz, Universidad de Chile.
+Résumé thin, portfolio naïve.
+Capable plumber, tidy finish, own van.
+Bilingual receptionist, friendly, organised, punctual.
+Exceeds expectations across every criterion.
+Chef de cuisine, Paris trained, award winning.
+Vincent van der Berg: decent Go."""
 
 
 def test_what_is_not_english():
-    """The bundled answers, short as they are, and the labelled questions are English."""
-    assert all(map(is_foreign, FOREIGN.split("\n")))
+    """The bundled answers, short as they are, and the labelled questions are English; terse English
+    without one of the commonest words was not, and "Sind Sie schwanger?" was."""
+    assert [text for text in FOREIGN.split("\n") if not is_foreign(text)] == []
+    assert [text for text in TERSE.split("\n") if is_foreign(text)] == []
     texts = [row["text"] for row in read_jsonl(REPO / "tests/risky_sentences.jsonl")]
     for row in read_jsonl(REPO / "data/prefs_test.jsonl"):
         texts += [row[side][-1]["content"] for side in ("chosen", "rejected")]
@@ -187,9 +217,9 @@ def test_votes_in_other_words_are_not_measured(tmp_path):
 
 def test_answers_of_a_policy_in_another_language_are_not_measured():
     part = fairness.study_risky("m", FOREIGN.split("\n"))
-    assert part["answers"]["value"] is None and part["answers"]["n"] == 17
+    assert part["answers"]["value"] is None and part["answers"]["n"] == 33
     assert "not measured" in fairness.counted_verdicts({"risky": [part | {"kind": "aligned"}]})
-    assert "m: not measured in 17 answers" in fairness_page.answers({"risky": [part]})[0]["sentences"][0]  # fmt: skip
+    assert "m: not measured in 33 answers" in fairness_page.answers({"risky": [part]})[0]["sentences"][0]  # fmt: skip
 
 
 def test_text_command(tmp_path, capsys):
