@@ -94,6 +94,7 @@ PROMPTS = Default("data/prompts.jsonl")  # interviews, for risky questions
 INTERVIEWS = 60  # of them, per policy
 MAX_NEW_TOKENS = 96  # of each; the longest of the bundled base has 80
 PROMPT_KEYS = ("prompt_id", "item_id", "prompt")  # what answers to one prompt share
+NOT_ASKED = "no résumé has"  # a field, and so the file does not ask for what it is read for
 TINY_MASS = 0.05  # of the decision words' probability: below, a model does not decide in them
 # of a group's answers, what may be unread where a table is shown, and where it has a difference
 FOREIGN = RATE_MARGIN[0], RATE_MARGIN[0]  # what is foreign may be all of the gap
@@ -343,17 +344,22 @@ def score_models(args, models, twins, people, surfaces, interviews):
 
 def surfaces_of(args, twins, models):
     """(letters of the surfaces whose fields every résumé has, [what is not measured, and why])"""
+    before, after, rewards = models
+    policies = [folder for folder in (before, *after) if folder]
     surfaces, reasons = [], []
     for letter, (name, _, fields) in SURFACES.items():
-        gaps = {field: sum(not row.get(field) for row in twins) for field in fields}
-        gaps = [f"{field} in {n} of {len(twins)}" for field, n in gaps.items() if n]
+        lacking = {field: sum(not row.get(field) for row in twins) for field in fields}
+        gaps = [f"{field} in {n} of {len(twins)}" for field, n in lacking.items() if n]
         surfaces += [] if gaps else [letter]
-        reasons += [f"{name} (the résumés lack {', '.join(gaps)})"] if gaps else []
+        if gaps and (policies if letter == "c" else rewards):
+            reason = f"the résumés lack {', '.join(gaps)}"
+            none = [field for field, n in lacking.items() if n == len(twins)]
+            reason = f"{NOT_ASKED} {', '.join(none)}" if none else reason
+            reasons.append(f"{name} ({reason})")
     if not surfaces:
         fields = "prompt and answer, rank_prompt and profile, or prompt and prefix"
         raise UserError(f"--twins {args.twins}: nothing to measure; expected {fields}")
-    before, after, rewards = models
-    policies = [] if "c" in surfaces else [folder for folder in (before, *after) if folder]
+    policies = [] if "c" in surfaces else policies
     rewards = [] if {"a", "b"} & {*surfaces} else rewards
     reasons += [f"{model_name(folder)}: nothing at all" for folder in (*policies, *rewards)]
     return surfaces, reasons
@@ -386,6 +392,7 @@ def study_twins(args, models, interviews):
     same = {s: same_texts(twins, SURFACES[s][2], people, groups) for s in surfaces}
     study |= effects_and_changes(args, scores, groups, twins, pronouns, same)
     study["policy_decisions"] = export_decisions(args, scores, groups, twins)
+    study["files"] = [part["file"] for part in study["policy_decisions"]]
     study["biasguard"] = [line for part in study["policy_decisions"] for line in part["lines"]]
     return study
 
@@ -450,6 +457,15 @@ def undecided(part, twins):
     return f"{words} together hold {mass:.1g} of the probability behind “{label}”; {fix}"
 
 
+def decision_files(out):
+    """The names of the decisions-*.csv that the report in a folder lists."""
+    try:
+        parts = json.loads((out / "report.json").read_bytes())["policy_decisions"]
+        return {file.name for file in out.glob("decisions-*.csv")} & {x["file"] for x in parts}
+    except (OSError, ValueError, KeyError, TypeError):  # none, or of another command
+        return set()
+
+
 def export_decisions(args, scores, groups, twins):
     """Write decisions-*.csv of each policy, in the layout that BiasGuard reads.
 
@@ -459,8 +475,8 @@ def export_decisions(args, scores, groups, twins):
     "expected_decision" is that word.
     """
     out, words, exports = Path(args.out), args.decision_words, []
-    for old in out.glob("decisions-*.csv"):
-        old.unlink()
+    for name in decision_files(out):
+        (out / name).unlink(missing_ok=True)
     expected = [row.get("expected_decision") for row in twins]  # (R,)
     ids = [str(row.get("id") or f"résumé {r}") for r, row in enumerate(twins)]
     deciding = [s for s in scores if s.word_logps is not None and mass_of(s)["value"] >= TINY_MASS]
@@ -496,7 +512,7 @@ def export_decisions(args, scores, groups, twins):
 
 def report(args):
     """all of it on the bundled base, twins, votes and the demo's runs (the default)"""
-    check_out(args)
+    check_out(args, "decisions-*.csv")
     before, after, rewards = models = models_to_measure(args)
     # votes are read before a model is: a broken row ends it here
     prefs, interviews = list(filter(present, args.prefs)), []
@@ -566,7 +582,8 @@ def text(args):
     check_out(args)
     rows, (best, *_) = load_answers(args.answers), args.decision_words
     texts = [row["response"] for row in rows]
-    groups, spellings = fold_labels([str(row.get("group") or "") for row in rows], "group")
+    groups = [row.get("group") for row in rows]  # 0 and false are groups
+    groups, spellings = fold_labels(["" if g is None else str(g) for g in groups], "group")
     groups, spellings = (groups, spellings) if any(groups) else (["all"] * len(rows), [])
     prompts, notes = prompts_of(rows)
     notes += spellings
@@ -730,7 +747,8 @@ def counted_verdicts(study):
     verdicts += ["not measured"] * (
         bool(unread) or any(x.startswith("Not measured") for x in notes)
     )
-    return verdicts + ["not measured" for x in study.get("not_measured", ()) if "nothing" in x]
+    asked = [text for text in study.get("not_measured", ()) if NOT_ASKED not in text]
+    return verdicts + ["not measured"] * len(asked)
 
 
 # ---- 10. the guard ----

@@ -268,7 +268,7 @@ def main(argv=None):
 
     from parts import prompting
 
-    check_out(args)
+    check_out(args, "ranked.csv")
     # (1) candidates
     candidates, columns = load_candidates(args)
     training, trained_on = training_of(args.reward_model)

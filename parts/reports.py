@@ -4,6 +4,7 @@ import csv
 import io
 import itertools
 import json
+import os
 import re
 from importlib.metadata import version
 from operator import itemgetter
@@ -54,15 +55,27 @@ def present(name):
     return None if name == "none" else name
 
 
-def check_out(args):
-    """Refuse a folder in use before anything is loaded; --overwrite replaces reports only."""
-    out, reason = Path(args.out), None
+def check_out(args, *beside):
+    """Refuse a folder in use before anything is loaded; --overwrite replaces reports only.
+
+    beside  names, or patterns, of the files that the command writes beside its report
+    """
+    out, own, reason = Path(args.out), "give the report a folder of its own", None
+    there = [file for name in ("report.html", *beside) for file in sorted(out.glob(name))]
+    values = [x if isinstance(x, list | tuple) else [x] for x in vars(args).values()]
+    given = [end for x in map(str, sum(map(list, values), [])) for end in (x, x.partition("=")[2])]
+    inputs = list(filter(os.path.isfile, given))  # age=slots.csv, too
+    read = [file for file in there if any(map(file.samefile, inputs))]
     if out.is_file():
         reason = "a file with this name is in the way"
     elif (out / "config.json").exists() or (out / "args.json").exists():
-        reason = "holds a model or a run; give the report a folder of its own"
+        reason = f"holds a model or a run; {own}"
+    elif read:
+        reason = f"{read[0].name} in it is an input, and would be replaced; {own}"
     elif (out / "report.json").exists() and not args.overwrite:
         reason = "holds a report; pass --overwrite, or another --out"
+    elif there and not (out / "report.json").exists():
+        reason = f"holds {there[0].name}, which is of no report; {own}"
     if reason:
         raise UserError(f"--out {out}: {reason}")
 
@@ -149,11 +162,11 @@ def read_csv(path, flag, needed=()):
         text = io.StringIO(data.decode("utf-8-sig"), newline="")
     except UnicodeDecodeError:
         raise UserError(f"{flag} {path}: not UTF-8; save it as CSV UTF-8") from None
-    mark = max(",;\t", key=text.readline().count)  # Excel's own depends on the country
-    text.seek(0)
+    mark, skipped = separator(text)
     reader, row = csv.DictReader(text, delimiter=mark, strict=True), None
     try:
-        header = reader.fieldnames = [name.strip() for name in reader.fieldnames or []]
+        names = (re.sub(r"\s*[\r\n]+\s*", " ", name) for name in reader.fieldnames or [])
+        header = reader.fieldnames = [name.strip() for name in names]
         if twice := [c for c in header if c and header.count(c) > 1]:
             raise ValueError(f"two columns are called {twice[0]!r}; rename one")
         if gone := [c for c in needed if c not in header]:
@@ -164,11 +177,24 @@ def read_csv(path, flag, needed=()):
                 raise ValueError(f"{amount} cells than the {len(header)} columns of the header")
             if not any(map(str.strip, row.values())):  # a row that a spreadsheet left behind
                 continue
-            yield reader.line_num, row
+            yield skipped + reader.line_num, row
         if row is None:
             raise ValueError("the file is empty; expected rows below a header")
     except (csv.Error, ValueError) as error:
-        raise UserError(f"{flag} {path}:{reader.line_num}: {error}") from None
+        raise UserError(f"{flag} {path}:{skipped + reader.line_num}: {error}") from None
+
+
+QUOTED = r'(?:^|(?<=[,;\t]))"(?:[^"]|"")*"'  # a cell, which may hold separators and line ends
+
+
+def separator(text):
+    """(the separator of a CSV, lines above its header) of a file, which then stands at the header:
+    what Excel's line "sep=;" says, else what the header has most of outside quotes."""
+    if told := re.fullmatch(r'"?sep=([,;\t])"?', text.readline().strip("\r\n")):
+        return told[1], 1
+    header = re.match(rf"(?:{QUOTED}|[^\r\n])*", text.getvalue())[0]
+    text.seek(0)
+    return max(",;\t", key=re.sub(QUOTED, "", header).count), 0
 
 
 def placement(args):
@@ -234,7 +260,7 @@ def appendix(report, limits, words=()):
 def write_report(args, report, title, sections, beside=(), lead="", mode=0o644):
     """report.json, report.html and the first screen, made from nothing but that report.
 
-    sections  report → the sections of its page;  beside: other files that the command wrote
+    sections  report → the sections of its page;  beside, report["files"]: other files written
     lead      a line below the title;  mode: of both files; files.PRIVATE where they name people
     """
     out, parts = Path(args.out), sections(files.finite(report))
@@ -242,5 +268,6 @@ def write_report(args, report, title, sections, beside=(), lead="", mode=0o644):
     out.mkdir(parents=True, exist_ok=True)
     files.write_json(out / "report.json", report, mode)
     pages.write_page(out / "report.html", title, parts, lead, mode=mode)
-    written = [str(out / name) for name in ("report.json", "report.html", *beside)]
+    names = "report.json", "report.html", *beside, *report.get("files", ())
+    written = [str(out / name) for name in names]
     print("", *[lead] * bool(lead), f"wrote {', '.join(written)}", sep="\n")

@@ -419,6 +419,18 @@ def test_one_annotator_is_not_a_group(tmp_path):
     assert "no vote in" in votes_of(tmp_path, [vote("hold", "advance")])["notes"][0]
 
 
+@pytest.mark.parametrize("no, yes", [(0, 1), (False, True), ("0", "1")])
+def test_zero_and_false_are_groups(tmp_path, no, yes):
+    """They were "unknown for 40 of 80 rows (written: empty 40)"."""
+    rows = [{"response": "advance", "prompt_id": i, "group": (no, yes)[i % 2]} for i in range(80)]
+    rows += [{"response": "advance", "prompt_id": 99, "group": x} for x in (None, "")]
+    argv = ["text", write(tmp_path / "a.jsonl", rows), "--out", str(tmp_path / "o")]
+    (part,) = report_of(argv)[1]["measures"]
+    found = [(row["group"], row["n"]) for row in part["tables"]["advance"]]
+    assert sorted(found) == [(str(no), 40), (str(yes), 40)]
+    assert "unknown for 2 of 82 rows" in " ".join(part["notes"])
+
+
 def test_groups_are_read_as_in_an_audit(tmp_path):
     """ "N/A" and "prefer not to say" were groups of their own, and "Black " another than "black"."""
     rows = [{"response": "advance", "prompt_id": i, "group": group} for i, group in enumerate(["Black", "black ", "White", "N/A", "Prefer not to say"] * 8)]  # fmt: skip

@@ -1,6 +1,7 @@
 """fairness.py on counterfactual twins: what the design finds, what it leaves open, and the page it writes."""
 
 import csv
+import json
 import re
 import shutil
 from pathlib import Path
@@ -598,6 +599,27 @@ def test_what_fail_on_counts(base, after, change, difference, inconclusive):
     assert statuses == [difference, inconclusive]
 
 
+# résumés of 10 without a field, the models; what is said, and the status of --fail-on
+@cases("""
+field | lacking | models | said | status
+answer | 1 | RM | score of the answer (the résumés lack answer in 1 of 10) | 3
+answer | 10 | RM | score of the answer (no résumé has answer) | 0
+prefix | 1 | RM | None | 0
+prefix | 1 | POLICY | decision (the résumés lack prefix in 1 of 10) | 3
+prefix | 1 | POLICY | POLICY: nothing at all | 3
+""")
+def test_a_missing_field_fails_ci(field, lacking, models, said, status):
+    """Status 0 where one résumé's missing field took a surface out, against docs/fairness.md; no
+    field in any résumé, as in twins_attacks.jsonl, asks for nothing."""
+    fields = "prompt", "answer", "rank_prompt", "profile", "prefix"
+    rows = [{key: "x" for key in fields if key != field or i >= lacking} for i in range(10)]
+    models = (None, [], ["RM"]) if models == "RM" else ("POLICY", [], [])
+    found = fairness.surfaces_of(None, rows, models)[1]
+    assert found == [] if said is None else said in found
+    verdicts = fairness.counted_verdicts({"not_measured": found})
+    assert exit_status("difference,inconclusive", verdicts) == status
+
+
 @cases("""
 verdict | change | after | words | tone
 equivalent within 0.1 SD: unchanged | 0.0 | difference found | gap stays | amber
@@ -658,10 +680,19 @@ def test_decisions_for_biasguard(tmp_path, llama_folder, monkeypatch):
     monkeypatch.setattr(fairness, "TINY_MASS", 0)
     after, out = shutil.copytree(llama_folder, tmp_path / "after"), tmp_path / "out"
     out.mkdir()
-    (out / "decisions-old.csv").write_text("stale")
     argv = ["twins", "--before", llama_folder, "--after", str(after), *inputs(tmp_path, 5)]
-    _, report = report_of([*argv, "--decision-words", "yes,no"])
+    board = out / "decisions-board.csv"
+    board.write_text("of no report: it was deleted")
+    refused = error_of(fairness.main, argv)
+    assert "holds decisions-board.csv, which is of no report" in refused
+    listed = [{"file": "decisions-old.csv"}, {"file": "../n.csv"}]
+    for name, content in (("report.json", {"policy_decisions": listed}), ("decisions-old.csv", 0)):
+        (out / name).write_text(json.dumps(content))
+    _, report = report_of([*argv, "--decision-words", "yes,no", "--overwrite"])
+    assert board.exists() and (tmp_path / "n.csv").exists()
+    board.unlink()
     files = sorted(path.name for path in out.glob("decisions-*.csv"))
+    assert report["files"] == [part["file"] for part in report["policy_decisions"]]
     assert files == sorted(part["file"] for part in report["policy_decisions"]) and len(files) == 2
     with open(out / "decisions-after.csv", newline="", encoding="utf-8") as file:
         rows = list(csv.DictReader(file))

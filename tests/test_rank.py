@@ -335,6 +335,19 @@ def test_bad_candidates_are_named(tmp_path, text, flags, message):
     assert not (tmp_path / "out").exists()
 
 
+def test_no_file_of_the_user_is_replaced(tmp_path):
+    """`--out .` replaced the input, or an older order, in silence; --overwrite is for a report."""
+    header, own = ["id", "profile", "role"], [["1", "x", "r"]]
+    ranked_csv = write_csv(tmp_path / "ranked.csv", header, own)
+    content = ranked_csv.read_bytes()
+    for people, words in (
+        (ranked_csv, "ranked.csv in it is an input, and would be replaced"),
+        (write_csv(tmp_path / "c.csv", header, own), "holds ranked.csv, which is of no report"),
+    ):
+        assert words in error_of(ranked, "nowhere", people, tmp_path, "--overwrite")
+    assert ranked_csv.read_bytes() == content
+
+
 def test_a_cut_profile_is_named(tmp_path, capsys):
     rm = Path(tiny.tiny_reward_model("llama", tmp_path))
     files.write_json(rm / "args.json", {"args": {"max_length": 100}, "sha256": {}})
