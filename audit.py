@@ -36,6 +36,7 @@ from parts.pages import number as show
 from parts.people import (
     fold,
     fold_labels,
+    is_blank,
     is_missing,
     names_ids,
     person_ids,
@@ -175,7 +176,7 @@ def parse_args(argv=None):
     add("--select", type=files.number(above=0, below=1), help="share selected from the top, such as 0.3")
     add("--y-true", help="column of the outcome, 0 or 1, empty where unknown (default: none, so no error rates)")
     add("--within", help="column such as the role: groups are compared within each, and --select stays within it")
-    add("--id", help="column that names the person, whose rows are one cluster (default: id, candidate_id, …; none: a row each)")
+    add("--id", help="column that names the person, whose rows are one cluster (default: candidate_id, id, …; none: a row each)")
     add("--group", action="append", help="column of groups (default: the columns sex and race_ethnicity)")
     add("--age-40", action="store_true", help="--group holds ages: compare 40 or older with under 40")
     add("--reference", help="group that the others are tested against (default: the highest rate, with p over all pairs)")
@@ -218,6 +219,12 @@ def check_flags(parser, args):
         parser.error("--score: expected --cutoff X or --select SHARE with it, one of them")
     if args.exclude_small is not None and not (args.ll144 and args.exclude_small.strip()):
         parser.error("--exclude-small REASON: it needs --ll144, and a reason in words")
+    values = [args.y_pred or args.score, args.y_true]
+    used = Counter(filter(None, [*values, args.group, args.within, args.id]))
+    used.update({*values} & {*REFERENCE} if args.ll144 or not args.group else ())
+    if used.most_common(1)[0][1] > 1:
+        column = used.most_common(1)[0][0]
+        parser.error(f"two flags name the column {column!r} (--y-pred, --group, …): one each")
     if args.age_40 and not args.group:
         parser.error("--age-40: expected --group COLUMN with it, the column of ages")
 
@@ -254,15 +261,18 @@ def read_table(args):
             wanted = [*needed, *([] if args.group and not args.ll144 else REFERENCE)]
             wanted += filter(names_ids, header)
             columns = {name: [] for name in dict.fromkeys(wanted) if name in row}
-        if is_missing(row[what]):
+        if is_blank(row[what]):
             left_out += 1
             if args.allow_missing:
                 continue
-            drop = "fill it in, or leave such rows out with --allow-missing"
+            drop = (
+                "fill it in (0 if it means no); --allow-missing leaves out who was not decided on"
+            )
             raise UserError(f"{path}:{line}: {what} is empty; {drop}")
         for column, read in reads.items():
+            missing = is_missing if column == args.group else is_blank
             try:
-                row[column] = None if is_missing(row[column]) else read(row[column])
+                row[column] = None if missing(row[column]) else read(row[column])
             except argparse.ArgumentTypeError as error:
                 raise UserError(f"{path}:{line}: {column}: {error}") from None
         for name, cells in columns.items():
@@ -299,13 +309,18 @@ def load_people(args):
     columns, header, left_out = read_table(args)
     what = args.y_pred or args.score
     groups, not_measured, of_groups = groups_of(args, columns, header)
-    ids, of_ids = person_ids(columns, args.id)
     values = columns[what]
+    used = what, args.y_true, args.group, args.within
+    others = {column: cells for column, cells in columns.items() if column not in used}
+    ids, of_ids = person_ids(others, len(values), args.id)
     people = People(ids, values, groups, not_measured=not_measured)
     people.outcomes = columns[args.y_true] if args.y_true else None
     n, rule = len(values), f"decision in column {what}"
+    of_roles = []
     if args.within:
-        people.roles = [cell.strip() or "no role" for cell in columns[args.within]]
+        among = "compared with one another as “no role”"
+        people.roles, of_roles = fold_labels(columns[args.within], args.within, among)
+        people.roles = [role or "no role" for role in people.roles]
     if args.score:
         people.scores = values
         if args.select:
@@ -319,11 +334,16 @@ def load_people(args):
                 cutoff = np.nextafter(np.median(values), np.inf)
                 rule = f"score above {np.median(values):g}, the median of all rows"
             people.decided = [int(score >= cutoff) for score in values]
+    if left_out and args.y_pred and len({*values}) == 1:
+        which = "all" if values[0] else "none"
+        fix = f"if an empty {what} means no, write 0 there; nothing is left to compare"
+        rows = f"{left_out:,} rows without {what} are left out, and of the other {n:,} {which}"
+        raise UserError(f"audit {args.table}: {rows} are selected; {fix}")
     noun = "people" if len(set(ids)) == n else "rows"
     people.words = [f"{n:,} {noun}, {sum(people.decided):,} selected; {rule}."]
     if left_out:
         people.words.append(f"{left_out:,} rows without {what} are left out of everything.")
-    people.words += of_ids + of_groups
+    people.words += of_ids + of_groups + of_roles
     people.words += [f"{c}: not measured ({reason})." for c, reason in not_measured.items()]
     if set(REFERENCE) <= set(groups):
         pairs = zip(*(groups[key] for key in REFERENCE))
@@ -378,13 +398,15 @@ KINDS = {
 
 
 def compare_people(people, declared):
-    """{title: rows} of every table: selection, within roles, per role, error rates."""
-    tables, metrics = {}, {}
+    """({title: rows} of every table: selection, within roles, per role, error rates; metrics;
+    sentences; what is not measured, and why)"""
+    tables, metrics, not_measured = {}, {}, []
     outcomes, words, reason = people.outcomes, [], None
     ids = codes(people.ids)[0]  # once: sorting a million of them takes seconds
     if outcomes is not None:
         text, reason = outcome_words(people)
         words.append(text)
+        not_measured += [f"error rates ({reason})"] if reason else []
     for attribute, labels in people.groups.items():
         settings = {"reference": declared.get(attribute), "clusters": [ids]}
         tables[attribute] = compare(labels, people.decided, strata=people.roles, **settings)
@@ -399,6 +421,7 @@ def compare_people(people, declared):
             if not rows:
                 kind = title.partition(" (")[0]
                 words.append(f"{attribute}: no {kind}: nobody has outcome {label}.")
+                not_measured.append(f"{attribute}, {kind} (nobody has outcome {label})")
                 continue
             columns = labels, people.decided, people.roles or [0] * len(labels)
             groups, decided, roles = ([column[i] for i in rows] for column in columns)
@@ -411,7 +434,7 @@ def compare_people(people, declared):
                 row["label"] = "reference" if row["group"] == row["reference"] else ""
                 row.pop("highest", None)
             tables[f"{attribute}, {title}"] = table
-    return tables, metrics, words
+    return tables, metrics, words, not_measured
 
 
 # ---- 9. save ----
@@ -544,17 +567,18 @@ def finish(args, report):
     tables = verdict_tables(report)
     report["limits"] = [*LIMITS, *chance(tables)]
     save_report(args, TITLE, [args.table], report, sections)
-    return exit_status(args.fail_on, verdicts_of(tables))
+    unmeasured = ["not measured"] * len(report["not_measured"])
+    return exit_status(args.fail_on, verdicts_of(tables) + unmeasured)
 
 
 def main(argv=None):
     args = parse_args(argv)
-    check_out(args)
+    check_out(args, "audit.csv")
     # (1) read the table
     people = load_people(args)
     declared = reference_column(args, people.groups)
     # (2) compare the groups
-    tables, metrics, words = compare_people(people, declared)
+    tables, metrics, words, not_measured = compare_people(people, declared)
     part = {
         "title": args.table,
         "words": people.words + words,
@@ -588,7 +612,9 @@ def main(argv=None):
         "first use of the tool": args.first_use,
     }
     report = {"decisions": [part], "ll144": law, "stated": stated, "biasguard": lines}
-    report["not_measured"] = [f"{c} ({reason})" for c, reason in people.not_measured.items()]
+    report["files"] = [file.name]
+    columns = [f"{column} ({reason})" for column, reason in people.not_measured.items()]
+    report["not_measured"] = columns + not_measured
     return finish(args, report)
 
 

@@ -1,7 +1,7 @@
 """parts/people.py: cells of a table of people: decisions, groups, ages, who is who.
 
-Spellings    what differs in case, blanks or hyphens alone is one group; every usual spelling of
-             "missing" is unknown; both are said in words
+Spellings    what differs in case, blanks or hyphens alone is one group; what says "missing" (a
+             negation or refusal with a verb of telling) is unknown; both are said in words
 People       rows of one id are one person; the column is found by its name, or named
 """
 
@@ -12,6 +12,7 @@ from collections import Counter
 from functools import lru_cache
 
 from parts import files
+from parts.files import UserError
 
 YES_NO = {"1": 1, "true": 1, "yes": 1, "positive": 1, "0": 0, "false": 0, "no": 0, "negative": 0}
 
@@ -31,21 +32,66 @@ def read_decision(cell):
     return YES_NO[word]
 
 
-MISSING = re.compile(
-    r"""[-–—?.*_/\s]*|\#?n\.?\s?/?\s?[ak]\.?|<na>|nan|nat|none|null|nil|tbd|missing|blank|empty|
-    (value\s)?un(known|specified|stated|disclosed|identified|declared|reported|answered)|withheld|
-    (\w+\s)?not\s(yet\s)?(self[\s-])?(stated|specified|provided|disclosed|available|reported|known|
-    given|answered|applicable|identified|declared|recorded|collected|asked|listed|submitted)|
-    no\s(answer|response|data|information|selection)|undisclosed|did\snot\s\w+|
-    (i(\swould|'d)?\s)?(prefer|rather|choose|chose|wish|opt|opted|elect)(\snot|\sto\snot)\b.*|
-    (i\s)?(do\snot|don't|did\snot|didn't)\s(wish|want|answer|disclose|respond|state|know|say)\b.*|
-    (i\s)?(decline[sd]?|refuse[sd]?)\b.*""",
-    re.X,
-)  # of a folded label
-ID = re.compile(
-    r"(entity|candidate|applicant|person|people|employee|user|subject|worker|talent|profile)?"
-    r"(id|uuid|guid|number|no|key)"
-)  # a column that names a person, blanks and underscores left out
+INVISIBLE = re.compile("[\u00ad\u061c\u200b-\u200f\u202a-\u202e\u2060-\u2064\ufeff]")
+# what programs write for nothing: punctuation, codes, the error cells of Excel in any language
+CODE = re.compile(
+    r"[!-*,-/:-@\[-`{-~\u2010-\u2015\s]*|\\n|#\D.*[!?]|#\D{2,4}|"
+    r"[^\w#]*(nan?|n\s?[ak]|nat|null|nil|none|blank|empty)[^\w+]*"
+)
+ABBREVIATED = re.compile(  # n/a, n. k.; k. A., o. A.; n/d, s/d; n.v.t.; NS/NC
+    r"(?<!\w)#?(n\s?[./\\]\s?[ak]|[ko]\s?[./]\s?a|[ns]\s?[./]\s?d|n\.?v\.?t|ns\s?/?\s?nc)\.?(?!\w)"
+)
+TELLING = """say|said|tell|told|g[ia]ven?|known?|set|made|asked|available|applicable|answer(ed)?|
+respond(ed)?|repl(y|ied)|stated?|disclosed?|identif(y|ied)|specif(y|ied)|provided?|report(ed)?|
+indicated?|enter(ed)?|completed?|declared?|recorded|collected|captured|submit(ted)?|shared?|
+reveal(ed)?|selected|chosen|assigned|determined|defined|populated|fill(ed)?|suppl(y|ied)|
+ange(g?e)?ben|bekannt|erfasst|(be)?antworte[nt]|ausgefullt|verfugbar|zutreffend|sagen|weiss|
+(renseign|precis|communiqu|specifi|declar|indiqu)ee?|connue?|repond(re|u)|prononce|sait|dire|
+disponib(le|ile|el)|dec?ir(lo)?|(e?specific|inform|declar|indic)ad[oa]|consta|sabe|contestar?|
+respond(e|er|eu|io)|especificar|aplica|opgegeven|ingevuld|bekend|zeg(gen)?|toepassing|weet|
+gespecificeerd|beschikbaar|(specific|indic|dichiar)at[oa]|not[oa]|fornit[oa]|rispond(e|ere)|dirlo|
+dizer|informar"""
+WORDS = {  # of cells: English, German, French, Spanish, Dutch, Italian, Portuguese; no accents
+    "absent": f"""(un|non)({TELLING}|response)|unk|unkn|missing|blanks?|empty|tb[da]|withheld|
+    unwilling|decline[sd]?|declining|refuse[sd]?|refusal|unbekannt|fehlt|fehlend|leer|
+    verweigert|inconnue?|manquante?|vide|refus|desconocid[oa]|vaci[oa]|onbekend|leeg|
+    sconosciut[oa]|ignot[oa]|mancante|desconhecid[oa]|ignorad[oa]""",
+    "not": "not|non|cannot|(do|does|did|wo|ca)nt|nicht|ne|pas|niet|nao",
+    "determiner": "no|keine?|ohne|sans|aucune?|sin|geen|nessuna?|senza|sem",
+    "wish": r"""pref(er|ier|ir)\w*|rather|wish(es)?|want(s|ed)?|chose|elect(s|ed)?|opt(s|ed)?|
+    mochten?|souhaite|desea|desidera|wil|liever""",
+    "pick": "select|choose|auswahlen|wahlen|selectionner|seleccione?|selecione|seleziona",
+    "out": "out",
+    "telling": TELLING,
+    "information": """response|reply|data|info|information|selection|value|entry|angaben?|antwort|
+    auskunft|daten|reponse|respuesta|datos?|informacion|opgave|antwoord|gegevens|risposta|resposta|
+    informacao|informazion[ei]""",
+    "everybody": """sex|gender|race|ethnic|ethnicity|origin|identity|age|nationality|geschlecht|
+    sexe|genre|sexo|genero|raza|geslacht|sesso|genere""",
+    "some": "disabilit(y|ies)|veterans?|religion|orientation",
+    "filler": """i|we|he|she|they|me|it|candidate|applicant|employee|person|user|respondent|to|do|
+    does|did|be|been|is|was|has|have|had|will|willing|would|d|wo|ca|self|an?|the|this|these|my|
+    your|their|at|time|yet|or|and|question|one|option|any|of|by|on|for|please|from|list|here|
+    protected|status|group|category|na|nan|null|bitte|ich|das|zu|es|je|j|n|se|ik|dat|van|de|la|le|
+    lo|l|il|di|su|mi|em""",
+}
+WORDS = {name: re.compile(re.sub(r"\s", "", words)) for name, words in WORDS.items()}
+# in initials of WORDS: a word that says it alone; a negation, and a verb of telling or of wishing;
+# "opted out"; "no answer"; "no race given" (but not "no known disability"); "please select"
+SAYS_MISSING = re.compile(r"(?=.*(a|n.*[twip]|[twip].*n|wo|d.*i|d[^s]*[tw][^s]*$))\w+|f*p[feis]*")
+ROUNDED = re.compile(r"\d[.,]\d+e\+\d+", re.I)  # 2.02611E+11
+ID = "(id|uuid|guid|number|no|key)"
+PERSON = (  # columns that name a person, blanks and underscores left out; the likelier first
+    re.compile(f"(candidate|applicant|person|people|talent){ID}"),
+    re.compile(f"(entity|employee|worker|subject|profile){ID}"),
+    re.compile("id|uuid|guid"),
+    re.compile(f"user{ID}"),  # or the recruiter
+)
+
+
+def visible(cell):
+    """A cell without blanks around it and without characters that no one sees."""
+    return INVISIBLE.sub("", cell).strip()
 
 
 def fold(label):
@@ -54,51 +100,85 @@ def fold(label):
     >>> fold("MALE "), fold("African-American"), fold("18-25"), fold("I don’t wish to answer")
     ('male', 'african american', '18-25', "i don't wish to answer")
     """
-    text = unicodedata.normalize("NFKC", label).replace("’", "'").casefold()
+    text = unicodedata.normalize("NFKC", INVISIBLE.sub("", label)).replace("’", "'").casefold()
     return " ".join(re.sub(r"(?<=[^\W\d_])[-_](?=[^\W\d_])", " ", text).split())
 
 
-def fold_labels(cells, column):
+def fold_labels(cells, column, unknown="in no comparison"):
     """((n,) labels, None = unknown; sentences on what was taken as one) of a column of groups.
 
-    A group is called by its most frequent spelling.
+    A group is called by its most frequent spelling.  unknown: what the unknown are in, in words
     """
     spellings, missing = {}, Counter()
     for cell, n in Counter(cell or "" for cell in cells).items():
-        key = fold(cell)
-        if is_missing(cell):
-            missing[cell.strip() or "empty"] += n
-            key = None
+        key = group_key(cell, column)
+        if key is None:
+            missing[visible(cell) or "empty"] += n
         spellings.setdefault(key, []).append((n, cell))
     names, remarks = {}, []
     for key, cells_of_group in spellings.items():
-        label = max(cells_of_group, key=lambda pair: pair[0])[1].strip()
+        label = visible(max(cells_of_group, key=lambda pair: pair[0])[1])
         names |= {cell: key if key is None else label for _, cell in cells_of_group}
-        words = sorted({cell.strip() for _, cell in cells_of_group})
+        words = sorted({visible(cell) for _, cell in cells_of_group})
         if key is not None and len(words) > 1:
             remarks.append(f"{column}: {', '.join(words)} are taken as one group, {label}.")
     if missing:
         spelled = ", ".join(f"{word} {n}" for word, n in missing.most_common(8))
         n = sum(missing.values())
         portion = f"{n:,} of {len(cells):,} rows ({100 * n / len(cells):.1f} %)"
-        remarks.append(f"{column}: unknown for {portion}, in no comparison (written: {spelled}).")
+        remarks.append(f"{column}: unknown for {portion}, {unknown} (written: {spelled}).")
     return [names[cell or ""] for cell in cells], remarks
 
 
-@lru_cache(10_000)
-def is_missing(cell):
-    """Whether a cell is empty, or says "missing" in words.
+def group_key(cell, column):
+    """What the spellings of one group share (`fold`); None where the cell says "missing"."""
+    return None if is_missing(cell, column) else fold(cell)
 
-    >>> [is_missing(x) for x in ("", "N/A", "(blank)", "Unknown / not stated", "Prefer not to say")]
-    [True, True, True, True, True]
-    >>> [is_missing(x) for x in ("Asian", "0", "Other", "No", "Navajo", "Not Hispanic")]
-    [False, False, False, False, False, False]
+
+def is_blank(cell):
+    """Whether a cell holds nothing: empty, or what programs write for it. No word: "Declined" may
+    be a decision.
+
+    >>> [is_blank(x) for x in (" ", "N/A", "#NULL!", "(blank)", "Declined", "0", "unknown")]
+    [True, True, True, True, False, False, False]
     """
-    if re.search(r"\d", cell):
+    return bool(CODE.fullmatch(ABBREVIATED.sub("na", fold(cell))))
+
+
+@lru_cache(10_000)
+def is_missing(cell, column=""):
+    """Whether a cell is blank, or says "missing" in words; column: the name of its column.
+
+    "None" is a category of what one can have none of, such as a religion.
+    >>> [is_missing(x) for x in ("", "N/A", "Unknown / not stated", "Prefer not to say", "k. A.")]
+    [True, True, True, True, True]
+    >>> [is_missing(x) for x in ("Asian", "0", "Other", "No", "Did not graduate", "Not Hispanic")]
+    [False, False, False, False, False, False]
+    >>> is_missing("None", "sex"), is_missing("None", "religion"), is_missing("--None--", "x")
+    (True, False, True)
+    """
+    text, own = fold(cell), words_of(column)
+    everybody = not own or any(map(WORDS["everybody"].fullmatch, own))
+    if is_blank(cell):
+        return text != "none" or everybody
+    if re.search(r"\d", text):
         return False
-    text = fold(cell).strip("()[]*\"'")
-    parts = re.split(r"\s*/\s*|\sor\s", text)
-    return bool(MISSING.fullmatch(text)) or all(map(MISSING.fullmatch, parts))
+    initials = ""
+    for word in words_of(ABBREVIATED.sub(" missing ", text.replace("n't", " not"))):
+        kinds = [kind[0] for kind, pattern in WORDS.items() if pattern.fullmatch(word)]
+        kinds += ["se"[everybody]] * (word in own) + ["n"] * (word == "none" and everybody)
+        initials += next(iter(kinds), "?")
+    return "?" not in initials and bool(SAYS_MISSING.fullmatch(initials))
+
+
+def words_of(text):
+    """The words of a text or of a column's name, in small letters without accents.
+
+    >>> words_of("raceEthnicity"), words_of("Non renseigné")
+    (['race', 'ethnicity'], ['non', 'renseigne'])
+    """
+    text = unicodedata.normalize("NFKD", re.sub(r"(?<=[a-z])(?=[A-Z])", " ", text))
+    return re.findall(r"[^\W\d_]+", re.sub("[\u0300-\u036f]", "", text).casefold())
 
 
 def read_age(cell):
@@ -110,33 +190,53 @@ def read_age(cell):
 def names_ids(column):
     """Whether a column's name says that it holds ids.
 
-    >>> [x for x in ("id", "candidate_id", "applicantId", "Case ID", "paid") if names_ids(x)]
+    >>> [x for x in ("id", "candidate_id", "applicantId", "Case ID", "paid", "No.") if names_ids(x)]
     ['id', 'candidate_id', 'applicantId', 'Case ID']
     """
     words = re.sub(r"(?<=[a-z])(?=[A-Z])", " ", column).lower()
-    return bool(re.search(r"(^|[\W_])(id|uuid|guid)$", words)) or names_a_person(column)
+    return bool(re.search(r"(^|[\W_])(id|uuid|guid)$", words)) or person_rank(column) is not None
 
 
-def names_a_person(column):
-    return bool(ID.fullmatch(re.sub(r"[\W_]", "", column).lower()))
+def person_rank(column):
+    """How likely a column names a person, 0 the likeliest; None for other columns."""
+    name = re.sub(r"[\W_]", "", column).lower()
+    return next((i for i, pattern in enumerate(PERSON) if pattern.fullmatch(name)), None)
 
 
-def person_ids(columns, flag):
+def same_id(cell):
+    """An id without blanks, and without case but in codes such as 0015AbC, where it counts.
+
+    >>> same_id("C001 ") == same_id("c001"), same_id("Amy@x.com"), same_id("0015AbC")
+    (True, 'amy@x.com', '0015AbC')
+    """
+    text = visible(cell)
+    mixed = text not in (text.lower(), text.upper())
+    return text if mixed and "@" not in text else text.casefold()
+
+
+def person_ids(columns, n, flag):
     """((n,) ids, sentences): the column that names people, and others that repeat.
 
-    flag  --id: a column, "none" for a row per person, or None: entity_id, id, candidate_id, …
+    columns  {name: (n,) cells}, of the columns that have no other use
+    flag     --id: a column, "none" for a row per person, or None: the likeliest of candidate_id,
+             entity_id, id, …, among equals one that repeats
     """
-    n = len(next(iter(columns.values())))
     own, words = [f"row {i}" for i in range(n)], []
-    likely = list(filter(names_a_person, columns))
-    repeats = {c for c in columns if names_ids(c) and len(set(columns[c])) < n}
-    column = flag or next((c for c in likely if c in repeats), next(iter(likely), None))
+    columns = {c: cells for c, cells in columns.items() if names_ids(c) or c == flag}
+    keys = {c: {cell: same_id(cell) for cell in {*cells}} for c, cells in columns.items()}
+    repeats = {c for c in columns if len({*keys[c].values()}) < n}
+    likely = [c for c in columns if person_rank(c) is not None]
+    likely.sort(key=lambda c: (person_rank(c), c not in repeats))
+    column = flag or next(iter(likely), None)
     if column in (None, "none"):
         ids = own
     else:
-        cells = zip(columns[column], own)
-        unknown = set(filter(is_missing, set(columns[column])))
-        ids = [row if cell in unknown else cell for cell, row in cells]
+        first, unknown = {}, set(filter(is_missing, keys[column]))
+        if rounded := next(filter(ROUNDED.fullmatch, map(visible, keys[column])), None):
+            fix = "export the column as text, or pass --id none"
+            raise UserError(f"{column}: {rounded} is a number that a spreadsheet rounded; {fix}")
+        spelled = {c: first.setdefault(key, visible(c)) for c, key in keys[column].items()}
+        ids = [r if c in unknown else spelled[c] for c, r in zip(columns[column], own)]
         people = len(set(ids))
         if people < n:
             words.append(
@@ -145,7 +245,7 @@ def person_ids(columns, flag):
             )
     for other in sorted(repeats - {column}) if flag is None and len(set(ids)) == n else ():
         words.append(
-            f"{other} repeats ({len(set(columns[other])):,} values in {n:,} rows): rows are "
+            f"{other} repeats ({len({*keys[other].values()}):,} values in {n:,} rows): rows are "
             f"counted as different people; if it names the person, pass --id {other}."
         )
     return ids, words

@@ -14,6 +14,7 @@ import fairness
 from audit import group_metrics
 from conftest import REPO
 from parts.ll144 import LL144, ll144_tables
+from parts.people import group_key, is_missing
 from parts.rates import compare, impact_ratios, sentences
 from parts.two_groups import stratified_difference
 from parts.verdicts import NOTICE, VERSION
@@ -373,6 +374,35 @@ def test_every_spelling_of_missing_is_unknown(tmp_path, capsys, spelling):
     assert unknown in printed(capsys)
 
 
+# in any column; what stays a group in any, and in a column of disabilities
+SAYS_MISSING = r"""Did not self-identify; Didn't self-identify; Not Indicated; Not Assigned; #; Not set
+Not completed; Undefined; Unavailable; UNK; Unk.; #NV; #NULL!; #DIV/0!; #N/D; \N; <null>; --None--
+-- Select --; Please select; Select one...; No reply; No Response Given; No data available; Opted out
+Would prefer not to say; Does not wish to disclose; Unwilling to disclose; Candidate declined; ***
+Applicant did not respond; Sex unknown; Race/Ethnicity Not Specified; N/A (declined); Missing value
+(Blanks); Unknown or Not Reported; No gender provided; I'd rather not; Non-disclosed; won’t say
+keine Angabe; k. A.; o.A.; unbekannt; nicht angegeben; Möchte ich nicht sagen; non renseigné; inconnu
+ne souhaite pas répondre; Sans réponse; desconocido; Prefiero no decirlo; Sin datos; n/d; onbekend
+Wil niet zeggen; geen opgave; n.v.t.; sconosciuto; Preferisco non rispondere; não informado
+sem informação; prefiro não responder; Disability not known; disability unknown; Can't say"""
+STAYS = """Did not graduate; Did not serve; Other; Two or more races; Non-binary; No; Non; Not Hispanic
+Prefer to self-describe; I do not have a disability; I am not a protected veteran; Not listed; Said
+Not employed; Mixed / unknown; Unitarian; Unknown father; Data; They; Out; ♀; +; Selected; Known"""
+STAYS_HERE = "None; No disability; No known disability; No disability reported; none declared"
+
+
+def test_what_says_missing_and_what_does_not():
+    """ "Did not self-identify" was a group that made both sexes differ, "Did not graduate" none."""
+    for column in ("sex", "disability"):
+        wrong = [x for x in re.split("; |\n", SAYS_MISSING) if not is_missing(x, column)]
+        wrong += [x for x in re.split("; |\n", STAYS) if is_missing(x, column)]
+        assert not wrong, column
+    assert not [x for x in STAYS_HERE.split("; ") if is_missing(x, "Disability Status")]
+    keys = [group_key(x, "sex") for x in ("Male\u200b", "male ", "\u200b", "None")]
+    assert keys == ["male", "male", None, None]
+    assert not any(map(is_missing, ("Nan Su", "An Na", "Will Said")))  # names of people
+
+
 @cases("""
 labels | groups
 ['Male', 'male', 'MALE ', 'Female', ' female'] | ['Female', 'Male']
@@ -396,12 +426,47 @@ applicantId | | 40 | rows with the same applicantId are one person
 case_id | | 200 | case_id repeats (40 values in 200 rows)
 case_id | --id case_id | 40 | rows with the same case_id are one person
 candidate_id | --id none | 200 | None
+No. | | 200 | None
+Key | | 200 | None
 """)
 def test_rows_of_a_person_are_found_or_asked_for(tmp_path, column, flags, units, words):
     rows = [(f"c{i // 5}", "ab"[i // 5 % 2], int(i // 5 % 3 == 0)) for i in range(200)]
     part = audited(tmp_path, f"{column},race,pred", rows, f"--y-pred pred --group race {flags}")
     assert sum(row["units"] for row in part["tables"]["race"]) == units
     assert (words in " ".join(part["words"])) if words else len(part["words"]) == 1
+
+
+# columns of 200 rows: a cell of each, with the row's number and a fifth of it
+@cases("""
+header | cells | units | words
+candidate_id,user_id | {0} {1} | 200 | user_id repeats (40 values in 200 rows)
+id,candidate_id | {0} {1} | 40 | rows with the same candidate_id
+user_id | "{1}" | 40 | rows with the same user_id are one person
+id,user_id | {0} {1} | 200 | if it names the person, pass --id user_id
+""")
+def test_which_column_names_the_person(tmp_path, header, cells, units, words):
+    """The recruiter's user_id, which repeats, won over the candidates' own."""
+    rows = [
+        (*cells.format(i, i // 5).split(), "ab"[i // 5 % 2], int(i % 3 == 0)) for i in range(200)
+    ]
+    part = audited(tmp_path, f"{header},race,pred", rows, "--y-pred pred --group race")
+    assert sum(row["units"] for row in part["tables"]["race"]) == units
+    assert words in " ".join(part["words"])
+
+
+def test_spellings_of_one_id_are_one_person(tmp_path):
+    """ "C001 " was another person than "C001", and Excel's 2.02611E+11 everybody."""
+    ids = ["C1", "C1 ", "c1", "\u200bC1", "Amy@x.com", "amy@X.com", "0015AbC", "0015Abc", "d", "NA"]
+    rows = [(x, g, i % 2) for g in "ab" for i, x in enumerate(ids)]
+    rows = [(x.replace("1", "12" if g == "b" else "1"), g, y) for x, g, y in rows]
+    out = run_audit(tmp_path, "", write(tmp_path / "t.csv", rows, "id,race,pred"))
+    found = [row["entity_id"] for row in out[2][:10]]
+    assert found[:6] == ["C1"] * 4 + ["Amy@x.com"] * 2 and len({*found[6:]}) == 4
+    rows = [("2.02611E+11", "ab"[i % 2], i // 2 % 2) for i in range(8)]
+    table = write(tmp_path / "t.csv", rows, "id,race,pred")
+    error = error_of(run_audit, tmp_path, "", table)
+    assert "id: 2.02611E+11 is a number that a spreadsheet rounded" in error
+    assert run_audit(tmp_path, "--id none", table)[0] == 0
 
 
 def test_one_repeated_id_costs_no_interval(tmp_path):
@@ -498,6 +563,71 @@ def test_unknown_and_missing(tmp_path):
     assert len(run_audit(tmp_path, "--allow-missing", table)[2]) == 1187
 
 
+# no words, and no blanks that mean no: 700 of 700 selected was "equal within 2 points"
+@cases("""
+cells | flags | words
+yes,declined | --y-pred p | t.csv:3: p: 'declined' given, expected 0 or 1
+yes,Did not pass | --y-pred p --allow-missing | t.csv:3: p: 'Did not pass' given, expected 0 or 1
+"1,0" | --y-pred p --y-true y | t.csv:2: y: 'Refused' given, expected 0 or 1
+Yes, | --y-pred p | p is empty; fill it in (0 if it means no)
+Yes, | --y-pred p --allow-missing | 6 rows without p are left out, and of the other 6 all are selected
+,No | --y-pred p --allow-missing | of the other 6 none are selected; if an empty p means no, write 0
+""")
+def test_a_word_is_no_missing_decision(tmp_path, cells, flags, words):
+    cells = cells.split(",")
+    rows = [(cells[i % 2], "Refused", "ab"[i // 2 % 2]) for i in range(12)]
+    table = write(tmp_path / "t.csv", rows, "p,y,g")
+    assert words in error_of(run_audit, tmp_path, "", table, f"{flags} --group g")
+
+
+# cells of sex and of the outcome, by the decision; what is not measured
+@cases("""
+sex | outcome | words
+lambda p: "" | None | sex (no known label: not a comparison)
+None | lambda p: p or "" | error rates (outcomes are known for
+None | lambda p: 1 | false positives (selected, of outcome 0)
+""")
+def test_what_is_not_measured_fails_ci(tmp_path, sex, outcome, words):
+    """Status 0, where docs/audit.md says 3 for "inconclusive or not measured"."""
+    sex, outcome = (eval(x) if isinstance(x, str) else x for x in (sex, outcome))
+    rows = [(r, sex(p) if sex else "MF"[r == "B"], outcome(p) if outcome else p, p) for p in (0, 1) for r in "WB" for _ in range(20000)]  # fmt: skip
+    table = write(tmp_path / "t.csv", rows, "race_ethnicity,sex,y,p")
+    flags = "--fail-on difference,inconclusive" + " --y-true y" * bool(outcome)
+    status, report, *_ = run_audit(tmp_path, flags, table, "--y-pred p")
+    assert words.split(" (")[0] in " ".join(report["not_measured"]) and status == 3
+
+
+def test_roles_are_folded(tmp_path):
+    """ "Nurse" and "nurse" were two roles, each with no one to compare with."""
+    rows = [(("Nurse", "nurse ")[i % 2], "MF"[i % 2], int(i < 40)) for i in range(80)]
+    rows += [("N/A", "MF"[i % 2], i % 3 % 2) for i in range(20)]
+    part = audited(tmp_path, "role,sex,p", rows, "--y-pred p --group sex --within role")
+    assert "p" in part["tables"]["sex"][0] or "p" in part["tables"]["sex"][1]
+    assert [row["within"] for row in part["tables"]["sex, per role"] if "p" in row] == ["Nurse", "no role"]  # fmt: skip
+    words = " ".join(part["words"])
+    assert "role: Nurse, nurse are taken as one group, Nurse." in words
+    assert "role: unknown for 20 of 100 rows (20.0 %), compared with one another" in words
+
+
+# what lies in --out, and the flags; what is refused
+@cases("""
+there | flags | words
+audit.csv | | audit.csv in it is an input, and would be replaced
+audit.csv report.json | --overwrite | audit.csv in it is an input, and would be replaced
+audit.csv other.csv | | holds audit.csv, which is of no report
+report.html other.csv | --overwrite | holds report.html, which is of no report
+""")
+def test_no_file_of_the_user_is_replaced(tmp_path, there, flags, words):
+    """`--out .` beside an audit.csv replaced it by sex,entity_id,score, in silence."""
+    for name in there.split():
+        write(tmp_path / name, [(i % 2, "ab"[i // 2 % 2]) for i in range(40)], "p,g")
+    table = tmp_path / there.split()[-1 if "other" in there else 0]
+    argv = [str(table), *f"--y-pred p --group g {flags} --out".split(), str(tmp_path)]
+    before = {file: file.read_bytes() for file in tmp_path.iterdir()}
+    assert words in error_of(audit.main, argv)
+    assert before == {file: file.read_bytes() for file in tmp_path.iterdir()}
+
+
 @cases("""
 flags | words | selected
 --select 0.3 --ll144 selection | 80 people, 24 selected; top 30 %. | 12
@@ -547,7 +677,7 @@ BAD = """
 --y-pred p | expected --group COLUMN, or columns sex and race_ethnicity
 --group g | --y-pred, --score: expected one
 --score s --group g | expected --cutoff X or --select SHARE
---score g --select 0.3 --group g | t.csv:2: g: 'a' given, expected a number
+--score g --select 0.3 --group third | t.csv:2: g: 'a' given, expected a number
 --score s --select 30 --group g | expected a number above 0 and below 1
 --score s --group g --cutoff nan | argument --cutoff
 --y-pred p --group g --ll144 selection | --ll144 reads the columns sex and race_ethnicity; rename yours
@@ -561,6 +691,11 @@ BAD = """
 --y-pred p --group g --id nope | no column 'nope'
 --y-pred p --age-40 | --age-40: expected --group COLUMN
 --y-pred p --group g --age-40 | t.csv:2: g: 'a' given, expected a number
+--y-pred p --group p | two flags name the column 'p'
+--y-pred p --group g --within p | two flags name the column 'p'
+--y-pred p --group g --id p | two flags name the column 'p'
+--y-pred p --group g --y-true p | two flags name the column 'p'
+--y-pred sex | two flags name the column 'sex'
 --y-pred p --group g --reference x | --reference x: expected one of a, b
 """
 # what Excel and others write when asked for a table, and what was meant
@@ -572,6 +707,7 @@ b"p;g\n1,5;a\n0;b\n" | given, expected 0 or 1, true or false, yes or no, positiv
 b"\xff\xfep\0,\0g\0\n\0001\0,\0a\0\n\0000\0,\0b\0\n\0" | this is UTF-16; save it as CSV UTF-8
 b"PK\x03\x04\x14\x00\x08" | this is an Excel workbook; save it as CSV UTF-8
 b'{"p": "0"}' | this is JSON; save it as CSV UTF-8
+b"sep=;\np;g\n1;a\n2;b\n" | t.csv:4: p: '2' given
 b"p,g\n1,wei\xdf\n" | not UTF-8; save it as CSV UTF-8
 """
 GOOD = b"p,third,g,same,s\n1,0,a,x,5\n0,2,b,x,1\n1,1,b,x,2\n"
@@ -588,16 +724,18 @@ def test_bad_input_is_one_helpful_line(tmp_path, content, argv, words):
 
 
 @pytest.mark.parametrize("mark", [",", ";", "\t"])
-def test_cells_of_a_spreadsheet_in_any_country(tmp_path, mark):
+def test_cells_of_a_spreadsheet_in_any_country(tmp_path, capsys, mark):
     """Excel separates "CSV UTF-8" by semicolons where the comma is in its numbers, and an export of
     a recruiting system may have blanks around a column's name, which no message shows."""
-    text = "\ufeffApplicant ID; Decision ;Group\r\n1;yes;a\r\n2;no;b\r\n".replace(";", mark)
+    text = '\ufeff"Applicant\nID"; Decision ;Group;"Sex, or\tself-reported, or both"'
+    text = text.replace(";", mark) + "\r\n1;yes;a;\r\n2;no;b;\r\n".replace(";", mark)
     file = write(tmp_path / "t.csv", text.encode())
     out = tmp_path / "o"
     argv = [file, "--y-pred", "Decision", "--group", "Group", "--out", str(out)]
     assert audit.main(argv) in (0, None)
     rows = json.loads((out / "report.json").read_text())["decisions"][0]["tables"]["Group"]
     assert [(row["group"], row["n"], row["selected"]) for row in rows] == [("a", 1, None), ("b", 1, None)]  # fmt: skip
+    assert f"{out}/audit.csv" in printed(capsys)
     file = write(tmp_path / "s.csv", b"s;g\n64,6;a\n12,1;b\n")
     message = error_of(audit.main, [file, *"--score s --select 0.5 --group g".split()])
     assert "s.csv:2: s: '64,6' given, expected a number, with a decimal point" in message
