@@ -481,7 +481,7 @@ def compare(args):
     import common
     from parts import prompting, sampling
 
-    check_out(args)
+    check_out(args, "samples.jsonl")
     args.model = names = list(dict.fromkeys(filter(present, args.model)))
     if len(names) < 2:
         raise UserError("--model: nothing to compare; train a model (python dpo.py), or name two")
@@ -632,7 +632,7 @@ def reward(args):
     """how good a reward model is on held-out pairs, beside the rule 'the longer answer wins'"""
     from parts import prompting
 
-    check_out(args)
+    check_out(args, "pairs.jsonl")
     (rows, counts), run = load_pairs(args.pairs), read_run(args.reward_model)
     prompt_of = prompting.prompt_in_training(args.reward_model, run)
     pairs = [(prompt_of(row), row["chosen"], row["rejected"]) for row in rows]
@@ -685,7 +685,7 @@ def reward_quality(rows, scores, lengths):
 
 def human(args):
     """two models compared by people, blind: the votes of annotate.py un-blinded"""
-    check_out(args)
+    check_out(args, "votes.jsonl")
     path = Path(args.votes)
     items_path = path.with_name("items.jsonl")
     items = load_items(items_path, "--votes")
