@@ -223,7 +223,9 @@ def person_ids(columns, n, flag):
     """
     own, words = [f"row {i}" for i in range(n)], []
     columns = {c: cells for c, cells in columns.items() if names_ids(c) or c == flag}
-    keys = {c: {cell: same_id(cell) for cell in {*cells}} for c, cells in columns.items()}
+    keys = {
+        c: {cell: same_id(cell) for cell in dict.fromkeys(cells)} for c, cells in columns.items()
+    }
     repeats = {c for c in columns if len({*keys[c].values()}) < n}
     likely = [c for c in columns if person_rank(c) is not None]
     likely.sort(key=lambda c: (person_rank(c), c not in repeats))
