@@ -198,23 +198,24 @@ def equal_kl(report, scorer):
     """The score of every model, and of best of n, at the largest KL that all reach; best first.
 
     As a gain over the start of the same curve: a run's is measured on validation prompts. A model
-    without a curve, or whose curve was scored by something else, is a line from the baseline to
-    its end.
+    without a curve, or whose curve was scored by something else or lacks its start, is a line from
+    the baseline to its end.
     """
     base, *others = report["models"]
     start, gains = base[scorer]["value"], {}
-    curves = {
-        run["model"]: run["points"]
-        for run in report["frontier"]
-        if run["points"][0]["step"] == 0 and run["same"].get(scorer)
-    }
+    curves = {}
+    for run in report["frontier"]:
+        first = run["points"][0]
+        measured = None not in (first["kl"], first[scorer])
+        if first["step"] == 0 and measured and run["same"].get(scorer):
+            curves[run["model"]] = run["points"]
     if "best_of_n" in report:
         curves[others[-1]["name"]] = report["best_of_n"]
     for row in others:
         points = curve_of(curves.get(row["name"], [base, row]), scorer)
         if len(points) > 1:
             gains[row["name"]] = [(d, y - points[0][1]) for d, y, *_ in points]
-    if len(gains) < 2 or not (point := at_equal_kl(gains)):
+    if start is None or len(gains) < 2 or not (point := at_equal_kl(gains)):
         return None
     sqrt_kl, gains_there = point
     order = sorted(gains_there.items(), key=lambda item: (-item[1], item[0]))

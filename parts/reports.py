@@ -33,9 +33,11 @@ def labels(names):
 
     >>> labels(["data/tiny-base", "runs/a", "old/a"])
     {'data/tiny-base': 'Base', 'runs/a': 'runs/a', 'old/a': 'old/a'}
+    >>> labels(["data/tiny-base", "models/Base"])
+    {'data/tiny-base': 'data/tiny-base', 'models/Base': 'models/Base'}
     """
-    folders = [Path(name).name for name in names]
-    return {n: n if folders.count(f) > 1 else MODELS.get(f, f) for n, f in zip(names, folders)}
+    short = [MODELS.get(Path(name).name, Path(name).name) for name in names]
+    return {n: n if short.count(s) > 1 else s for n, s in zip(names, short)}
 
 
 class Default(str):

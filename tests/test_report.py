@@ -74,6 +74,12 @@ def test_equal_kl_in_the_report():
     assert gains == pytest.approx(wanted, abs=1e-6)
     assert [row["model"] for row in found["table"]][:2] == ["a", "b"]
     assert found["table"][0]["gold"] == pytest.approx(0.7)
+    curves[0]["points"][0]["gold"] = None  # its start is unknown: a line from the baseline
+    found = equal_kl({"models": models, "best_of_n": best, "frontier": curves}, "gold")
+    gains = {row["model"]: row["gain"] for row in found["table"]}
+    assert gains["a"] == pytest.approx(0.21 * found["sqrt_kl"] / math.sqrt(1.1), abs=1e-6)
+    curves[0]["points"][0]["gold"], models[0]["gold"] = 0.3, number(None, 9)  # was a TypeError
+    assert equal_kl({"models": models, "best_of_n": best, "frontier": curves}, "gold") is None
 
 
 def test_a_run_on_another_reward_has_no_proxy_curve():
