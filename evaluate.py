@@ -11,12 +11,12 @@ Algorithm    of compare:
              (6) gold over √KL: best of n, equal KL, over-optimisation; what a gain cost
              (7) write report.json, report.html and samples.jsonl
              of reward: score the pairs; accuracy, against the rule "the longer answer wins"
-             of human: find who wrote what; win rate over items, each annotator's, caveats
+             of human: find who wrote what; win rate over prompts, each annotator's, caveats
 Conventions  the first model is the baseline; KL in nats per answer, end token included, at the
              sampling temperature; every answer of A meets every answer of B to the same prompt,
              and equal scores are ties that count ½; answers to one prompt are not independent, so
              intervals resample prompts; gold and proxy are never mixed; of people's votes ties
-             and "both bad" count ½, and an item with several votes counts once
+             and "both bad" count ½, and a prompt with several votes counts once
 Left out     1. fairness (fairness.py)   2. a single overall score   3. fitted scaling curves
              4. an LLM's opinion: python ruler.py --responses samples.jsonl --judge-passes 2
 Run          python evaluate.py
@@ -31,7 +31,6 @@ Axes         P prompts, G answers per prompt, N answers of a best-of-n pool, B p
 """
 
 import itertools
-import json
 import math
 import random
 import shlex
@@ -61,9 +60,18 @@ from parts.reports import (
     seen_pairs,
     write_report,
 )
-from parts.rows import check_pair, plain_text, read_prompts, split_name
-from parts.stats import bootstrap_ci, detectable, holm, mean_number, number, sign_test
-from parts.votes import by_people, folded, left_out, load_items, ordinary_votes, read_log, replay
+from parts.rows import check_pair, plain_text, split_name
+from parts.stats import bootstrap_ci, detectable, holm, mean_number, number, prompt_keys, sign_test
+from parts.votes import (
+    by_people,
+    folded,
+    is_talk,
+    left_out,
+    load_items,
+    ordinary_votes,
+    read_log,
+    replay,
+)
 
 SHOWN_PROMPTS = 12  # drawn by seed: their answers are shown side by side
 MIN_ANNOTATORS = 5  # fewer say nothing about people in general
@@ -155,9 +163,8 @@ def compare_outcomes(y, prompts, delta, seed, people=None):
         crossed = bootstrap_ci(y, prompts, np.asarray(people)[scored], seed=seed, statistic=mean)
         if crossed:
             interval = min(interval[0], crossed[0]), max(interval[1], crossed[1])
-            method = (
-                "the wider of a score interval over items and a bootstrap over items and annotators"
-            )
+            method = "the wider of a score interval over prompts and a bootstrap over prompts and "
+            method += "annotators"
     rate = number(rates.mean() if n else None, n, interval, method, seed)
     return {
         "win_rate": rate,
@@ -246,6 +253,7 @@ def parse_args(argv=None):
 
     add = adders["human"]
     add("--votes", default="runs/ab/annotations.jsonl", help="log of annotate.py, items.jsonl beside it (default: %(default)s)")
+    add("--model-a", metavar="MODEL", help="the one of the two whose wins are counted (default: the one drawn first, --model of annotate.py draw)")
     add("--judge", action="store_true", help="count the votes of models, too (annotate.py judge)")
     add("--fail-below", type=files.number(above=0, below=1), metavar="RATE", help="for CI: status 1 if model A's win rate is below RATE, 3 if its interval holds RATE")
     for name, add in adders.items():
@@ -266,11 +274,14 @@ def parse_args(argv=None):
 
 
 def load_prompts(args, prompt_of=itemgetter("prompt")):
-    """Rows of --split, --n of them drawn by seed, in the order of the file.
+    """Rows of --split, --n of them drawn by seed, in the order of the file; a prompt that is there
+    again is left out, with a message.
 
     prompt_of(row) → the prompt that a model sees.
     """
-    rows = read_prompts(args.prompts, "--prompts")
+    from parts import prompting
+
+    rows = prompting.load_prompts(args.prompts, "--prompts")
     splits = sorted({str(row["split"]) for row in rows if "split" in row})
     if not splits and isinstance(args.split, Default):
         print(f"{args.prompts}: no row has a 'split', so all of them are taken")
@@ -280,6 +291,10 @@ def load_prompts(args, prompt_of=itemgetter("prompt")):
     if not rows:
         wrong = f"no row of --split {args.split}; found {', '.join(splits) or 'none'}"
         raise UserError(f"--prompts {args.prompts}: {wrong}")
+    firsts = np.unique(prompt_keys(row["prompt"] for row in rows), return_index=True)[1]
+    if again := len(rows) - len(firsts):
+        print(f"--prompts {args.prompts}: {again} rows left out: a row before has the same prompt")
+        rows = [rows[i] for i in firsts]
     if 0 < args.n < len(rows):
         indices = random.Random(args.seed).sample(range(len(rows)), args.n)
         rows = [rows[i] for i in sorted(indices)]
@@ -287,11 +302,16 @@ def load_prompts(args, prompt_of=itemgetter("prompt")):
 
 
 def load_pairs(path):
-    """(rows of a preference file without pairs of two equal answers, counts)"""
+    """(rows of a preference file without those that every trainer drops, counts)
+
+    equal: pairs of two equal answers;  early: dialogues that part before their last turn
+    """
     all_rows = list(files.read_jsonl(path, check_pair, flag="--pairs"))
-    rows = [row for row in all_rows if row["chosen"] != row["rejected"]]
+    rows = [row for row in all_rows if not row.get("drop")]
     ties = sum(bool(row.get("tie")) for row in rows)
-    counts = {"rows": len(all_rows), "equal": len(all_rows) - len(rows), "ties": ties}
+    equal = sum(row["chosen"] == row["rejected"] for row in all_rows)
+    early = len(all_rows) - len(rows) - equal
+    counts = {"rows": len(all_rows), "equal": equal, "early": early, "ties": ties}
     if ties == len(rows):  # or no row at all
         raise UserError(f"--pairs {path}: no pair to judge by; {files.counts_in_words(counts)}")
     return rows, counts
@@ -301,34 +321,63 @@ def named(item):
     return bool(item.get("a_model") and item.get("b_model"))
 
 
-def unblind(events, items):
-    """([A, B], the votes that stand, each with its "winner" and the "words" of A's and B's answer).
+def two_models(item):
+    """Do people choose between two models here? Not on a gold item: its better answer is known."""
+    return not item.get("gold") and named(item) and item["a_model"] != item["b_model"]
 
-    A and B are the models whose answers people compared, A the a_model of the first item: --model
-    of `annotate.py draw`. The "winner" is A, B, tie or both_bad; None on a gold item: one whose
-    better answer is known, which tests the annotator.
+
+def first_model(names, items, model_a, gated):
+    """A: --model-a, or the a_model of all items, as `annotate.py draw` writes them, or the first by
+    name. To be `gated` it must not depend on an item more or less.
+
+    names  of the two models, in order;  items: those in which both meet
+    """
+    firsts = {item["a_model"] for item in items}
+    if model_a not in (None, *names):
+        raise UserError(f"--model-a {model_a}: wrote no answer; {' and '.join(names)} did")
+    if model_a or len(firsts) == 1:
+        return model_a or firsts.pop()
+    both = "each model is the a_model of some items"
+    if gated:
+        raise UserError(f"--fail-below: {both}; name the one that must win: --model-a MODEL")
+    print(f"--votes: {both}, so A is {names[0]}, the first by name, unless --model-a names it")
+    return names[0]
+
+
+def unblind(events, items, model_a=None, gated=False):
+    """([A, B], the votes that stand, each with its "winner" and the "characters" of A's and B's
+    answer).
+
+    A and B are the models whose answers people compared, A by `first_model`. The "winner" is A, B,
+    tie or both_bad; None on a gold item, which tests the annotator, even one that got its gold
+    after the vote.
     """
     ordinary, votes = [item for item in items.values() if not item.get("gold")], []
-    unnamed = {item["id"] for item in ordinary if not named(item)}
-    if unnamed and len(unnamed) == len(ordinary):
-        wrong = f"the item {min(unnamed)!r} of items.jsonl has no a_model or no b_model"
+    keys = "a_model", "b_model"
+    names = sorted({item[key] for item in ordinary if named(item) for key in keys})
+    if ordinary and not names:
+        wrong = f"the item {ordinary[0]['id']!r} of items.jsonl has no a_model or no b_model"
         raise UserError(f"--votes: {wrong}: who wrote its answers is unknown; add both")
-    if unnamed:
-        print(f"--votes: left out: {len(unnamed)} items without an a_model or b_model")
-    ordinary = [item for item in ordinary if item["id"] not in unnamed]
-    names = list(dict.fromkeys(item[key] for item in ordinary for key in ("a_model", "b_model")))
     if len(names) != 2:
         given = ", ".join(names) or "gold items alone"
         fix = "python annotate.py draw --model A --model-b B"
         raise UserError(f"--votes: expected answers of two models; found {given}: {fix}")
+    compared = {item["id"]: item for item in ordinary if two_models(item)}
+    if n := len(ordinary) - len(compared):
+        print(f"--votes: left out: {n} items without an a_model or b_model, or of one model alone")
+    a = first_model(names, compared.values(), model_a, gated)
+    names.sort(key=lambda name: name != a)
     for vote in replay(events):
         item = items[vote["item_id"]]
-        if item["id"] in unnamed:
+        if not item.get("gold") and item["id"] not in compared:
             continue
         sides = "ab" if item.get("a_model") == names[0] else "ba"  # of A's answer, of B's
-        words = [len(plain_text(item[side]).split()) for side in sides]
-        winner = dict(zip(sides, "AB")).get(vote["choice"], vote["choice"])
-        votes.append(vote | {"winner": None if item.get("gold") else winner, "words": words})
+        vote = vote | {"characters": [len(plain_text(item[side])) for side in sides]}
+        if item.get("gold"):
+            vote |= {"winner": None, "gold_pass": vote["choice"] == item["gold"]}
+        else:
+            vote["winner"] = dict(zip(sides, "AB")).get(vote["choice"], vote["choice"])
+        votes.append(vote)
     return names, votes
 
 
@@ -396,7 +445,9 @@ def load_tokenizers(names, prompts):
     prompt_ids = [[common.encode_prompt(t, prompt) for prompt in prompts] for t in tokenizers]
     for name, ids in zip(names, prompt_ids):
         if ids != prompt_ids[0]:
-            raise UserError(f"--model {name}: another tokenizer or template than {names[0]}'s")
+            draw = files.shell_line("annotate.py", "draw", "--model", name, "--model-b", names[0])
+            wrong = f"another tokenizer or template than {names[0]}'s"
+            raise UserError(f"--model {name}: {wrong}; people can compare the two: {draw}")
     return tokenizers
 
 
@@ -452,22 +503,15 @@ def score_answers(tables, rows, scorer, flag, function):
     tables  (P, G) answers of each model;  rows  (P,) of their prompts;  flag  for errors
     Each distinct answer to a prompt is scored once for all models: equal answers tie exactly.
     """
+    from parts import parallel
+
     flat = [(p, a) for table in tables for p, answers in enumerate(table) for a in answers]
     distinct = list(dict.fromkeys((p, answer["response"]) for p, answer in flat))
     rows_of_texts, texts = [rows[p] for p, _ in distinct], [text for _, text in distinct]
-    try:
-        values = function([row["prompt"] for row in rows_of_texts], texts, rows_of_texts)
-        values = list(values) if hasattr(values, "__iter__") else values  # a generator may raise
-    except Exception as error:  # somebody else's function may raise anything
-        raise UserError(f"{flag}: {files.where_raised(error)}") from None
-    expected = f"{flag}: expected {len(distinct)} finite numbers or None, one per answer"
-    try:
-        # rounded, so that parts that add up to the same are a tie in whatever order they were added
-        values = [math.nan if value is None else round(float(value), 9) for value in values]
-    except (TypeError, ValueError):
-        raise UserError(f"{expected}; got {repr(values)[:60]}") from None
-    if len(values) != len(distinct) or math.inf in map(abs, values):
-        raise UserError(f"{expected}; got {len(values)}: {str(values)[:60]}")
+    prompts = [row["prompt"] for row in rows_of_texts]
+    values = parallel.score_answers(function, flag, rows_of_texts, prompts, texts)
+    # rounded, so that parts that add up to the same are a tie in whatever order they were added
+    values = [math.nan if value is None else round(float(value), 9) for value in values]
     scores = dict(zip(distinct, values))
     for p, answer in flat:
         answer[scorer] = scores[p, answer["response"]]
@@ -657,7 +701,7 @@ def reward_quality(rows, scores, lengths):
     """
     decided = [i for i, row in enumerate(rows) if not row.get("tie")]
     rows = [rows[i] for i in decided]
-    prompts = np.array([json.dumps(row["prompt"], sort_keys=True) for row in rows])
+    prompts = prompt_keys(row["prompt"] for row in rows)
     # the model is right, the longer answer is the chosen one: 1, ½ if equal, or 0; (B,)
     right, longer = (outcomes(*x[decided].T).ravel() for x in (scores, lengths))
 
@@ -691,12 +735,14 @@ def human(args):
     items = load_items(items_path, "--votes")
     all_events = read_log(path, items)
     events = all_events if args.judge else by_people(all_events)
-    names, votes = unblind(events, items)
+    names, votes = unblind(events, items, args.model_a, args.fail_below is not None)
     if not ordinary_votes(votes):
         raise UserError(f"--votes {path}: no vote on an ordinary item; vote first")
     report = begin(args, [path, items_path]) | {"models": names}
     report |= human_report(votes, items, args.seed) | dict(zip("ab", labels(names).values()))
-    report["left_out"] = left_out(events) | {"judge_votes": len(all_events) - len(events)}
+    others = [event for event in events if event["event"] != "vote"]
+    report["left_out"] = left_out([*votes, *others])
+    report["left_out"]["judge_votes"] = len(all_events) - len(events)
     save(args, report, "votes.jsonl", votes)
     print(f"next: {files.shell_line('annotate.py', 'agreement', '--out', path.parent)}")
     return gate(report["comparison"], args.fail_below, report["a"])
@@ -735,12 +781,15 @@ def human_report(votes, items, seed):
     votes = sorted(ordinary_votes(votes), key=lambda v: (v["item_id"], v["annotator"]))
     y = [OUTCOME[vote["winner"]] for vote in votes]  # (n,)
     ids, people = ([vote[key] for vote in votes] for key in ("item_id", "annotator"))
-    delta = [vote["words"][0] - vote["words"][1] for vote in votes]
-    row = compare_outcomes(y, ids, delta, seed, people)
+    delta = [vote["characters"][0] - vote["characters"][1] for vote in votes]
+    asked = [items[item_id] for item_id in ids]
+    # conversations open alike, each with a candidate of its own
+    prompts = prompt_keys(item["id"] if is_talk(item) else item["prompt"] for item in asked)
+    row = compare_outcomes(y, prompts, delta, seed, people)
     report = {
         "comparison": row | {"verdict": verdict(row["win_rate"], row["p"])},
         "items": len(set(ids)),
-        "offered": sum(not item.get("gold") and named(item) for item in items.values()),
+        "offered": sum(map(two_models, items.values())),
         "decided": sum(x != 0.5 for x in y),
         "annotators": [],
         "caveats": [],

@@ -31,12 +31,11 @@ def distance(sqrt_kl):
     return f"{sqrt_kl:.2f}" if sqrt_kl >= 0.01 else f"{sqrt_kl:.1g}"
 
 
-def power(n, detectable, noun="prompts"):
-    """How small a difference n comparisons can find, in words; the same whatever they found."""
+def power(n, detectable):
+    """How small a difference n prompts can find, in words; the same whatever they found."""
     if detectable is None:
-        many = f"{n} {noun} are" if n != 1 else f"1 {noun[:-1]} is"
-        return f"{many} too few for any finding"
-    return f"{n} {noun} find a true win rate of {100 * detectable:.0f} % or more in 4 of 5 studies"
+        return f"{f'{n} prompts are' if n != 1 else '1 prompt is'} too few for any finding"
+    return f"{n} prompts find a true win rate of {100 * detectable:.0f} % or more in 4 of 5 studies"
 
 
 WORDS = {  # a verdict about a and b
@@ -109,7 +108,7 @@ def comparison_in_words(row, score):
         return f"{same}, so it says nothing about {row['a']} and {row['b']}."
     sentence = WORDS[row["verdict"]].format(row["a"], row["b"])
     sentence += f" {show(row['win_rate'], 1, True)} of the comparisons by the {score}"
-    return f"{sentence}{why_open(row, row['p_holm'], 'prompts')}."
+    return f"{sentence}{why_open(row, row['p_holm'])}."
 
 
 def compare_card(report, folder):
@@ -131,14 +130,14 @@ def compare_card(report, folder):
     return [" ".join([*lines, f"95 % intervals, over {where}{p}."])]
 
 
-def why_open(row, p, over):
+def why_open(row, p):
     """What an interval beside ½ and an open verdict need: the p that decided."""
     rate = row["win_rate"]
     if row["verdict"] != "inconclusive" or rate.get("low") is None:
         return ""
     inside = rate["low"] <= 0.5 <= rate["high"]
     return (
-        "" if inside else f"; the test over {over} gives p {pages.p_value(p)}, which is no finding"
+        "" if inside else f"; the test over prompts gives p {pages.p_value(p)}, which is no finding"
     )
 
 
@@ -329,7 +328,8 @@ def reward_sections(report):
     }
     caption = (
         f"{report['accuracy']['n']} pairs of {gain.get('clusters', gain['n'])} prompts; left out: "
-        f"{counts['ties']} ties, {counts['equal']} pairs of equal answers"
+        f"{counts['ties']} ties, {counts['equal']} pairs of equal answers, "
+        f"{counts.get('early', 0)} dialogues that part before their last turn"
     )
     tables = [table, pages.table(["", "value"], cells.items(), caption)]
     limits = [
@@ -376,14 +376,14 @@ def human_sections(report):
     people = " and ".join([*voters, *judges])
     texts = [
         f"{WORDS[row['verdict']].format(a, b)} {show(rate, 1, True)} of the items that {people} "
-        f"compared{why_open(row, row['p'], 'items')}.",
+        f"compared{why_open(row, row['p'])}.",
         *report["caveats"],
     ]
     if row["verdict"] == "inconclusive":
         missed = "; a smaller one can be missed" if row["detectable"] else ""
-        texts.append(f"{power(rate['n'], row['detectable'], 'items')}{missed}.")
-    records = {f"items that {a} wins, ties ½": rate}
-    records[f"items that {a} wins at equal length"] = row["length_controlled"]
+        texts.append(f"{power(rate['n'], row['detectable'])}{missed}.")
+    records = {f"prompts that {a} wins, ties ½": rate}
+    records[f"prompts that {a} wins at equal length"] = row["length_controlled"]
     for person in report["annotators"]:
         records[f"votes of {person['annotator']} for {a}"] = person["win_rate"]
     open_rows = set(records) if row["verdict"] == "inconclusive" else ()
@@ -400,13 +400,13 @@ def human_sections(report):
         counts["left out: items with a known answer"] = gold if left["gold"] else 0
         counts["left out: votes of models"] = left.get("judge_votes", 0)
     counts |= {
-        "p (exact sign test over items)": pages.p_value(row["p"]),
-        "true win rate that these items find in 4 of 5 studies": show(row["detectable"], 0, True),
+        "p (exact sign test over prompts)": pages.p_value(row["p"]),
+        "true win rate that these prompts find in 4 of 5 studies": show(row["detectable"], 0, True),
     }
     tables = [table, pages.table(["", "n"], counts.items())]
     limits = [
-        "Ties and both bad count one half, and an item with several votes counts once.",
-        f"Interval: {rate['method']}. Test: exact sign test over items.",
+        "Ties and both bad count one half, and a prompt with several votes counts once.",
+        f"Interval: {rate['method']}. Test: exact sign test over prompts.",
         "Prompts to which both models gave the same answer were not shown.",
         "Agreement, position bias and each annotator: python annotate.py agreement.",
     ]

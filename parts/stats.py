@@ -4,12 +4,14 @@ Shares       newcombe_interval (difference), sign_test, detectable; one share: p
              two groups: parts/two_groups.py
 Means        bootstrap_ci; with intervals in closed form: parts/means.py
 Many tests   holm (family-wise error)
+Clusters     prompt_keys
 Order        standings
 Agreement    cohen_kappa, krippendorff_alpha
 Convention   rows that share a prompt, an item or a person are one cluster, and clusters are what
              is independent; p-values are two-sided; None where there is nothing to estimate
 """
 
+import json
 import math
 from statistics import NormalDist
 
@@ -94,6 +96,17 @@ def bootstrap_ci(values, *clusters, draws=2000, seed=0, statistic=None):
         if weights.any():  # two crossed kinds can miss each other
             results.append(statistic(weights))
     return tuple(np.quantile(results, [0.025, 0.975]).tolist())
+
+
+def prompt_keys(prompts):
+    """(n,) numbers, equal where two prompts, texts or messages, are: the clusters.
+
+    >>> prompt_keys(["Fit?", "Hire?", "Fit?"]).tolist()
+    [0, 1, 0]
+    """
+    seen = {}
+    texts = (json.dumps(prompt, sort_keys=True) for prompt in prompts)
+    return np.array([seen.setdefault(text, len(seen)) for text in texts])
 
 
 def holm(p_values):

@@ -148,6 +148,20 @@ def test_spellings_of_a_split_that_are_taken_together_are_said(tmp_path, capsys)
     assert capsys.readouterr().out == words
 
 
+def test_a_prompt_counts_once_and_what_no_model_sees_is_said(tmp_path, capsys):
+    """Four prompts in thirty rows each were "120 prompts find a true win rate of 63 % or more", and
+    a column "system" was left out without a word, which ppo.py and annotate.py draw name."""
+    messages = [{"role": "user", "content": "p"}]
+    rows = [{"prompt": f"p{i % 4}", "id": i} for i in range(12)] + [{"prompt": messages}]
+    rows += [{"prompt": [{"content": "p", "role": "user"}], "system": "Be short."}]
+    args = evaluate.parse_args(["--prompts", tiny.write_rows(tmp_path / "p.jsonl", rows)])
+    found = evaluate.load_prompts(args)
+    assert [row.get("id") for row in found] == [0, 1, 2, 3, None]
+    said = capsys.readouterr().out
+    assert "9 rows left out: a row before has the same prompt" in said
+    assert "not shown to the model: column system 1" in said
+
+
 def test_prompts_that_a_run_was_trained_on_are_counted(tmp_path):
     """ppo.py's next command, on a file without a split, showed training prompts as a test."""
     rows = [
@@ -229,13 +243,20 @@ def test_equal_answers_tie_exactly():
 function | message
 lambda p, t, r: [1.0] | expected 3 finite numbers
 lambda p, t, r: [0.0, math.inf, 0.0] | expected 3 finite numbers
-lambda p, t, r: None | expected 3 finite numbers or None, one per answer; got None
-lambda p, t, r: 1.0 | expected 3 finite numbers or None, one per answer; got 1.0
-lambda p, t: [0.0] * 3 | TypeError
-lambda p, t, r: (1 / 0 for _ in t) | ZeroDivisionError
-lambda p, t, r: ["good"] * 3 | one per answer; got ['good'
+lambda p, t, r: None | expected 3 finite numbers or None, found None
+lambda p, t, r: 1.0 | expected 3 finite numbers or None, found 1.0
+lambda p, t: [0.0] * 3 | this one takes (p, t)
+lambda p, t, r: [1 / 0 for _ in t] | ZeroDivisionError
+lambda p, t, r: (0.0 for _ in t) | expected 3 finite numbers or None, found <generator
+lambda p, t, r: ["good"] * 3 | found ['good'
+lambda p, t, r: dict(enumerate([0.5, 0.1, 0.9])) | found {0: 0.5
+lambda p, t, r: "011" | found '011'
+lambda p, t, r: {0.5, 0.1, 0.9} | expected 3 finite numbers
+lambda p, t, r: [0.5, "nan", "1_0"] | found [0.5, 'nan'
+lambda p, t, r: [0.5, math.nan, 0.1] | found [0.5, nan
 """)
 def test_a_bad_gold_function_is_one_line(function, message):
+    """A dict was scored by its keys: "base2 beats Base: 77.9 %"; texts were read as numbers."""
     models = [answers_of(response=[["a", "b", "c"]])]
     given = models, [{"prompt": "p"}], "gold", "--gold f", eval(function)
     line = error_of(evaluate.score_answers, *given)
@@ -447,7 +468,7 @@ def test_twice_the_same_bytes(world, tmp_path, monkeypatch):
 @cases(r"""
 flags | words
 --split train | --split train; found test, val
---prompts empty.jsonl | empty.jsonl: no row
+--prompts empty.jsonl | empty.jsonl: no prompt
 --prompts none.jsonl | --prompts none.jsonl: no such file
 --prompts letters.jsonl --split all | letters.jsonl:2: "prompt"
 --gold none.py:f | --gold none.py
@@ -458,7 +479,7 @@ flags | words
 --model BASE RM | --model .*this is a reward model
 --model BASE BASE | --model: nothing to compare
 --model BASE nowhere | --model nowhere
---model BASE OTHER | --model .*tokenizer or template
+--model BASE OTHER | --model .*tokenizer or template than .*people can.* annotate.py draw --model .* --model-b
 --model BASE CUT | metrics.jsonl:12: expected a row of a run's log
 --model BASE ODD | args.json
 --gold none --reward-model none | --gold, --reward-model: neither
@@ -671,7 +692,8 @@ def test_reward_command(world, tmp_path, capsys):
     pairs = tiny.write_rows(tmp_path / "p", [*rows, rows[1] | {"rejected": rows[1]["chosen"]}])
     report, rows = measured(world["rm"], pairs, tmp_path / "a")
     assert report["accuracy"]["value"] == pytest.approx(right := share_right(rows), abs=1e-6)
-    assert report["counts"] == {"rows": 27, "equal": 1, "ties": 1} and len(rows) == 26
+    left_out = {"equal": 1, "early": 0, "ties": 1}
+    assert report["counts"] == {"rows": 27} | left_out and len(rows) == 26
     pair = (rows[0][key] for key in ("prompt", "chosen", "rejected"))
     _, *answers = common.encode_pair(common.load_tokenizer(world["rm"]), *pair)
     assert rows[0]["tokens"] == [*map(len, answers)]
@@ -699,6 +721,19 @@ def test_reward_command(world, tmp_path, capsys):
     part = tiny.write_rows(tmp_path / "part", [*rows[3:8], *tiny.pair_rows(30)[26:]])
     measured(copy, part, tmp_path / "b", "--overwrite")
     assert "5 of these 9 rows stand in a file that it was trained on" in printed(capsys)
+
+
+def test_a_pair_that_every_trainer_drops_is_no_test(tmp_path):
+    """Dialogues that part before their last turn were scored: "right on 20.0 % of 5 pairs"."""
+    early = {
+        x: f"\n\nHuman: Hi.\n\nAssistant: {x}\n\nHuman: And?\n\nAssistant: No."
+        for x in ("chosen", "rejected")
+    }
+    pairs = tiny.write_rows(tmp_path / "p.jsonl", [early] * 3 + tiny.pair_rows(2))
+    rows, counts = evaluate.load_pairs(pairs)
+    assert len(rows) == 2 and counts == {"rows": 5, "equal": 0, "early": 3, "ties": 0}
+    pairs = tiny.write_rows(tmp_path / "p.jsonl", [early])
+    assert "no pair to judge by; rows 1, early 1" in error_of(evaluate.load_pairs, pairs)
 
 
 def test_a_reward_model_sees_the_prompts_of_its_training(world, tmp_path, capsys):

@@ -47,18 +47,68 @@ def report_of(events, key):
 
 
 def test_a_vote_goes_to_the_model_behind_the_answer():
-    """A is the model that was drawn first (it was the first by alphabet, so that a gate on one's own
-    model, runs/dpo, held for data/tiny-base)."""
-    swapped = [False, False, True, True]
-    events = [event(n, "ab"[swapped[n]], left=left) for n, left in enumerate("abab")]
-    other = [e | {"choice": annotate.other(e["choice"])} for e in events]
-    for key, drawn in ((swapped, ["runs/a", "runs/b"]), ([not s for s in swapped], ["runs/b", "runs/a"])):  # fmt: skip
-        for log, who, rate in ((events, "A", 1.0), (other, "B", 0.0)):
-            names, found = unblind(log, key_of(key))
+    """A is the model drawn first, the a_model of every item (it was the first by alphabet, so that
+    a gate on one's own model, runs/dpo, held for data/tiny-base); where both are, the first by name
+    (it was that of the first line: a gate passed or failed by the order of the lines)."""
+    events = [event(n, "a", left=left) for n, left in enumerate("abab")]
+    for swapped, drawn in (([False] * 4, ["runs/a", "runs/b"]), ([True] * 4, ["runs/b", "runs/a"])):
+        for choice, who, rate in (("a", "A", 1.0), ("b", "B", 0.0)):
+            log = [e | {"choice": choice} for e in events]
+            names, found = unblind(log, key_of(swapped))
             assert names == drawn and [v["winner"] for v in found] == [who] * 4
-            report = report_of(log, key_of(key))
+            report = report_of(log, key_of(swapped))
             assert report["comparison"]["win_rate"]["value"] == rate
             assert report["annotators"][0]["win_rate"]["value"] == rate
+    items = [*key_of([False, True, True, True]).items()]
+    for lines in (items, items[::-1]):
+        names, found = unblind(events, dict(lines))
+        assert names == ["runs/a", "runs/b"] and [v["winner"] for v in found] == [*"ABBB"]
+        names, found = unblind(events, dict(lines), "runs/b")
+        assert names == ["runs/b", "runs/a"] and [v["winner"] for v in found] == [*"BAAA"]
+    line = error_of(unblind, events, dict(items), "runs/c")
+    assert line == "--model-a runs/c: wrote no answer; runs/a and runs/b did"
+
+
+def test_a_model_against_itself_is_no_win():
+    """Items of two answers by one model counted as its wins: 75 % for the one that lost all ten."""
+    key = key_of([False] * 40)
+    for n in range(10, 40):
+        key[f"i{n}"]["b_model"] = "runs/a"
+    report = report_of([event(n, "b" if n < 10 else "a") for n in range(40)], key)
+    rate = report["comparison"]["win_rate"]
+    assert (rate["value"], rate["n"], report["items"], report["offered"]) == (0, 10, 10, 10)
+
+
+def test_items_of_one_prompt_are_one_vote():
+    """Ten items of each of four prompts were forty independent ones; whole conversations have one
+    opening and another candidate each, so each is its own."""
+    events, key = [event(n, "a") for n in range(40)], key_of([False] * 40)
+    for n, item in enumerate(key.values()):
+        item["prompt"] = [{"role": "user", "content": f"p{n % 4}"}]
+        item |= {side: [{"role": "assistant", "content": item[side]}] for side in "ab"}
+    report = report_of(events, key)
+    row = report["comparison"]
+    assert (row["win_rate"]["n"], report["items"], row["p"]) == (4, 40, 0.125)
+    assert row["verdict"] == "inconclusive" and row["detectable"] is None
+    for item in key.values():
+        item["a"] = [*item["a"], {"role": "user", "content": "?"}, *item["a"]]
+    assert report_of(events, key)["comparison"]["win_rate"]["n"] == 40
+
+
+def test_a_gold_added_after_the_vote_makes_it_a_test():
+    """It was a KeyError."""
+    events = [event(n, "a") for n in range(3)]
+    _, found = unblind(events, key_of([False] * 3, gold=[0, 1]))
+    assert [vote["gold_pass"] for vote in found] == [True, True, None]
+    report = report_of(events, key_of([False] * 3, gold=[0]))
+    assert (report["items"], report["offered"]) == (2, 2)
+
+
+def test_length_is_counted_in_characters():
+    """In words every Chinese answer has length 1: at equal length nothing changed."""
+    key = key_of([False])
+    key["i0"] |= {"a": "她在会计方面有九年经验。", "b": "不合适。"}
+    assert unblind([event(0, "a")], key)[1][0]["characters"] == [12, 4]
 
 
 def test_a_model_that_votes_is_no_person():
@@ -90,10 +140,10 @@ def test_both_bad_and_ties_are_halves_and_a_skip_is_nothing():
 
 @cases("""
 wins | losses | there | missing
-60 | 40 | ('Whether DPO is better than Base stays open', '60.0 %', '100 items find a true win rate of 65 %', 'the test over items gives p 0.0569, which is no finding') | beats
+60 | 40 | ('Whether DPO is better than Base stays open', '60.0 %', '100 prompts find a true win rate of 65 %', 'the test over prompts gives p 0.0569, which is no finding') | beats
 30 | 30 | ('stays open: DPO wins 50.0 %', "All votes are ann's") | beats
 20 | 0 | ('DPO beats Base', '100.0 %', "All votes are ann's") | find a true
-5 | 0 | ('stays open: DPO wins 100.0 % [56.6, 100.0]', '5 items are too few') | beats
+5 | 0 | ('stays open: DPO wins 100.0 % [56.6, 100.0]', '5 prompts are too few') | beats
 0 | 20 | ('Base beats DPO', '0.0 % [0.0, 16.1]') | Base wins
 """)
 def test_first_sentences(wins, losses, there, missing):
@@ -259,7 +309,7 @@ def test_from_two_models_to_a_verdict(voted, tmp_path, capsys):
 
 def test_a_gate_for_ci(voted, tmp_path, capsys):
     """0 where the interval is above, 1 where it is below, 3 where it holds the rate: open is not passed."""
-    folder, _ = voted
+    folder, models = voted
     base = [*command(folder, tmp_path / "gated"), "--overwrite"]
     evaluate.main(base)
     rate = read_json(tmp_path / "gated/report.json")["comparison"]["win_rate"]
@@ -269,6 +319,19 @@ def test_a_gate_for_ci(voted, tmp_path, capsys):
     ):
         assert evaluate.main([*base, f"--fail-below={least}"]) == status
         assert f": {verdict}\n" in capsys.readouterr().out
+    mixed = Path(shutil.copytree(folder, tmp_path / "mixed"))
+    items = list(files.read_jsonl(folder / "items.jsonl"))
+    items[0] |= {"a_model": items[0]["b_model"], "b_model": items[0]["a_model"]}
+    write_rows(mixed / "items.jsonl", items)
+    base = [*command(mixed, tmp_path / "gated"), "--overwrite"]
+    evaluate.main(base)
+    assert "each model is the a_model of some items, so A is" in capsys.readouterr().out
+    base.append("--fail-below=.5")
+    assert "name the one that must win: --model-a MODEL" in error_of(evaluate.main, base)
+    for model in models:
+        evaluate.main([*base, f"--model-a={model}"])
+        assert f"win rate of {Path(model).name} at least" in capsys.readouterr().out
+        assert read_json(tmp_path / "gated/report.json")["models"][0] == model
     four = {"value": 1.0, "low": 0.51, "high": 1.0}  # of four votes: the verdict is inconclusive
     lost = {"value": 0.0, "low": 0.0, "high": 0.49}
     for rate, verdict, least, status in (

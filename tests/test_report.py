@@ -254,9 +254,10 @@ def judged(right, wrong, length):
 
 
 def voted(wins, losses, ties):
-    items = {f"i{k}": {} for k in range(wins + losses + ties + 3)}
+    n = wins + losses + ties + 3
+    items = {f"i{k}": {"prompt": f"p{k}", "a": "x", "b": "y"} for k in range(n)}
     won = ["A"] * wins + ["B"] * losses + ["tie"] * ties
-    votes = [{"item_id": f"i{k}", "annotator": "ab"[k % 2], "winner": w, "words": (k % 7, 3)} for k, w in enumerate(won)]  # fmt: skip
+    votes = [{"item_id": f"i{k}", "annotator": "ab"[k % 2], "winner": w, "characters": (k % 7, 3)} for k, w in enumerate(won)]  # fmt: skip
     report = evaluate.human_report(votes, items, 0) | {"a": "DPO", "b": "Base", "models": "ab"}
     return evaluation_page.human_sections(report | {"setup": {"sha256": {}, "run": "x"}})[0]
 
@@ -330,7 +331,7 @@ Base beats DPO: DPO wins only 26.5 %
 
 Whether DPO is better than Base stays open: DPO wins 54.2 %
 2 people voted: too few
-12 items find a true win rate of 87 % or more in 4 of 5 studies; a smaller one can be missed.
+12 prompts find a true win rate of 87 % or more in 4 of 5 studies; a smaller one can be missed.
 """
 
 
