@@ -797,8 +797,8 @@ def human_report(votes, items, seed):
     annotators = sorted(set(people))
     judges = sorted({vote["annotator"] for vote in votes if vote.get("judge")})
     for annotator in annotators:
-        own = [x for x, name in zip(y, people) if name == annotator]
-        rate = mean_number(own, shares=True)  # not Wilson's: a tie is one half
+        own = np.equal(people, annotator)  # (n,)
+        rate = mean_number(np.array(y)[own], prompts[own], shares=True)  # a tie is one half
         report["annotators"].append({"annotator": annotator, "win_rate": rate})
     report["judges"], persons = judges, [name for name in annotators if name not in judges]
     caveats, spellings = report["caveats"], Counter(map(folded, persons))

@@ -90,6 +90,7 @@ def test_items_of_one_prompt_are_one_vote():
     row = report["comparison"]
     assert (row["win_rate"]["n"], report["items"], row["p"]) == (4, 40, 0.125)
     assert row["verdict"] == "inconclusive" and row["detectable"] is None
+    assert report["annotators"][0]["win_rate"]["low"] < 0.5
     for item in key.values():
         item["a"] = [*item["a"], {"role": "user", "content": "?"}, *item["a"]]
     assert report_of(events, key)["comparison"]["win_rate"]["n"] == 40
