@@ -129,7 +129,7 @@ OTHERS = set(
     goed goede kennis ervaring opleiding kandidaat uitnodigen kinderen zwanger te ik dat
     lo gli di da della dei delle nel nella che chi quanti quale qual ha sono molto bene buon buona
     ottima ottimo anni esperienza manca ruolo figli incinta lei lui questo questa sua suo
-    os uma das em nos ela quantos anos tem bom boa vendas filhos ao seu muito
+    os uma das em nos ela você quantos anos tem bom boa vendas filhos ao seu muito
     nie jest czy jak ile pani lat dzieci dobry dobra zna za tak bardzo brak warto oraz dla od
     och att det inte eller ikke og jeg hvor bir ve bu veya atau tidak vagy nem nebo sau onko oletko
     tai""".split()
@@ -147,15 +147,15 @@ def is_foreign(text):
     English, more than six are of neither, or none has a Latin letter.
 
     A word with an accent is of another language, unless its capital says that it may be a name.
-    None of the 25,343 bundled answers and of 120 terse judgements in English is taken for foreign;
-    of 142 in other languages 6 are missed, of three or four words without a common one.
+    None of the 25,343 bundled answers is taken for foreign. Of judgements of one to five
+    words, written after the lists: 0 of 20 in English are, 13 of 24 in seven other languages.
     >>> is_foreign("Sind Sie schwanger?"), is_foreign("José: no SQL."), is_foreign("年齢は？")
     (True, False, True)
     """
     words = [(word, word.casefold()) for word in re.findall(r"[^\W\d_]+", text)]
     if not re.search("[a-z]", text, re.I):
         return bool(words)
-    other = english = 0
+    other, english = len(re.findall("[¿¡]", text)), 0
     for word, small in words:
         accent = word[0].islower() and not word.isascii() and word not in ALSO_ENGLISH
         if small in OTHERS or accent or OTHER_FORM.fullmatch(small):

@@ -279,7 +279,7 @@ def contrasts_of(groups):
     reference, in the strata that have names of both; else the other attribute would be in the gap.
 
     groups   {attribute: (N,) labels}
-    weights  (N,): their product with the names' mean scores is the raw gap; 0 without such a stratum
+    weights  (N,): their product with the names' mean scores is the raw gap; 0 without a stratum
     strata   (N,) the other attribute, within which names are permuted
     """
     out = []
