@@ -353,8 +353,7 @@ def unblind(events, items, model_a=None, gated=False):
     after the vote.
     """
     ordinary, votes = [item for item in items.values() if not item.get("gold")], []
-    keys = "a_model", "b_model"
-    names = sorted({item[key] for item in ordinary if named(item) for key in keys})
+    names = sorted({item[k] for item in ordinary if named(item) for k in ("a_model", "b_model")})
     if ordinary and not names:
         wrong = f"the item {ordinary[0]['id']!r} of items.jsonl has no a_model or no b_model"
         raise UserError(f"--votes: {wrong}: who wrote its answers is unknown; add both")
@@ -680,8 +679,8 @@ def reward(args):
     (rows, counts), run = load_pairs(args.pairs), read_run(args.reward_model)
     prompt_of = prompting.prompt_in_training(args.reward_model, run)
     pairs = [(prompt_of(row), row["chosen"], row["rejected"]) for row in rows]
-    score, tools = raw_scorer(args.reward_model, args), [row.get("tools") for row in rows]
-    scores, lengths = score(pairs, tools=tools)  # (B, 2) each
+    tools = [row.get("tools") for row in rows]
+    scores, lengths = raw_scorer(args.reward_model, args)(pairs, tools=tools)  # (B, 2) each
     report = begin(args, [args.reward_model, args.pairs])
     # was the model trained on this very file; on how many of its rows
     report["seen"] = run and report["setup"]["sha256"][args.pairs] in run["sha256"].values()
