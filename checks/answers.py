@@ -15,7 +15,18 @@ Reference    the answers of GSM8K (####), MATH (\boxed), Minerva ("The final ans
 import re
 import unicodedata
 
-from checks.maths import OTHER, POWERS, WORDS, Undecided, math_equal, math_text, readings, verdict
+from checks.maths import (
+    LONGEST,
+    OTHER,
+    POWERS,
+    SCALES,
+    WORDS,
+    Undecided,
+    math_equal,
+    math_text,
+    readings,
+    verdict,
+)
 
 NOUN = (  # of "the answer is", not of "a wrong answer is"
     r"(?<!wrong )(?<!incorrect )(?<!no )(?<!an )(?<!other )"
@@ -25,23 +36,28 @@ NOUN = (  # of "the answer is", not of "a wrong answer is"
 )
 VERB = r"\b(?:is|was|would be|should be|must be|are|ist|lautet|es|est|è|é)\b(?! not\b)"
 MARKER = re.compile(
-    rf"{NOUN}[\"'*_` ]*(?:(?:choice|option|letter)\b *)?(?:(?:to|for|of|in)\b[^.:=\n]{{0,60}}?)?"
-    rf"[*_` ]*(?:{VERB}[ :*_]*|[是为は][:： ]*|[:=：][*_ ]*|(?=\n))|####[ \t]*(?=\S)",
+    rf"{NOUN}[\"'*_` ]*(?:(?:choice|option|letter)\b[*_` ]*)?"
+    rf"(?:(?:to|for|of|in)\b[^.:=\n]{{0,60}}?[*_` ]*)?"
+    rf"(?:{VERB}[ :*_]*|[是为は][:： ]*|[:=：][*_ ]*|(?=\n))|####[ \t]*(?=\S)",
     re.I | re.M,
 )
-SENTENCE = r"[.;!?](?=[\s\"')*\]}$]*(?:\s|$))|\n| (?:because|since|where|if|when|which|so|as|but)\b"
+SENTENCE = (
+    r"[.;!?](?=[\s\"')*\]}$]*(?:\s|$))|\n| (?:because|since|where|if|when|which|so|as|but)\b"
+    r"|,? (?:and )?(?:not|rather than|instead of)\b"
+)
 TAKEN_BACK = (
-    r"(?:^|[.!?\n])\W*(?i:(?:(?:oh|hmm|but)\W+)?"
-    r"(?:wait|no|actually|correction|sorry|oops|hmm|on second thought|or)\b)[^.\n]*?"
-    r"(?:\d|\b[A-J]\b)"
+    r"(?i)(?:^|[!?])[^\w!?]*(?:(?:oh|hmm|but)\W+)?"
+    r"(?:wait|no|actually|correction|sorry|oops|hmm|on second thought|or)\b"
 )
 SIGN = r"(?:(?<![\w)}])[-−] ?)?"
 GROUPED = r"[\d½¼¾⅓⅔](?:[\d½¼¾⅓⅔]|[.,'’](?=\d)|[ \u00a0\u202f](?=\d{3}(?!\d)))*"
 POWER = r"(?: ?(?:[x×*]|\\times|\\cdot) ?10 ?\^? ?|[eE])[-{⁻\d⁰-⁹²³]+\}?"
 NUMBER = (
-    rf"{SIGN}(?<!\d)(?:\d+ )?\\[dtc]?frac *\{{[^{{}}]*\}} *\{{[^{{}}]*\}}"
+    rf"{SIGN}(?<!\d)(?:\d+ )?\\[dtc]?frac(?: *(?:\{{[^{{}}]*\}}|\d)){{2}}"
     rf"|{SIGN}[$€£]?(?<!\d)(?:\d+ \d+/\d+|{GROUPED}(?:/\d+|{POWER})?|\.\d+)"
+    rf"(?i: ?(?:{'|'.join(POWERS)}s?|k|{SCALES})(?![^\W\d_]))?"
 )
+MEASURED = rf"(?:{NUMBER})[a-zA-Z]*"  # what stands against a number may be of it: 12x, 5cm
 NO_VALUE = set(
     "less more least most between twice double triple no neither nor never except".split()
 )
@@ -51,35 +67,43 @@ NUMERALS = {*WORDS, *POWERS, "none", "nothing", "half", "quarter", "third", "doz
 def boxed(text):
     r"""Contents of every \boxed{…} by counting braces, and of \boxed 7; None if one does not close.
 
-    >>> boxed(r"\boxed{\frac{1}{2}} or \fbox 7 or \boxed{3")
-    ['\\frac{1}{2}', '7', None]
+    In <answer>…</answer> the boxes count, if it has any. Empty ones count if all are.
+    >>> boxed(r"\boxed{\frac{1}{2}} or \fbox 7 <answer>\boxed 8</answer> \boxed{} \boxed{3")
+    ['\\frac{1}{2}', '7', '8', None]
     """
-    contents, box = [], r"\\(?:boxed|fbox)\s*(\{|[^\s{$]+)|<answer>(.*?)</answer>"
+    contents, opened = [], []  # opened: for each open brace, (which box it opens or None, its end)
+    box = r"\\(?:boxed|fbox)\s*(\{|[^\s{}$]+)|<answer>((?:(?!<answer>).)*?)</answer>|[{}]"
     for match in re.finditer(box, text, re.S):
-        depth, at = 1, match.end()
-        if match[1] != "{":
-            contents.append((match[1] or match[2]).strip(".,"))
-            continue
-        while depth and at < len(text):
-            depth += {"{": 1, "}": -1}.get(text[at], 0)
-            at += 1
-        contents.append(None if depth else text[match.end() : at - 1])
-    return contents
+        if match[2] is not None:
+            contents += boxed(match[2]) or [match[2].strip(" \n.,")]
+        elif match[0] == "}":
+            which, start = opened.pop() if opened else (None, 0)
+            if which is not None:
+                contents[which] = text[start : match.start()].strip()
+        elif match[0].endswith("{"):
+            opened.append((len(contents) if match[1] else None, match.end()))
+            contents += [None] if match[1] else []
+        else:
+            contents.append(match[1].strip(".,"))
+    return [content for content in contents if content != ""] or contents
 
 
 def standing(rest):
     """The rest of a text from its answer on; Undecided if it takes the answer back."""
-    if re.search(TAKEN_BACK, rest):
-        raise Undecided("the answer is taken back")
+    for sentence in re.split(r"[.\n]", rest):
+        back = re.search(TAKEN_BACK, sentence)
+        if back and re.search(r"\d|\b[A-J]\b", sentence[back.end() :]):
+            raise Undecided("the answer is taken back")
     return rest
 
 
-def marked(text):
-    """What follows the last "the answer is", or None."""
+def marked(text, gold=False):
+    """What follows the last "the answer is", or None. gold: it is not taken back."""
     marks = [m.end() for m in MARKER.finditer(text) if "####" not in m[0] or ends_in(text, m)]
     if not marks:
         return None
-    return standing(re.sub(r"^(?:\s|\*\*|__|\\\[|\$\$|[:：])+", "", text[marks[-1] :]))
+    rest = re.sub(r"^(?:\s|\*\*|__|\\\[|\$\$|[:：])+", "", text[marks[-1] :])
+    return rest if gold else standing(rest)
 
 
 def ends_in(text, mark):
@@ -92,11 +116,13 @@ def ends_in(text, mark):
 
 
 def is_value(text):
+    if len(text) > LONGEST:
+        return False
     try:
         numbers, group = readings(math_text(text))
     except Undecided:
         return False
-    return bool(numbers or group and all(map(is_value, group.parts)))
+    return bool(numbers or group and all(map(is_value, {*group.parts})))
 
 
 def first_value(rest):
@@ -104,32 +130,35 @@ def first_value(rest):
     if re.match(r"(?i)\W*(?:step|part|case|let|first|we|to|question|problem|given)\b", rest):
         raise Undecided("an explanation follows in place of the answer")
     sentence = re.split(SENTENCE, rest, maxsplit=1)[0]
-    cuts = re.finditer(r", (?!(?:and|or|not)\b|\W*\d)| \((?=[a-zA-Z])| [-–—] |: ", sentence)
+    cuts = re.finditer(r", (?!(?:and|or|not)\b|\W*\d)| \((?=[a-zA-Z])| [-–—] |: ", sentence[:400])
     texts = [sentence, *(sentence[: cut.start()] for cut in list(cuts)[::-1])]
-    numbers, words = re.findall(NUMBER, sentence), set(re.findall(r"\w+", sentence.lower()))
+    numbers, words = re.findall(MEASURED, sentence), set(re.findall(r"\w+", sentence.lower()))
     if len(numbers) == 1 and not words & (OTHER | NO_VALUE) and "\\" not in sentence:
         texts += numbers  # There are 12 apples left.
     return next(filter(is_value, texts), sentence)
 
 
-def math_answer(text, strict_boxed=False, last_number=False):
+def math_answer(text, strict_boxed=False, last_number=False, gold=False):
     """The answer as it stands in the text, or None: nothing marks one.
 
     strict_boxed  None if the boxes do not agree
     last_number   the last number, if nothing else marks the answer
+    gold          a solution that is known to be right: it takes nothing back
     """
-    if boxes := boxed(text):
+    boxes = boxed(text)
+    if boxes and boxes[-1] != "":
         last = boxes[-1]
-        if strict_boxed and not all(box and last and math_equal(box, last) for box in boxes):
+        if strict_boxed and not all(box and last and math_equal(box, last) for box in {*boxes}):
             return None
-        if last:
+        if last and not gold:
             standing(text[text.rfind(last) + len(last) :])
-        return last
-    if rest := marked(text):
+        rest = marked(last or "", gold)
+        return first_value(rest) if rest else last
+    if rest := marked(text, gold):
         return first_value(rest).removesuffix("です")
     if is_value(text.strip()):
         return text.strip()
-    numbers = list(re.finditer(NUMBER, text)) if last_number else []
+    numbers = list(re.finditer(MEASURED, text)) if last_number else []
     if numbers and re.search(r"[\w^{\\]$", text[: numbers[-1].start()]):
         raise Undecided("the last number is part of a formula")
     return numbers[-1][0] if numbers else None
@@ -163,7 +192,7 @@ def math_matches(text, answer, strict_boxed=False, last_number=False):
         return True
     words = NUMERALS & set(re.findall(r"[^\W\d_]+", text.lower()))
     expects_number = readings(math_text(answer))[0]
-    numbers = [verdict(number, answer) for number in set(re.findall(NUMBER, text))]
+    numbers = (verdict(number, answer) for number in set(re.findall(NUMBER, text)))
     if words or not expects_number or any(v is not False for v in numbers):
         marks = "\\boxed, ####, 'The answer is'; last_number takes the last number"
         raise Undecided(f"no answer is marked ({marks})")
@@ -172,14 +201,14 @@ def math_matches(text, answer, strict_boxed=False, last_number=False):
 
 # ---- options ----
 
-LABEL = r"[(\[{]*(?:\\text(?:bf)? ?\{ ?)?\(?([A-Za-z]|\d{1,2})(?![\w'’%/°]|[.,]\d)"
+LABEL = r"[(\[{]{0,3}(?:\\text(?:bf)? ?\{ ?)?\(?([A-Za-z]|\d{1,2})(?![\w'’%/°]|[.,]\d)"
 SEVERAL = (  # A and B; A, B
     rf"[)\]}}.*]*\s*(?:,|/|&|\+|\band\b|\bor\b)\s*(?:(?:and|or) )?{LABEL}"
     r"(?=\W*(?:$|[,/&.]|and\b|or\b|are\b))"
 )
 NAMED = (
     r"(?i)^(?:(?:the|definitely|clearly|most likely|likely|therefore|option|choice|answer|letter"
-    r"|number|correct|right|best) ?:?[ *_]*)+(?=[(\[]?\w\b)"
+    r"|number|correct|right|best)(?: ?:)?[ *_]*)+(?=[(\[]?\w\b)"
 )
 RIGHT = r"\b(?:is|would be)\b (?:the )?(?:most |only )?(?:correct|right|best|true|answer)"
 WRONG = r"(?:(?!because|since)[^.,])*? (?:is|was) (?:not|incorrect|wrong|false)\b"
@@ -233,8 +262,10 @@ def labels(text):
 
 def chosen(text):
     """The labels that a text settles on; empty: none is read."""
-    if boxes := boxed(text):
-        return labels(boxes[-1] or "")
+    boxes = boxed(text)
+    if boxes and boxes[-1] != "":
+        last = boxes[-1] or ""
+        return labels(marked(last) or last)
     rest, marks = marked(text), []
     for m in CORRECT.finditer(text):
         before = text[: m.start()].rsplit(".", 1)[-1]
@@ -242,7 +273,7 @@ def chosen(text):
             plain = re.match(rf"(?i){OPTION}{LABEL}[)\]]* {RIGHT}", m[0])
             marks.append((m.end(), {plain[1].lower()} if plain else labels(m[0])))
     for m in CHOSEN.finditer(text):
-        if label := labels(text[m.end() :].split("\n")[0]):
+        if label := labels(text[m.end() :][:LONGEST].split("\n")[0]):
             marks.append((m.end(), label))
     if rest:
         marks.append((text.rfind(rest), labels(rest.split("\n")[0])))
@@ -274,6 +305,8 @@ def choice_equal(text, answer):
     gold = bare_text(answer)
     if not re.fullmatch(WHOLE, gold, re.S) or not labels(gold):
         return says(text, gold.lower())
+    if not re.search(r"\w", bare_text(text)):
+        return False  # "...", "?"
     if given := chosen(text):
         if {label.isdigit() for label in given | labels(gold)} == {True, False}:
             raise Undecided("an option is named by its number, or by its letter")
@@ -287,10 +320,14 @@ def choice_equal(text, answer):
 def says(text, gold):
     """Does a text give these words, in small letters, as its answer?"""
     boxes = boxed(text)
-    rest = (boxes[-1] or "") if boxes else marked(text)
-    given, word = bare_text(text if rest is None else rest).lower(), re.escape(gold)
-    if not gold.startswith(("a ", "an ", "the ")):
-        given = re.sub(r"^(?:the|an?) (?=\w+\W*$)", "", given)
+    if boxes and boxes[-1] != "":
+        text = boxes[-1] or ""
+    rest = marked(text)
+    given, gold = (
+        re.sub(r"^(?:the|an?) (?=\w)", "", part)
+        for part in (bare_text(text if rest is None else rest).lower(), gold)
+    )
+    word = re.escape(gold)
     if re.match(rf"{word}(?:[.,;:!?)\n]|$| [-–—(])(?!,? ?(?:and|or|but)\b)", given):
         return True
     first = re.match(r"\w*", given)[0]

@@ -31,18 +31,29 @@ TENS = "twenty thirty forty fifty sixty seventy eighty ninety"
 WORDS = {word: n for n, word in enumerate(WORDS.split())}
 WORDS |= {word: 10 * n for n, word in enumerate(TENS.split(), 2)}
 POWERS = {"hundred": 100, "thousand": 10**3, "million": 10**6, "billion": 10**9, "trillion": 10**12}
+POWERS |= {"lakh": 10**5, "crore": 10**7, "bn": 10**9}
+MONEY = {"k": 10**3, "m": 10**6, "mn": 10**6, "b": 10**9}  # behind a currency alone: $80k
+# words of other languages for a thousand and more: they are seen, not worked out
+SCALES = r"""grand|mil|mille|milliers|mila|tausend|tsd|mio|mrd|mln|mld|duizend|tusen|ribu|juta
+|tys\w*|(?:mi|bi|tri)l[lhjy]?i?[aoóõã]\w*|тыс\w*|милли[оа]\w*|млн|млрд|nghìn|triệu|tỷ|bin|milyar
+|ألف|آلاف|مليون|ملايين|مليار|हज़ार|लाख|करोड़|พัน|หมื่น|แสน|ล้าน|[十百千万萬億亿兆천만억]\w*"""
+SCALES = SCALES.replace("\n", "")
 UNITS = """dollar $ usd us$ buck|euro € eur|pound £ gbp lb|rupee ₹ inr rs|yen ¥ jpy|cent ¢|
 percent % pct|degree ° deg|meter m metre|kilometer km kilometre|centimeter cm centimetre|
-millimeter mm|gram g|kilogram kg kilo|hour h hr|minute min|second s sec|liter l litre|milliliter ml|
-inch in inches|foot ft feet|yard yd|mile mi|celsius c|fahrenheit f|kmh kph|mph|joule j|newton n|
-watt w|volt v|kelvin k"""
+millimeter mm|gram g|kilogram kg kilo|milligram mg|ton tonne|ounce oz|hour h hr|minute min|
+second s sec|day|week|month|year|liter l L litre|milliliter ml|gallon|inch in inches|foot ft feet|
+yard yd|mile mi|celsius C|fahrenheit F|kmh kph|mph|joule J|newton N|watt W|volt V|kelvin"""
 UNITS = {word: line.split()[0] for line in UNITS.split("|") for word in line.split()}
+LONGEST = 1000  # characters of a formula; a longer text is not told
+DEEPEST = 20  # brackets within brackets
+PM = r"\\pm(?![a-zA-Z])|±"
 RATIOS = (7, 12, 16, 24, 36, 60, 100, 360, 1000, 1440, 3600, 10**6)
 # words that make another number of the one before them
 OTHER = """and or to plus minus times over by divided than half halves third thirds quarter quarters
-fourth fourths fifth fifths sixth eighth eighths tenth tenths hundredth hundredths thousandths
+fifth fifths eighth eighths ninth ninths twelfth twelfths
 squared cubed dozen dozens point not but factorial mod"""
 OTHER = set(OTHER.split())
+OTHER |= {re.sub("y$", "ie", word) + end for word in (*WORDS, *POWERS) for end in ("th", "ths")}
 LEAD = r"""(?xi)^(?:(?:about|approximately|approx\.?|roughly|around|exactly|only|just|equal[ ]to
 |equals|is|are|be|a[ ]total[ ]of|the|simply|clearly|therefore|thus|so|hence|≈|~)[ ])+"""
 DECIMAL = r"(?:\d+(?:\.\d*)?|\.\d+)"
@@ -159,53 +170,67 @@ def formula(text):
     except (SyntaxError, ArithmeticError, TypeError, ValueError, AttributeError, RecursionError,
             MemoryError):  # fmt: skip
         return None
-    return value if isinstance(value, Decimal) else None
+    near = isinstance(value, Decimal) and value.is_finite() and abs(value.adjusted()) < 10**5
+    return value if near else None
 
 
 def root(value, degree):
     return value.sqrt() if degree == 2 else value ** (1 / degree)
 
 
-def unit_of(text, attached):
-    """(unit, factor) of the words behind a number; Undecided if they may make it another one."""
-    words, factor, names = re.findall(r"[^\W\d_²³]+[²³]?|[%$€£¥₹¢]", text.lower()), 1, []
-    if OTHER & set(words) or "!" in text:
+def unit_of(text, attached, powers=POWERS):
+    """(unit, factor) of the words behind a number; Undecided if they may make it another one.
+
+    >>> unit_of("million cm²", attached=False), unit_of("k", True, POWERS | MONEY)
+    (('centimeter²', 1000000), ('', 1000))
+    """
+    words, factor, names = re.findall(r"[^\W\d_²³]+[²³]?|[%$€£¥₹¢]", text), 1, []
+    if (OTHER | WORDS.keys()) & {word.lower() for word in words} or "!" in text:
         raise Undecided(f'words that may change the number before them ("{text.strip()}")')
     for word in words:
-        name = word if word in UNITS else word.removesuffix("s")
-        known = name.strip("²³") in UNITS or name in POWERS
-        if not known and (len(word) == 1 or attached and len(words) == 1):
-            raise Undecided(f'a unit or a variable behind a number ("{word}")')
-        factor *= POWERS.get(name, 1)
-        if name not in POWERS and name not in ("of", "the", "a", "in"):
-            names.append(UNITS.get(name, name))
+        bare = word.strip("²³")
+        letter = len(bare) == 1 and bare.isalpha()
+        bare = bare if letter and powers is POWERS else bare.lower()  # N, J: newton, joule
+        name = bare if bare in UNITS or bare in powers else bare.removesuffix("s")
+        if name in powers:
+            factor *= powers[name]
+            continue
+        lone, known = len(words) == 1, name in UNITS
+        unread = not known and (letter or lone and (attached or len(bare) == 2))
+        if unread or letter and lone and attached or re.fullmatch(SCALES, bare):
+            raise Undecided(f'a power, a unit or a variable behind a number ("{word}")')
+        if name not in ("of", "the", "a", "in"):
+            names.append(UNITS.get(name, name) + word[len(bare) :])
     return " ".join(names), factor
 
 
 def spelled_out(match):
     """minus twenty-one → -21"""
-    sign, tens, ones = match.groups()
-    return (sign and "-") + str(WORDS[tens.lower()] + WORDS.get((ones or "").lower(), 0))
+    sign, *words = match.groups()
+    return (sign and "-") + str(sum(WORDS[word.lower()] for word in words if word))
 
 
 def number(text, other=False):
     """The Number that a text in its one spelling stands for, with its unit, or None."""
     if len(text) > 400:
         return None
-    word = "|".join(WORDS)
+    word, tens, ones = "|".join(WORDS), "|".join(TENS.split()), "|".join(list(WORDS)[1:10])
     text = re.sub(r"(?i)^(?:negative|minus) ", "-", re.sub(LEAD, "", text))
-    text = re.sub(rf"(?i)^(-?)({word})(?:[- ]({word}))?\b(?! ?=)", spelled_out, text)
+    spelled = rf"(?i)^(-?)(?:({tens})[- ](?=(?:{ones})\b))?({word})\b(?! ?=)"
+    text, _, modulus = re.sub(spelled, spelled_out, text).partition("\\pmod")
     text = re.sub(r"(?<=\d) (?:and|&) (?=\d+/\d+)", " ", text)
     money = re.match(r"(?i)([+-]?) ?(USD|EUR|GBP|Rs\.?|[€£¥₹]) ?([+-]?)(?=[\d.\\])", text)
     text = money[1] + money[3] + text[money.end() :] if money else text
     grouped = r"(?<![\d.,])\d{1,3}(?:[ '_]\d{3})+(?![\d/])"
     text = re.sub(grouped, lambda m: re.sub(r"\D", "", m[0]), text)
     parts = r"(.*?(?:[\d.)}]|\\pi))( ?)((?:[^\W\d_]|[%$€£¥₹¢²³/'. !-])*)"
-    match = re.fullmatch(parts, text.replace("per cent", "%"))
+    match = re.fullmatch(parts, text.strip().replace("per cent", "%"))
     if not match:
         return None
     core = re.sub(r"(?<![\d.])\d[\d.,]*\d", lambda m: literal(m, other), match[1])
-    unit, factor = unit_of(match[3], not match[2])
+    attached = not match[2] or "\\" in core  # \frac{3}{2} n
+    unit, factor = unit_of(match[3], attached, POWERS | MONEY if money else POWERS)
+    unit = f"mod {modulus.strip(' {}')}" if modulus else unit
     if money and unit in ("", "dollar"):
         unit = UNITS[money[2].lower().strip(".")]
     value, plain, irrational, places = value_of(core)
@@ -236,10 +261,14 @@ def value_of(core):
     return value, bool(plain), irrational, decimals and len(decimals[1])
 
 
+def depths(text):
+    """How many brackets are open behind each character."""
+    return list(accumulate((c in "([{") - (c in ")]}") for c in text))
+
+
 def enclosed(text):
     """Does the first bracket close at the end, whatever its kind: "[0, 1)" but not "(1)(2)"?"""
-    depths = list(accumulate((c in "([{") - (c in ")]}") for c in text))
-    return len(text) > 1 and depths[-1] == 0 and min(depths[:-1]) > 0
+    return len(text) > 1 and depths(text)[-1] == 0 and min(depths(text)[:-1]) > 0
 
 
 def split_outside(text, pattern):
@@ -253,18 +282,29 @@ def split_outside(text, pattern):
     return [part.strip() for part in [*parts, text[start:]]]
 
 
+def signs(text):
+    """1 ± 2 → 1 +2, 1 -2; a text without a ±, or with several, as it is."""
+    before, *after = re.split(PM, text)
+    return [before + sign + after[0].lstrip() for sign in "+-"] if len(after) == 1 else [text]
+
+
 def group(text):
     """The Group that a text in its one spelling stands for, or None."""
     text = text.replace("\\{", "{").replace("\\}", "}")
+    if not text or max(depths(text)) > DEEPEST:
+        return None
     if len(parts := [p for p in split_outside(text, "∪") if p]) > 1:
         return Group("∪", parts)
     whole = enclosed(text)
     ends, inner = (text[0] + text[-1], text[1:-1]) if whole else ("{}", text)
-    if ends == "{}" and (sign := re.fullmatch(r"(.*?)(?:\\pm|±) ?(.+)", inner)):
-        return Group("{}", [f"{sign[1]}+{sign[2]}", f"{sign[1]}-{sign[2]}"])
-    parts = split_outside(
-        inner, r"[,;]\s*(?:and|or)\b|[,;]" + (r"|\b(?:and|or)\b" if ends == "{}" else "")
-    )
+    words = {word.lower() for word in re.findall(r"(?<![\\a-zA-Z])[^\W\d_]{2,}", inner)}
+    unread = words - {"and", "or"} - UNITS.keys()  # in "CAD 1,234" the comma may be of the number
+    comma = r"(?!(?<=\d),\d)[,;]" if unread else "[,;]"
+    either = r"|\b(?:and|or)\b" if ends == "{}" else ""
+    excluded = r"(?!\s*(?:(?:and|or|but) )?not\b)"  # "5 and not 6" is no list
+    parts = split_outside(inner, rf"(?:{comma}\s*(?:and|or)\b|{comma}{either}){excluded}")
+    if ends == "{}":
+        parts = [sign for part in parts for sign in signs(part)]
     if whole and ends != "{}" and len(parts) == 1:
         return None  # (12) is 12
     return Group(ends, parts) if all(parts) and (len(parts) > 1 or whole) else None
@@ -311,17 +351,20 @@ def rounds_to(short, exact):
 def same_number(a, b):
     """Are two Numbers equal? b is the expected one."""
     units, (x, y) = {a.unit, b.unit} - {""}, (a.value, b.value)
+    words = [set(unit.split()) for unit in (a.unit, b.unit)]
+    known = [{word for word in unit if word.strip("²³") in UNITS} for unit in words]
+    convert = all(known) and not (known[0] <= known[1] or known[1] <= known[0])
     with decimal.localcontext(EXACT):
         if abs(x - y) > max(1, abs(x)) * TINY:
             if rounds_to(a, b) or rounds_to(b, a):
                 raise Undecided("one is the other rounded")
             ratio = max(abs(x / y), abs(y / x)) if x and y else 0
             other = any(abs(ratio - known) < TINY for known in RATIOS)
-            if units and (other or a.irrational or b.irrational):
+            modulo = any(unit.startswith("mod ") for unit in units)  # 16 is 7 (mod 9)
+            if convert or modulo or units and (other or a.irrational or b.irrational):
                 names = ", ".join(sorted(units))
                 raise Undecided(f"one may be the other in another unit ({names})")
             return False
-    words = [set(unit.split()) for unit in (a.unit, b.unit)]
     if len(units) == 2 and not (words[0] <= words[1] or words[1] <= words[0]):
         raise Undecided(f"their units differ ({', '.join(sorted(units))})")
     if b.plain and not a.plain:
@@ -364,6 +407,8 @@ def math_equal(a, b):
     >>> verdict("50%", "0.5"), verdict("0.33", "1/3"), verdict("x+1", "1+x"), verdict("1.2", "1,2")
     (None, None, None, None)
     """
+    if len(a) > LONGEST:
+        raise Undecided(f"a text of more than {LONGEST} characters is no formula")
     a, b = math_text(a), math_text(b)
     if not a or not b:
         raise Undecided("nothing to compare")
@@ -394,7 +439,7 @@ def math_equal(a, b):
     if not x:
         if any(n.unit for part in parts.parts for n in readings(part)[0]):
             raise Undecided("a value in several units")
-        return all(verdict(part, b) for part in parts.parts)
+        return all(verdict(part, b) for part in {*parts.parts})
     if same_number(x[0], y[0]):
         return True
     if any(same_number(m, n) for m in x for n in y):

@@ -156,13 +156,13 @@ ROWS.append(("detectable_format:json_format", {}, {"[" * 100_000: False}))
 # lm-evaluation-harness, lighteval, R1, chat models and SmolLM2-135M
 SPELLINGS = r"""
 12
-+ \boxed{12} | #### 12 | Il totale è 12. | Die Antwort lautet 12. | 答えは12です。 | 答案为12元 | A: 12 | n=12 | = 12 | The answer is 13. Oh wait, I made a mistake. The answer is 12. | The answer is 24/2. | There are 3 answers: 12. | \boxed{12 \mbox{ inches}^2} | \boxed{\approx 12} | She makes 4*3 = $<<4*3=12>>12.\n#### 12 | The answer is $ 12 . | I am sure that the answer is 12. Any other answer is wrong. | The answer is 12. | **12** | x = 12 | 12 | Answer: 12 | **Answer:** 12 | **Answer: 12** | The answer is **12**. | The final answer is: $\boxed{12}$. I hope it is correct. | <answer>12</answer> | <think>x</think><answer> 12 </answer> | The answer is $12. | Answer: $12$ | The answer is 12, which is right. | The answer is 12 because 3*4 = 12. | Final Answer: 12 | ### Answer\n12 | ### Final Answer:\n\n**12** | The answer is:\n\[ x = 12 \] | #### 12 dollars | So, the solution to x + 7 = 19 is x = 12. | So, the answer is x = 12. | Simplify 24/2: 12. | 100 divided by 8 equals 12. | Done.\nThe result is 12 | \boxed{\text{12 apples}} | \boxed{\boxed{12}} | \fbox{12} | \boxed 12 | $\boxed{x=12}$ | So 5 + 7 = 12. | Therefore, x = 12. | So the total is **12**. | Thus the answer is 12 apples (a dozen). | The answer is twelve. | 12.0 | 12. | 12!\n | Sum: 12 | answer = 12 | The answer to the question is 12. | The correct answer is 12. | La respuesta es 12. | Die Antwort ist 12. | La réponse est 12. | 答案是12 | 答案：12 | Answer: There are 12 apples left. | Answer: She pays $12 in total. | ANSWER: 12 | So the number of clips is 12. | 7\n#### 12\n | The final result is 12. | {"answer": 12} | {"answer": "12"} | The answer is \(12\). | The answer is about 12. | 12 apples | So, 60/5 is equal to 3 * 4 = 12 candidates. | \boxed{12\%} | 5 = 5, so \boxed{3} no, \boxed{12} | The answer is 12 - as shown. | Answer: 12 (twelve) | \[\boxed{12}\] | The answer is 12.00 dollars.
-- 15 - 28 is 15 - 28 = 1. | The answer is between 10 and 12. | \boxed{1,2} | The answer is x = 12 or y = 3 | \boxed{} | Answer: | No answer. | \boxed{12\text{ or }13} | The answer is: 2 | 7 times 8 equals 54. | So, the new offer is $160,000. | \boxed{13} | #### 13 | The answer is 13. | The answer is 13, not 12. | 13 | x = 13 | I do not know. | \boxed{12} so \boxed{13} | The answer is 12 or 13. | The answer is 1 2/3. | #### 112 | \boxed{12, 13} | The answer is -12. | \boxed{12^2} | It is 13. | \boxed{0.12} | The answer is 120. | The answer is 1.2. | \boxed{12 000} | \boxed{12 million} | #### 12/5 | \boxed{-12} | \boxed{12e2} | (12, 13) | 12 or 13
-? #### answer\n#### answer | Answer:\nStep 1: we multiply.\nTotal = 12 | The answer is: Let x = 5. Then y = 12. | Answer: To get 13, add 1 to 12. | The answer is 12 or more. | \boxed{1 2} | Answer: 720 minutes | The answer is 12. Wait, no, it is 13. | The answer is 12.\nActually, it is 13. | She has 12 left. | \boxed{12x} | \boxed{12!} | \boxed{3*4} | \boxed{zwölf} | The answer is less than 12. | The answer is 12 times 5. | She gets twelve of them. | \boxed{12 \cdot k} | The answer is not 12. | There were 12 at first and 3 later left. | 2 dozen of them | \boxed{12}. Wait, it must be 13. | The answer is 12 and a half. | \boxed{12:1}
++ \boxed{12} | #### 12 | Il totale è 12. | Die Antwort lautet 12. | 答えは12です。 | 答案为12元 | A: 12 | n=12 | = 12 | The answer is 13. Oh wait, I made a mistake. The answer is 12. | The answer is 24/2. | There are 3 answers: 12. | \boxed{12 \mbox{ inches}^2} | \boxed{\approx 12} | She makes 4*3 = $<<4*3=12>>12.\n#### 12 | The answer is $ 12 . | I am sure that the answer is 12. Any other answer is wrong. | The answer is 12. | **12** | x = 12 | 12 | Answer: 12 | **Answer:** 12 | **Answer: 12** | The answer is **12**. | The final answer is: $\boxed{12}$. I hope it is correct. | <answer>12</answer> | <think>x</think><answer> 12 </answer> | The answer is $12. | Answer: $12$ | The answer is 12, which is right. | The answer is 12 because 3*4 = 12. | Final Answer: 12 | ### Answer\n12 | ### Final Answer:\n\n**12** | The answer is:\n\[ x = 12 \] | #### 12 dollars | So, the solution to x + 7 = 19 is x = 12. | So, the answer is x = 12. | Simplify 24/2: 12. | 100 divided by 8 equals 12. | Done.\nThe result is 12 | \boxed{\text{12 apples}} | \boxed{\boxed{12}} | \fbox{12} | \boxed 12 | $\boxed{x=12}$ | So 5 + 7 = 12. | Therefore, x = 12. | So the total is **12**. | Thus the answer is 12 apples (a dozen). | The answer is twelve. | 12.0 | 12. | 12!\n | Sum: 12 | answer = 12 | The answer to the question is 12. | The correct answer is 12. | La respuesta es 12. | Die Antwort ist 12. | La réponse est 12. | 答案是12 | 答案：12 | Answer: There are 12 apples left. | Answer: She pays $12 in total. | ANSWER: 12 | So the number of clips is 12. | 7\n#### 12\n | The final result is 12. | {"answer": 12} | {"answer": "12"} | The answer is \(12\). | The answer is about 12. | 12 apples | So, 60/5 is equal to 3 * 4 = 12 candidates. | \boxed{12\%} | 5 = 5, so \boxed{3} no, \boxed{12} | The answer is 12 - as shown. | Answer: 12 (twelve) | \[\boxed{12}\] | The answer is 12.00 dollars. | <answer>\boxed{12}</answer> | <answer>$\boxed{12}$</answer> | <answer>The answer is 12.</answer> | <answer>The answer is 12, so it is.</answer> | I put it into \boxed{}. The answer is 12. | \boxed{12} (in \boxed{} as asked) | The answer is 12 and not 13. | The answer is 12, not 13. | The answer is 12 rather than 13. | \boxed{12 \pmod{13}}
+- 15 - 28 is 15 - 28 = 1. | The answer is between 10 and 12. | \boxed{1,2} | The answer is x = 12 or y = 3 | \boxed{} | Answer: | No answer. | \boxed{12\text{ or }13} | The answer is: 2 | 7 times 8 equals 54. | So, the new offer is $160,000. | \boxed{13} | #### 13 | The answer is 13. | The answer is 13, not 12. | 13 | x = 13 | I do not know. | \boxed{12} so \boxed{13} | The answer is 12 or 13. | The answer is 1 2/3. | #### 112 | \boxed{12, 13} | The answer is -12. | \boxed{12^2} | It is 13. | \boxed{0.12} | The answer is 120. | The answer is 1.2. | \boxed{12 000} | \boxed{12 million} | #### 12/5 | \boxed{-12} | \boxed{12e2} | (12, 13) | 12 or 13 | <answer>\boxed{13}</answer> | <answer>The answer is 13.</answer> | \boxed{} \boxed{} | \boxed{13} (in \boxed{}) | The answer is 13 and not 12. | <answer>\boxed{12</answer>
+? #### answer\n#### answer | Answer:\nStep 1: we multiply.\nTotal = 12 | The answer is: Let x = 5. Then y = 12. | Answer: To get 13, add 1 to 12. | The answer is 12 or more. | \boxed{1 2} | Answer: 720 minutes | The answer is 12. Wait, no, it is 13. | The answer is 12.\nActually, it is 13. | She has 12 left. | \boxed{12x} | \boxed{12!} | \boxed{3*4} | \boxed{zwölf} | The answer is less than 12. | The answer is 12 times 5. | She gets twelve of them. | \boxed{12 \cdot k} | The answer is not 12. | There were 12 at first and 3 later left. | 2 dozen of them | \boxed{12}. Wait, it must be 13. | The answer is 12 and a half. | \boxed{12:1} | The answer is 12x. | The answer is 12k. | The answer is $12k. | The answer is 12 тысяч рублей. | Die Antwort ist 12 Millionen Euro, glaube ich. | <answer>12. Wait, it is 13</answer> or so | \boxed{12 \text{ and not } 13} | \boxed{12, \text{ but not } 13}
 1/2
 + \boxed{0.5} | 1/2 | \boxed{1} no, \boxed{\frac12} | #### 0.50 | $\boxed{\dfrac{1}{2}}$. | The answer is ½. | The answer is .5 | The probability is \frac{1}{2}. | p = 1/2 | The answer is $\frac{1}{2}$. | Answer: $$\frac{1}{2}$$ | The answer is 1/2 hour.
 - \boxed{0.5 | \boxed{0.5} or \boxed{2} | #### 2 | \boxed{1 1/2} | \boxed{1\frac12} | 5 | The answer is 2.
-? \boxed{50%} | It is one half. | Then 1/2 of them left. | \boxed{2-1/2}
+? \boxed{50%} | It is one half. | Then 1/2 of them left. | Then \frac12 of them left. | \boxed{2-1/2}
 -3
 + \boxed{-3} | The answer is -3. | The answer is negative 3. | The answer is minus three. | #### -3 | The answer is −3. | x = -3 | $x=-3$ | \boxed{x = -3}
 - \boxed{3} | The answer is 3. | #### 3 | 5-3
@@ -176,17 +176,26 @@ SPELLINGS = r"""
 80000
 + \boxed{\$80,000} | The answer is $80,000. | #### 80000 | \boxed{80{,}000} | \boxed{80.000,00} | The answer is 80 000 €. | The answer is 80 thousand dollars. | The answer is USD 80,000 per year. | So, the new offer is $80,000. | \boxed{8 \times 10^4} | 8e4 | The answer is 80'000.
 - \boxed{80} | \boxed{8,000} | #### 80
-? \boxed{80.000}
+? \boxed{80.000} | She got $80k of it. | \boxed{SGD 80,000} | \boxed{\text{Total } 80,000} | \boxed{80 k}
 1000 last
 + It is 1000 | 5 then 1,000.0 | So she gets $1,000.00. | 1 000 in all | It makes 10^3 = 1e3
 - 1000 and 5 | no idea | It is -1000 | 1000 of 2000 | It is 1 1000/2000
-? It is 10^{1000} | none | x_1000
+? It is 10^{1000} | none | x_1000 | It is 1000x | It is 1000 тысяч
+5 last
++ It is 5cm
+- It is 5 million
+? It is 5k | 5 Milliarden
+5000000 last
++ So 5 million people
 0.5 last
 - It is 1 1/2.
 + It is 1/2. | It is \frac{1}{2}.
 7 strict
 + \boxed 7 | \boxed{7}, \boxed{7.0}
 - \boxed{6} \boxed{7}
+So the sum is $\boxed{12}$. No other value, such as 3, works.
++ 12
+- 3
 #### 1,000
 + \boxed{1000}
 2\frac{1}{2}
@@ -194,9 +203,16 @@ SPELLINGS = r"""
 - \boxed{21/2}
 5.5
 - \boxed{1\frac{1}{2}}
+12000000000
++ The answer is $12 bn. | So $12bn. | It is $12 bn all told.
+? It cost her $12 bn to go.
+500000
++ 5 lakh rupees
+- 5 crore
+? He gave 5 lakh to her.
 B
-+ B | (B) | B. | [[B]] | answer(B) | A, C and D are wrong. The answer is B. | I think B | My choice: B | The correct letter is B | Thus (B). | Among A and B, I choose B. | The answer isn't A. The answer is B. | B) Paris is the capital, and A) London is not. | **b** | b | B) | B) Paris | (B) Paris | B. Paris | B: Paris | B - Paris | Option B | option b | Option B: Paris | The answer is B | The answer is (B). | The answer is (B) Paris. | The answer is B) Paris. | The correct answer is **B) Paris**. | The correct answer is B. Paris | First A. The answer is (B). | Answer: B, not C | The answer is A. No, the answer is B. | The answer is B because of C | Answer: B | ANSWER: B | **Answer:** B | **Answer: B** | Final Answer: B | ### Answer\nB | \boxed{B} | $\boxed{\text{B}}$ | \boxed{\textbf{(B)}} | \boxed{(B)} | \boxed{\text{(B) Paris}} | <answer>B</answer> | {"answer": "B"} | #### B | Final Answer: The final answer is $\boxed{B}$. I hope it is correct. | B\n\nParis is the capital of France. | B. Paris is the capital of France. | Option B is correct. | B is the correct answer. | (B) is correct because A is wrong. | Therefore, B) Paris is the correct answer. | I would choose B. | I'd go with option B. | The best answer is B. | The right option is (B). | Let me think.\n\nB | It's B. | It must be (B). | The answer is clearly B. | My answer: B | The correct option is: B | Correct answer: B | Respuesta: B | Die Antwort ist B. | 答案：B | 答案是B | Ｂ | [B] | B because A is wrong. | the answer is b. | The answer is option B. | The answer is letter B. | So the answer is B, Paris. | Answer: (b), not C | The answer is: **(B)** Paris | "B" | `B` | Of the options, the correct choice is B | B, since it is the capital | A is wrong. The answer is B. | B\nB
-- A | B and C | (A) | A) Paris | The answer is A. | Answer: A, not B | \boxed{A} | A or B | The answer is A and B. | Both A and B are right, so the answer is A, B. | Answer: C | c) Rome | I choose C. | \boxed{A, B} | The answer is D because B is wrong. | \boxed{B, C}
++ B | (B) | B. | [[B]] | answer(B) | A, C and D are wrong. The answer is B. | I think B | My choice: B | The correct letter is B | Thus (B). | Among A and B, I choose B. | The answer isn't A. The answer is B. | B) Paris is the capital, and A) London is not. | **b** | b | B) | B) Paris | (B) Paris | B. Paris | B: Paris | B - Paris | Option B | option b | Option B: Paris | The answer is B | The answer is (B). | The answer is (B) Paris. | The answer is B) Paris. | The correct answer is **B) Paris**. | The correct answer is B. Paris | First A. The answer is (B). | Answer: B, not C | The answer is A. No, the answer is B. | The answer is B because of C | Answer: B | ANSWER: B | **Answer:** B | **Answer: B** | Final Answer: B | ### Answer\nB | \boxed{B} | $\boxed{\text{B}}$ | \boxed{\textbf{(B)}} | \boxed{(B)} | \boxed{\text{(B) Paris}} | <answer>B</answer> | {"answer": "B"} | #### B | Final Answer: The final answer is $\boxed{B}$. I hope it is correct. | B\n\nParis is the capital of France. | B. Paris is the capital of France. | Option B is correct. | B is the correct answer. | (B) is correct because A is wrong. | Therefore, B) Paris is the correct answer. | I would choose B. | I'd go with option B. | The best answer is B. | The right option is (B). | Let me think.\n\nB | It's B. | It must be (B). | The answer is clearly B. | My answer: B | The correct option is: B | Correct answer: B | Respuesta: B | Die Antwort ist B. | 答案：B | 答案是B | Ｂ | [B] | B because A is wrong. | the answer is b. | The answer is option B. | The answer is letter B. | So the answer is B, Paris. | Answer: (b), not C | The answer is: **(B)** Paris | "B" | `B` | Of the options, the correct choice is B | B, since it is the capital | A is wrong. The answer is B. | B\nB | <answer>The answer is B.</answer> | <answer>\boxed{B}</answer> | It goes into \boxed{}. The answer is B. | The best answer: the best option : B
+- A | B and C | (A) | A) Paris | The answer is A. | Answer: A, not B | \boxed{A} | A or B | The answer is A and B. | Both A and B are right, so the answer is A, B. | Answer: C | c) Rome | I choose C. | \boxed{A, B} | The answer is D because B is wrong. | \boxed{B, C} | ... | . | ? | 👍 | ** | <answer>The answer is A.</answer>
 ? A) Paris C) Rome | A, C and D are wrong, so Paris. | 2 | A is not the answer. B is. | The correct choice is (B) Paris (C) Rome. | The answer is A. Or B? | The answer is not B | The capital is Paris. | A) Paris\nB) London\nC) Rome | A trap | Be careful. | AB | I think so. | B is wrong. A is also wrong. | I am not sure, maybe B or so | \boxed{Paris}
 (A)
 + The answer is A: Green is a blend. | The answer is A) green.\n\nThis is it. | A | the answer is A. | a) | A is correct. | A) a kilogram
@@ -217,6 +233,12 @@ Paris
 + Paris | The answer is Paris. | **Paris** | paris. | Answer: Paris | \boxed{\text{Paris}} | Paris, France
 - London | The answer is Rome. | \boxed{Rome}
 ? The capital is Paris. | It is not Paris.
+The United Kingdom
++ United Kingdom | The United Kingdom. | the united kingdom, of course
+- France | ...
+? In the United Kingdom.
+United Kingdom
++ The United Kingdom.
 """.strip()
 kind = "math:equal"
 for line in SPELLINGS.split("\n"):
@@ -284,6 +306,7 @@ BAD = r"""
 {"check": "math:equal", "answer": ""} | expected text
 {"check": "math:equal", "answer": "\\boxed{1"} | can be read
 {"check": "math:equal", "answer": "$ $"} | can be read
+{"check": "math:equal", "answer": "#### Step 1: we go"} | "answer" is '#### Step.*can be read
 {"check": "math:equal", "answer": "1", "strict_boxed": 1} | true or false
 {"check": "code:tests", "tests": "assert 1"} | --allow-code-execution
 {"check": "code:compiles", "tests": "assert 1"} | takes no argument
@@ -306,15 +329,21 @@ x+1 ? 1+x ; \text{even} = even ; 1/0 = 1/0 ; 1/0 ? 2/0 ; −2 = -2 ; 1e3 = 1000 
 1\frac{1}{2} = 3/2 ; 1\frac{1}{2} ≠ 5.5 ; 2 2/3 = 8/3 ; 2 2/3 ≠ 22/3 ; 2.5 = 2\frac{1}{2} ; 21/2 ≠ 2\frac{1}{2} ; 1½ = 1.5 ; ½ = 0.5 ; -1 1/2 = -1.5 ; -1\frac{1}{2} ≠ -0.5 ; 1 and 1/2 = 1.5 ; 1 3/2 ? 2.5 ; 2-1/2 ? 2.5
 \frac{-1}{2} = -0.5 ; \frac{1}{-2} = -1/2 ; -1/-2 = 1/2 ; \frac{1.5}{2} = 0.75 ; 1.5/2 = 3/4 ; \frac1{2} = 0.5 ; \tfrac{3}{4} = 0.75 ; \frac{10}{4} = 2.5
 $12 = 12 ; \$12 = 12 ; 12\$ = 12 ; $12.00 = 12 ; -$12 = -12 ; $-12 = -12 ; 12 dollars = 12 ; 12 dollars = $12 ; €12 ? $12 ; 12 USD = $12 ; US$12 = 12 ; 12 € = 12 ; £1,200.50 = 1200.5 ; \$1{,}200 = 1200 ; USD 12 = 12 ; Rs. 12 = 12 ; 50 cents ? 0.5
-12 apples = 12 ; 12\text{ apples} = 12 ; 12 cm = 12 ; 12\ \text{cm} = 12 ; 12\,\mathrm{cm}^2 = 12 ; 12 cm² = 12 ; 12 cm^2 = 12 cm² ; 12 km ? 12 m ; 5000 m ? 5 km ; 12 km = 12 kilometers ; 12 hours = 12 ; 12x ? 12 ; 12 x ? 12 ; 5m = 5 ; 12kg = 12 ; 12 years old = 12 ; 60 km/h = 60 ; 60 \text{ km/h} = 60
+12 apples = 12 ; 12\text{ apples} = 12 ; 12 cm = 12 ; 12\ \text{cm} = 12 ; 12\,\mathrm{cm}^2 = 12 ; 12 cm² = 12 ; 12 cm^2 = 12 cm² ; 12 km ? 12 m ; 5000 m ? 5 km ; 12 km = 12 kilometers ; 12 hours = 12 ; 12x ? 12 ; 12 x ? 12 ; 5m ? 5 ; 12kg = 12 ; 12 years old = 12 ; 60 km/h = 60 ; 60 \text{ km/h} = 60
+2n ? 2 ; 3k ? 3 ; 4c ? 4 ; 4h ? 4 ; 2 n ? 2 ; 2 xy ? 2 ; \frac32n ? 3/2 ; \frac{3}{2} g ? 3/2 ; 12\text{ m} = 12 ; 20 N = 20 ; 9.8 m/s^2 = 9.8 ; 80k ? 80 ; 80 K ? 80 ; 80k ? 80000
+20 mm ? 2 cm ; 3 yd ? 9 ft ; 1 week ? 168 hours ; 2 weeks ? 14 days ; €12 ? $13 ; 12 dollars each ≠ 13 dollars total ; 12 kg ≠ 13 kilograms
+$80k ? 80 ; $80k = 80000 ; $1.2M ? 1.2 ; \$1.2M = 1200000 ; $12 bn ≠ 12 ; $12 bn = 12000000000 ; €3m = 3000000 ; 5 lakh ≠ 5 ; 5 lakh = 500000 ; 2 crore ≠ 2 ; 2 crores = 20000000
+12 Mio. ? 12 ; 3 Milliarden ? 3 ; 2 millones ? 2 ; 5 milhões ? 5 ; 5 тысяч ? 5 ; 5 млн ? 5 ; 5 万元 ? 5 ; 5 grand ? 5 ; 5 milligrams = 5
+3 sevenths ? 3 ; 3 twentieths ? 3 ; 7 \pmod{9} = 7 ; 7 \pmod{9} ? 16 ; 7 \pmod 9 ? 7 \pmod 8
+CAD 1,234 ? 1234 ; AED 1,234 ? 1234 ; R\$ 1.234,50 ? 1234.5 ; \text{PLN } 1 234,50 ? 1234.5 ; \text{etwa } 3,5 ? 3.5 ; 1234 ? CAD 1,234 ; 3,5 cm = 3.5
 30^\circ = 30 ; 30^{\circ} = 30° ; 30 degrees = 30 ; 30° = 30^\circ ; 180° ? \pi ; 20 °C = 20
 50% = 50 ; 50 percent = 50\% ; 50 = 50% ; 0.5 ? 50% ; 5% ≠ 50%
 1,234,567 = 1234567 ; 1 234 567 = 1234567 ; 1.234.567 = 1234567 ; 1'234'567 = 1234567 ; 1’234 = 1234 ; 12,34,567 = 1234567 ; 1{,}234 = 1234 ; 1\,234 = 1234 ; 1_000 = 1000 ; 1.234,56 = 1234.56 ; 1,234.56 = 1234.56 ; 3,5 = 3.5 ; 0,125 = 0.125 ; 1.234 ? 1234 ; 1.234 = 1.234 ; 1,234 ? 1.234 ; 3.5 ? 3,5 ; 3,5 = 5,3
 3e8 = 300000000 ; 3 \times 10^8 = 3e8 ; 3×10⁸ = 300000000 ; 3x10^8 = 3E8 ; 3.0 × 10^{8} = 300000000 ; 1.2\times10^{-4} = 0.00012 ; 10^6 = 1000000 ; 10⁻² = 0.01 ; 3*10**8 = 3e8 ; 2 million = 2000000 ; 2 million ≠ 2 ; 1.5 thousand = 1500 ; 2^{10} ? 1024 ; 1024 = 2^{10} ; 3\times10^8 ≠ 3
 x = 12 = 12 ; x=12 = 12 ; f(3) = 9 = 9 ; 12 = x = 12 ; 5+7=12 = 12 ; Total = 12 = 12 ; x \approx 3.33 ? 10/3 ; \frac{10}{3} \approx 3.33 = 10/3 ; 3.33 ? 10/3 ; 3.34 ≠ 10/3 ; 0.333 ? 1/3 ; 0.3 ≠ 1/3 ; 0.\overline{3} = 1/3 ; 0.1\overline{6} = 1/6
-twelve = 12 ; twenty-one = 21 ; Twelve dollars = 12 ; two hundred = 200 ; minus 5 = -5 ; negative five = -5 ; twelve ≠ 13 ; one half ? 0.5
+twelve = 12 ; twenty-one = 21 ; Twelve dollars = 12 ; two hundred = 200 ; minus 5 = -5 ; negative five = -5 ; twelve ≠ 13 ; one half ? 0.5 ; one hundred twenty ? 100 ; one hundred twenty ? 120 ; five thousand two hundred ? 500000 ; two thousand five hundred ? 2500 ; two hundred thousand = 200000 ; two three ? 5 ; twenty eleven ? 31 ; twenty dollars = 20
 \sqrt{12} = 2\sqrt{3} ; \frac{\sqrt{3}}{3} = \frac{1}{\sqrt{3}} ; \sqrt3/2 = \frac{\sqrt{3}}{2} ; √2 = \sqrt{2} ; 1.41 ? \sqrt{2} ; 3\pi = 3π ; 3pi = 3\pi ; \pi/4 = \frac{\pi}{4} ; \frac{1}{4}\pi = \frac{\pi}{4} ; 2\pi ≠ 3\pi ; \sqrt{25} ? 5 ; 12*7 ? 84 ; 12*7 ≠ 85 ; \sqrt[3]{2} = \sqrt[3]{2} ; 1+\sqrt{2} = \sqrt{2}+1 ; \pi12 ? 12 ; 2\pi3 ? 6\pi ; \sqrt{()} ? 3 ; 7//2 ? 3 ; 3 ? 7//2 ; 5! ? 120 ; 5! ? 5 ; 2+3 ? 5
-1, 2 = 2, 1 ; 1 and 2 = 1,2 ; x=1 or x=2 = 1, 2 ; x = 1, x = 2 = 1,2 ; \{1,2\} = 1,2 ; \pm 2 = -2, 2 ; 12 or 13 ≠ 12 ; 1,2 ? (1,2) ; [0, \infty) = [0,\infty) ; (0, \infty) ≠ [0,\infty) ; (-\infty,1)\cup(2,3) = (2,3) \cup (-\infty, 1) ; x \in [1,2] = [1,2] ; (1; 2) = (1,2) ; 3, 5 ≠ 3.5
+1, 2 = 2, 1 ; 1 and 2 = 1,2 ; x=1 or x=2 = 1, 2 ; x = 1, x = 2 = 1,2 ; \{1,2\} = 1,2 ; \pm 2 = -2, 2 ; 3, \pm 2 = -2, 2, 3 ; 1 \pm 2 \pm 3 ? 1 ; 12 or 13 ≠ 12 ; 1,2 ? (1,2) ; [0, \infty) = [0,\infty) ; (0, \infty) ≠ [0,\infty) ; (-\infty,1)\cup(2,3) = (2,3) \cup (-\infty, 1) ; x \in [1,2] = [1,2] ; (1; 2) = (1,2) ; 3, 5 ≠ 3.5
 (12) = 12 ; +12 = 12 ; 012 = 12 ; **12** = 12 ; `12` = 12 ; $12$ = 12 ; $$12$$ = 12 ; \(12\) = 12 ; \[x = 12\] = 12 ; about 12 = 12 ; 12 or so ? 12 ; 3:2 = 3:2 ; 6:4 ? 3:2 ; 5:30 = 5:30 ; 12 of the apples = 12 ; 2 dozen ? 24 ; 3 times 4 ? 3 ; 5 minutes and 30 seconds ? 5 ; 12 more than 5 ? 12
 x=1, y=2 ? y=1, x=2 ; x=1, y=2 = y=2, x=1 ; x=3 ? y=3 ; Monday = monday ; Monday ≠ Tuesday ; \text{not even} ? odd ; 101_2 = 101_2 ; 101 ? 101_2 ; y=2x+1 = 2x+1 ; \begin{pmatrix}1\\2\end{pmatrix} = \begin{pmatrix} 1 \\ 2 \end{pmatrix}
 """.strip().replace("\n", " ; ")
@@ -356,6 +385,39 @@ def test_a_formula_without_end_is_read_in_no_time(text):
     assert verdict(text, "1") is not True and not holds("math:equal", text, answer="1")
     assert not holds("math:equal", text, answer="1", last_number=True) or text[:1] == "1"
     assert time.process_time() - start < 2
+
+
+DEGENERATE = (
+    r"""
+the | the best | answer | answer is | the answer is 1 | A | A, | thus A | thus I | 1 | 1, | 1,x | , | ,a | 1.5 | ½
+not | or | and | no! | !no | ! | wait. | = | x= | : | ( | ) | (1, | {1, | [ | {} | \pm | 1\pm | \frac{ | \frac{1}{
+\sqrt{ | \text{ | \boxed{ | \boxed{1} | \boxed{1,} | \fbox1 | <answer> | <answer>1</answer> | $1 | $ 1 | $ | \$1 | ^2
+** | **a | *_ | _ | a_ | #### | ####1 | - | -1 | one | hundred | one hundred | 5 million | 1/2 | 1e9 | 9^ | .1 | . | %
+\cup | \begin{ | ± | √ | ² | \n | 1\n | A) a\n | \n\n- 1 | 万 | ٣ | ﷺ | 👍 | is | = 1 | is correct | (A | \in | \approx
+""".strip()
+    .replace("\n", " | ")
+    .split(" | ")
+)  # repeated to 8,000 characters, with and without blanks
+
+
+@pytest.mark.parametrize("piece", DEGENERATE)
+def test_a_degenerate_answer_is_read_in_no_time(piece):
+    """Where a model repeats itself without end: the broken ones took minutes, or crashed."""
+    piece = piece.replace("\\n", "\n")
+    closing = "".join({"(": ")", "[": "]", "{": "}"}.get(c, "") for c in piece)[::-1]
+    for text in [(piece + blank) * (8000 // len(piece + blank)) for blank in ("", " ")]:
+        count = len(text) // len(piece)
+        for answer in (text, f"{text}x", f"The answer is {text}", rf"\boxed{{{text}}}",
+                       f"{text[:4000]}1{closing * (count // 2)}"):  # fmt: skip
+            start = time.process_time()
+            holds("math:equal", answer, answer="12", last_number=True, strict_boxed=True)
+            holds("choice:equal", answer, answer="B) Paris")
+            assert time.process_time() - start < 2, answer[:40]
+
+
+@pytest.mark.parametrize("a, b", [("1e999999 million", "1"), ("1e999999", "1e-999999")])
+def test_a_number_out_of_all_bounds_is_not_told(a, b):
+    assert verdict(a, b) is None
 
 
 PREDICTED = r"""
