@@ -1,20 +1,29 @@
 """checks/decisions.py: what an answer decides, in words such as advance, hold and reject; no torch.
 
 A word that is denied, asked or put under a condition is no decision: "I would not advance",
-"Advance?", "advance if …", "hold rather than reject" (which decides: hold). Where nothing, or more
-than one word, is left, there is no decision: None. Of other languages than English only a denial
-before the word is read (nicht, kein, pas, jamais, no, nunca).
+"Advance?", "advance if …", "hold rather than reject" (which decides: hold); nor is one of another
+sense ("thank you in advance", "hold a debrief"). What a label names ("Recommendation: hold"), or
+what stands on a line of its own, counts before all other lines. Where nothing, or more than one
+word, is left, there is no decision: None. Of other languages than English only a denial before the
+word is read (nicht, kein, pas, jamais, no, nunca).
 """
 
 import re
 
-LABEL = re.compile(r"\b(?:recommendation|decision|verdict|conclusion|outcome)\b\W*[:=–—-]", re.I)
+LABEL = (
+    re.compile(  # Recommendation: / Decision (hold or reject) – / ## Verdict, and the line below
+        r"\b(?:recommendation|decision|verdict|conclusion|outcome|final answer)\b"
+        r"(?:[ \t]*(?:\([^()\n]*\)|\[[^\[\]\n]*\]))?(?:[^\w\n]*(?:[:=–—]|-(?!\w))|[ \t]*$)\s*",
+        re.I | re.M,
+    )
+)
 STRUCK = re.compile(r"~~.*?~~|[*_`]")  # struck out; marks of emphasis
 SENTENCE = re.compile(r"[^.;!?]*[.;!?]?")
 NO_DENIAL = re.compile(
     r"\b(?:not (?:only|just)|no doubt|without (?:a |any )?(?:doubt|reservations?|hesitation))\b",
     re.I,
 )
+OTHER_SENSE = re.compile(r"\bin advance\b|\bhold(?: off)? (?:an?|any|all|your|our)\b", re.I)
 # a denial reaches the next decision, over a few words of the same clause …
 DENIAL = (
     r"(?:\b(?:not|never|cannot|cant|wont|dont|neither|nor|no|nothing|none|nobody|without|against"
@@ -39,30 +48,36 @@ AFTER = re.compile(
     r"|\s?[:=–—-]\s?no\b(?=\W*$|,)",
     re.I,
 )
-CONDITION = re.compile(r"\b(?:if|unless|provided|assuming|contingent|on condition)\b", re.I)
+CONDITION = re.compile(
+    r"\b(?:if|unless|provided|assuming|contingent|on condition)\b"
+    r"|^\W*(?:in order )?to\b[^,]*,.*\b(?:needs?|must|should|would|will|ha(?:s|ve) to)\b",
+    re.I,
+)
 
 
 def decision_of(answer, words):
-    """The decision of an answer, one of `words`: what its last line with one of them says; or None.
+    """The decision of an answer, one of `words`, or None.
 
-    A line that only denies words passes the question on to the line before, and rules them out.
+    It is what the last line with a label says; else what the lines of a word alone agree on; else
+    what all lines agree on. A word that a later line denies is ruled out.
 
     >>> words = ("advance", "hold", "reject")
-    >>> decision_of("Gaps: none.\\nRecommendation: advance.", words)
-    'advance'
+    >>> decision_of("Recommendation: reject.\\nShe can hold an audience.", words)
+    'reject'
     >>> decision_of("Do not reject her: hold.", words), decision_of("I'd hold, not advance.", words)
     ('hold', 'hold')
     >>> decision_of("I would not advance.", words), decision_of("advance or reject", words)
     (None, None)
     """
-    denied = set()
-    for line in reversed(STRUCK.sub("", answer).split("\n") if words else ()):
-        start = max((label.end() for label in LABEL.finditer(line)), default=0)
-        chosen, refused = decisions_in(line[start:], words)
-        if chosen:
-            return chosen.pop() if len(chosen) == 1 and not chosen & denied else None
-        denied |= refused
-    return None
+    lines = LABEL.sub("\0", STRUCK.sub("", answer)).split("\n") if words else []
+    alone = re.compile(rf"\W*(?:{'|'.join(map(re.escape, words))})\W*", re.I)
+    read = [decisions_in(line.rpartition("\0")[2], words) for line in lines]
+    chosen = {n: decided for n, (decided, _) in enumerate(read) if decided}
+    labelled = [n for n in chosen if "\0" in lines[n]][-1:]
+    deciding = labelled or [n for n in chosen if alone.fullmatch(lines[n])] or [*chosen]
+    decisions = set().union(*(chosen[n] for n in deciding))
+    denied = set().union(*(refused for _, refused in read[max(deciding, default=0) + 1 :]))
+    return decisions.pop() if len(decisions) == 1 and not decisions & denied else None
 
 
 def decisions_in(line, words):
@@ -71,15 +86,16 @@ def decisions_in(line, words):
     longest_first = sorted(words, key=len, reverse=True)  # "no hire" before "hire"
     named = re.compile(rf"(?<!\w)(?:{'|'.join(map(re.escape, longest_first))})(?!\w)", re.I)
     spelled = {word.casefold(): word for word in words}
-    line = NO_DENIAL.sub("", line)
+    line = OTHER_SENSE.sub("", NO_DENIAL.sub("", line))
     sentences = [match[0] for match in SENTENCE.finditer(line) if match[0]]
     for sentence, following in zip(sentences, [*sentences[1:], ""]):
+        is_conditional = CONDITION.search(sentence)
         is_question = sentence.rstrip().endswith("?")
         answered = is_question and re.match(r"\W*(yes|no)\b", following, re.I)
         for word, is_denied in words_of(sentence, named):
             if is_denied or (answered and answered[1].lower() == "no"):
                 denied.add(spelled[word.casefold()])
-            elif not CONDITION.search(sentence) and (answered or not is_question):
+            elif not is_conditional and (answered or not is_question):
                 chosen.add(spelled[word.casefold()])
     return chosen, denied
 
@@ -92,7 +108,7 @@ def words_of(sentence, named):
     gaps = [sentence[start : match.start()] for start, match in zip(starts, matches)]
     listed = [bool(re.fullmatch(r"\W*(?:or|nor|/)\W*(?:to )?", gap, re.I)) for gap in gaps]
     before = [bool(BEFORE.search(CLAUSE.split(ASIDE.sub(r"\1", gap))[-1])) for gap in gaps]
-    after = [bool(AFTER.match(sentence[match.end() :])) for match in matches]
+    after = [bool(AFTER.match(sentence, match.end())) for match in matches]
     for i in range(1, len(matches)):
         before[i] |= listed[i] and before[i - 1]
     for i in reversed(range(1, len(matches))):

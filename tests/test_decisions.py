@@ -82,6 +82,22 @@ She lacks the evidence to advance. | -
 Too weak to advance. | -
 Too weak to advance, hold. | hold
 Advance: no, hold: yes | hold
+Strengths: SQL.\\nRecommendation: reject.\\nWe will be in touch; thank you in advance. | reject
+Decision: Reject.\\nNext steps: hold a debrief. | reject
+Recommendation: reject. Please hold any questions. | reject
+Recommendation: hold\\nTo advance, she needs a licence. | hold
+Recommendation: reject\\nThe team may hold this against us, and advance without her. | reject
+Recommendation (advance, hold or reject): advance | advance
+Final decision [advance/hold/reject] - **hold** | hold
+## Recommendation\\n\\nI would hold her.\\nWhat could advance her is SQL. | hold
+**Recommendation:**\\n\\n**Reject**\\nThe others advance. | reject
+Decision: hold.\\nOn reflection, final decision: reject. | reject
+Strengths: decision-making, could advance the field.\\nReject. | reject
+Reject.\\n\\nPlease hold any questions, and advance your career elsewhere. | reject
+- advance\\n- hold\\n- reject | -
+I would reject her.\\nThe team may hold this against us. | -
+Thank you in advance. | -
+To advance, she needs a licence. | -
  | -
 """
 
