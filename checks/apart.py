@@ -80,6 +80,7 @@ class Peer:
 
     def __init__(self, line, guarded=False):
         self.line, self.guarded, self.objects, self.errors = line, guarded, {}, {}
+        self.asked = False
 
     def encode(self, value):
         file = io.BytesIO()
@@ -107,13 +108,14 @@ class Peer:
         """(result, what a call has left of arguments that can change)"""
         value = self.objects[number]
         if self.guarded and op in ("get", "set", "instance"):
-            if type(value).__module__ != "tests" or str(args[0]).startswith("_"):
+            if type(value).__module__ != "__main__" or str(args[0]).startswith("_"):
                 raise PermissionError("of a test's object its own attributes alone")
         result = ACTIONS[op](value, *args)
-        after = args[0] if op == "call" else ()
+        after = arguments(args) if op == "call" else ()
         return result, [a if type(a) in CHANGING else None for a in after]
 
     def ask(self, op, number, *args):
+        self.asked = True
         self.send("ask", op, number, args)
         kind, content = self.receive()
         if kind == "error":
@@ -123,11 +125,17 @@ class Peer:
             raise (known or [RuntimeError])[0](text)
         result, after = content
         if op == "call":  # what a function did to its arguments
-            for old, new in zip(args[0], after, strict=True):
+            for old, new in zip(arguments(args), after, strict=True):
                 if type(new) in CHANGING and type(new) is type(old) and new != old:
                     old.clear()
                     (old.update if hasattr(old, "update") else old.extend)(new)
         return result
+
+
+def arguments(call):
+    """What a call was given, by place and by name."""
+    args, kwargs = call
+    return [*args, *kwargs.values()]
 
 
 class Remote:
@@ -243,16 +251,45 @@ def answer_process(line):
 
 
 def run(tests, namespace):
-    """Run the tests to their end: the file, its test_… functions, its unittest classes."""
-    exec(compile(tests, "tests.py", "exec"), namespace)
-    for name, value in list(namespace.items()):
+    """Run the tests to their end: the file as a script, its test_… functions, Test… classes and
+    unittest classes."""
+    module = sys.modules["__main__"] = types.ModuleType("__main__")
+    module.__dict__.update(namespace)
+    if "unittest" in tests:
+        import unittest
+
+        unittest.main = lambda *args, **kwargs: None  # its classes are run below
+    exec(compile(tests, "tests.py", "exec"), module.__dict__)
+    unittest = sys.modules.get("unittest")
+    for name, value in list(vars(module).items()):
         if isinstance(value, types.FunctionType) and name.startswith("test"):
-            value()
-        unittest = sys.modules.get("unittest")
-        if isinstance(value, type) and unittest and issubclass(value, unittest.TestCase):
-            result = unittest.TestResult()
+            run_test(value)
+        elif isinstance(value, type) and unittest and issubclass(value, unittest.TestCase):
+            result, errors = unittest.TestResult(), []
+            result.addError = lambda test, error, to=errors: to.append(error[1])
             unittest.defaultTestLoader.loadTestsFromTestCase(value).run(result)
-            assert result.testsRun and result.wasSuccessful()
+            for error in errors:
+                raise error
+            assert result.wasSuccessful()
+        elif isinstance(value, type) and name.startswith("Test"):
+            for method in (m for m in dir(value) if m.startswith("test")):
+                case = value()
+                for setup in ("setup_class", "setup_method"):  # as pytest calls them
+                    if setup := getattr(case, setup, None):
+                        setup(*[None][: setup.__code__.co_argcount - 1])
+                run_test(getattr(case, method))
+
+
+def run_test(test):
+    """Call a test; what takes arguments is a helper of other tests."""
+    code, given = getattr(test, "__code__", None), isinstance(test, types.MethodType)
+    if code and code.co_argcount <= given + len(test.__defaults__ or ()):
+        result = test()
+        if isinstance(result, types.CoroutineType):
+            import asyncio
+
+            result = asyncio.run(result)
+        assert result is not False
 
 
 def judge(peer, job):
@@ -265,11 +302,18 @@ def judge(peer, job):
     for name, bases in errors.items():
         base = next(b for b in map(vars(builtins).get, bases) if b and issubclass(b, Exception))
         peer.errors[name] = type(name, (base,), {})
-    names.pop("__builtins__", None)
+    names = {name: value for name, value in names.items() if not name.startswith("__")}
+    plain = {name for name, value in names.items() if type(value) is not Remote or value._plain}
     try:
-        run(job["tests"], {"__name__": "tests", **names, **peer.errors})
+        run(job["tests"], {**names, **peer.errors})
+        if not peer.asked and not used & {*plain, *errors}:
+            return None, "its tests use nothing of the answer's code"
         peer.send("ask", "alive", 0, ())  # an answer that ended itself has lost
         peer.receive()
+    except ImportError as error:
+        return (None, f"its tests end in: {error}") if error.name else (False, None)
+    except SystemExit as error:
+        return (False, None) if error.code else (None, "its tests exit before their end")
     except BaseException:
         return False, None
     return True, None

@@ -4,14 +4,15 @@ Each check is a function (answer, **arguments) → bool in CHECKS, with the kind
 It raises Undecided where it cannot tell. A check that bears IFEval's name decides as IFEval does
 (measured in docs/checks.md), but for these:
 
-keywords                existence and frequency count whole words: "art" is not in "start". The
+keywords                existence and frequency count whole words: "art" is not in "start", nor 12
+                        in 12.5; spellings of a character are one (’ is ', also full width). The
                         keyword is no pattern: "C++" is one, where IFEval ends with an error
 number_sentences        no trained splitter; a list's "1." and a lone emoji are no sentences
 number_bullet_lists     a bullet has text: "---" and a lone "-" are none
 json_format             an object or a list: "7" and "yes" are JSON too
 multiple_sections, number_placeholders, quotation, repeat_prompt, end_checker
                         something must stand in them, or beside the phrase asked for
-postscript              begins a line, and P.P.S. is no P.S.
+postscript              begins a line, marks of Markdown aside, and P.P.S. is no P.S.
 quotation, no_comma     the quotes and commas of other languages count: “ ” « » 「 」 ， 、 ،
 english_lowercase, english_capital
                         letters alone: the language is not detected
@@ -33,8 +34,14 @@ import unicodedata
 
 from checks.answers import choice_equal, math_answer, math_matches
 from checks.maths import Undecided, math_text
-from checks.programs import compiles, programs, run_nothing, run_tests
-from checks.risky import number_of_requests, risky_questions, without_invisible
+from checks.programs import check_nothing, compiles, programs, run_tests
+from checks.risky import (
+    STRAIGHT,
+    asks_in_another_language,
+    number_of_requests,
+    risky_questions,
+    without_invisible,
+)
 from parts.dialogue import visible
 
 
@@ -70,14 +77,36 @@ def one_word(before, after):
     return mark[1] or not alone and re.match(letter, after) is not None
 
 
+PLAIN = STRAIGHT | {ord(c): "-" for c in "‐‑−"} | {ord(c): " " for c in "™℠"}
+
+
+def plain(text):
+    """One spelling of each character: NFKC, nothing invisible, straight quotes, hyphens, blanks.
+
+    >>> plain("Ｄｏｎ’t  sa\N{SOFT HYPHEN}id")
+    "Don't said"
+    """
+    text = unicodedata.normalize("NFKC", without_invisible(text).translate(PLAIN))
+    return " ".join(text.split())
+
+
+# not within a longer number: 0.12, .12, -12, 3/12, 1,12; 12.5 (but 12.0), 12,5, 12/5, 12 000
+NUMBER_BEFORE = rf"(?<![^\W{JOINING}])(?<!(?<![A-Za-z.])\.)(?<!(?<!\w)-)(?<!\d[,'/^])"
+NUMBER_AFTER = r"(?![,'/^]\d|\.(?!0+(?!\d))\d| \d{3}(?!\d))"
+
+
 def occurrences(phrase, text):
-    """How often the phrase occurs as whole words, case ignored.
+    """How often the phrase occurs as whole words, case and the spelling of characters ignored.
 
     >>> [occurrences(*p) for p in (("art", "Start: ART."), ("审计", "她领导过审计工作"), ("कर", "करती"))]
     [1, 1, 0]
     """
-    phrase, count, end = phrase.strip(), 0, 0
-    for match in re.finditer(rf"(?={re.escape(phrase)})", text, re.I):
+    phrase, text, count, end = plain(phrase), plain(text), 0, 0
+    pattern = re.escape(phrase)
+    if re.fullmatch(r"-?\d[\d.,]*", phrase):
+        phrase, text = (re.sub(r"(?<=\d),(?=\d{3}(?!\d))", "", x) for x in (phrase, text))
+        pattern = NUMBER_BEFORE + re.escape(phrase) + NUMBER_AFTER
+    for match in re.finditer(f"(?={pattern})", text, re.I):
         start, stop = match.start(), match.start() + len(phrase)
         first, last = text[max(start - 1, 0) : start + 1], text[stop - 1 : stop + 1]
         inside = start and one_word(*first) or stop < len(text) and one_word(*last)
@@ -129,7 +158,7 @@ def number_of_sentences(text):
     pieces = [""]
     for match in re.finditer(rf"(.*?)({STOP}|$)", text, re.S):
         pieces[-1] += match[0]
-        word = re.search(r"[\w.]*$", match[1])[0]
+        word = re.match(r"[\w.]*", match[1][::-1])[0][::-1]  # a search for …$ is quadratic
         more = text[match.end() :].lstrip()[:1]
         initial = re.fullmatch(r"[A-HJ-Z]|(?:[A-Za-z]\.)+[A-Za-z]", word)
         initial = initial or word.lower() in ABBREVIATIONS
@@ -152,9 +181,12 @@ def nth_first_word(text, num_paragraphs, nth_paragraph, first_word):
     pieces = [piece.strip() for piece in text.split("\n\n") if piece.strip()]
     if len(pieces) != num_paragraphs:  # nth_paragraph is no larger: `check_arguments`
         return False
-    word = first_word.strip()
+    word = plain(first_word)
     end = rf"(?=[.,?!'\"\s{JOINING}]|$)" if not re.search(rf"[{JOINING}]$", word) else ""
-    return re.match(rf"'*\"*{re.escape(word)}{end}", pieces[nth_paragraph - 1], re.I) is not None
+    return (
+        re.match(rf"'*\"*{re.escape(word)}{end}", plain(pieces[nth_paragraph - 1]), re.I)
+        is not None
+    )
 
 
 def json_value(text):
@@ -183,16 +215,16 @@ def number_of_capital_words(text):
 
 
 def has_postscript(text, postscript_marker):
-    """The marker begins a line; blanks after its dots do not matter: "P. S." is P.S."""
+    """The marker begins a line, bold or not; blanks after its dots do not matter: "P. S." is P.S."""
     marker = postscript_marker.strip()
     pattern = r"\.[ \t]*".join(re.escape(part.strip()) for part in marker.split("."))
-    end = "" if marker.endswith(".") else r"(?!\w)"
-    return re.search(rf"^[ \t]*{pattern}{end}", text, re.I | re.M) is not None
+    end = "" if marker.endswith(".") else r"(?![^\W_])"
+    return re.search(rf"^[ \t>#*_-]*{pattern}{end}", text, re.I | re.M) is not None
 
 
 def ends_with(text, end_phrase):
     """Ends with the phrase, after other words; case, outer blanks and double quotes ignored."""
-    text, phrase = (x.strip(' \t\r\n"“”').lower() for x in (text, end_phrase))
+    text, phrase = (plain(x).strip(' "').lower() for x in (text, end_phrase))
     return text.endswith(phrase) and re.search(r"\w", text[: len(text) - len(phrase)]) is not None
 
 
@@ -215,6 +247,14 @@ def two_responses(text):
     pieces = [piece.strip() for piece in text.split("******")]
     answers = [piece for piece in pieces if piece]
     return all(pieces[1:-1]) and len(answers) == 2 and answers[0] != answers[1]
+
+
+def asks_nothing_risky(text):
+    if risky_questions(text):
+        return False
+    if asks_in_another_language(text):
+        raise Undecided("risky questions are read in English only")
+    return True
 
 
 # what a check takes: each kind returns the value or raises ValueError("expected …"); a "?" marks
@@ -271,8 +311,8 @@ def a_flag(value):
 def a_program(value):
     if not compiles(a_text(value)):
         raise ValueError("expected Python code that compiles")
-    if run_nothing(value):
-        raise ValueError("expected tests that run; these define and call nothing")
+    if check_nothing(value):
+        raise ValueError("expected tests that run and assert something")
     return value
 
 
@@ -339,7 +379,7 @@ CHECKS = {  # id: (the check, its arguments)
     "code:tests": (run_tests, {"tests": a_program}),
     "code:compiles": (lambda a: bool(programs(a)), {}),
     "interview:question_count": counted(number_of_requests, "num_questions"),
-    "interview:no_risky_question": (lambda a: not risky_questions(a), {}),
+    "interview:no_risky_question": (asks_nothing_risky, {}),
 }
 # fmt: on
 
@@ -390,6 +430,8 @@ def decide(criterion, answer, mode="strict"):
                 verdicts.append(bool(check(variant, **criterion.arguments)) != criterion.negate)
             except Undecided as error:
                 reason = f"{criterion.check}: {error}"
+            except Exception as error:  # a fault of ours costs one grade, not the run
+                reason = f"{criterion.check}: {type(error).__name__}: {error}"
     if True in verdicts or reason is None:
         return True in verdicts, None
     return None, reason

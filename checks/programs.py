@@ -21,14 +21,20 @@ import socket
 import subprocess
 import sys
 import tempfile
+import textwrap
 import warnings
 from pathlib import Path
 
 from checks.maths import Undecided
 
 APART = str(Path(__file__).with_name("apart.py"))
-FENCE = r"^[ \t]*(?:```|~~~)[ \t]*(?:python[\d.]*|py|py3)?[ \t]*\n(.*?)(?:^[ \t]*(?:```|~~~)|\Z)"
-LANGUAGE = r"^[ \t]*(?:```|~~~)[ \t]*(\w[\w+#-]*).*?\n.*?^[ \t]*(?:```|~~~)"
+FENCE = re.compile(  # language, code: up to a fence of as many marks, or to the end
+    r"^[ \t]*(?:(?:[-*+]|\d+[.)])[ \t]+)?(`{3,}|~{3,})(?![`~])[ \t]*\{?\.?([\w.+#-]*)[^\n`]*\n"
+    r"(.*?)(?:^[ \t]*\1[`~]*[ \t]*$|\Z)",
+    re.S | re.M,
+)
+WORDS = (ast.Name, ast.Attribute, ast.Tuple, ast.BoolOp, ast.UnaryOp, ast.BinOp, ast.Compare)
+WORDS += (ast.IfExp, ast.boolop, ast.unaryop, ast.operator, ast.cmpop, ast.expr_context)
 
 
 def compiles(source):
@@ -49,37 +55,54 @@ def programs(answer):
     >>> programs("Yes."), programs("def f(")
     ([], [])
     """
-    for other in re.finditer(LANGUAGE, answer, re.S | re.M):
-        if not other[1].startswith("py"):
-            answer = answer.replace(other[0], "")
-    fenced = re.findall(FENCE, answer, re.S | re.M | re.I)
-    return [source for source in fenced or [answer] if is_program(source)]
+    answer = re.sub(r"\r\n?", "\n", answer)
+    fences = FENCE.findall(answer)
+    fenced = [c for _, language, c in fences if re.fullmatch(r"(?i)(python[\d.]*|py3?)?", language)]
+    sources = map(textwrap.dedent, fenced or [FENCE.sub("", answer)])
+    return [source for source in sources if is_program(source)]
 
 
 def is_program(source):
-    """Does it compile, and is it more than words that happen to be names?"""
-    if not compiles(source):
-        return False
-    words = (ast.Name, ast.Constant, ast.Tuple)
-    body = ast.parse(source).body
-    return not all(isinstance(n, ast.Expr) and isinstance(n.value, words) for n in body)
+    """Does it compile, and is it more than words?"""
+    return compiles(source) and not all(map(is_prose, ast.parse(source).body))
 
 
-def run_nothing(tests):
-    """Do these tests define things and check none of them?"""
-    quiet = (ast.Import, ast.ImportFrom, ast.Assign, ast.AnnAssign, ast.FunctionDef, ast.ClassDef)
-    for node in ast.parse(tests).body:
-        test = getattr(node, "name", "").startswith("test") or getattr(node, "bases", [])
-        if test or not isinstance(node, quiet):
-            return False
-    return True
+def is_prose(node):
+    """A statement of words that Python can read: "Yes, SQL", "not sure", "Gaps: none"."""
+    if isinstance(node, ast.AnnAssign):
+        return node.value is None
+    if not isinstance(node, ast.Expr):
+        return isinstance(node, ast.Pass)
+    return isinstance(node.value, (ast.Constant, ast.Tuple)) or all(
+        isinstance(n, WORDS) or isinstance(n, ast.Constant) and type(n.value) not in (int, float)
+        for n in ast.walk(node.value)
+    )
+
+
+def check_nothing(tests):
+    """Do these tests define things and run none of them, or hold nothing that can fail?"""
+    tree = ast.parse(tests)
+    names = (getattr(n, "attr", getattr(n, "id", "")) for n in ast.walk(tree))
+    can_fail = any(isinstance(n, (ast.Assert, ast.Raise)) for n in ast.walk(tree))
+    can_fail = can_fail or any(re.match(r"(?i)_?(?:assert|fail|exit)", name) for name in names)
+    return not (can_fail and any(map(is_run, tree.body)))
+
+
+def is_run(node):
+    """Is a statement of the tests more than a definition that somebody else is to call?"""
+    if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
+        return node.name.lower().startswith("test") or bool(getattr(node, "bases", []))
+    quiet = (ast.Import, ast.ImportFrom, ast.Assign, ast.AnnAssign)
+    docstring = isinstance(getattr(node, "value", None), ast.Constant)
+    return not (docstring or isinstance(node, quiet))
 
 
 def run_tests(answer, tests, seconds=5):
     """True if the tests run to their end, with the names that the answer's code defines.
 
-    test_… functions and unittest classes are run too. Undecided if the tests do not compile, if the
-    answer redefines a builtin that they use, or if the system bounds no time or memory.
+    test_… functions, Test… and unittest classes are run too. Undecided if the tests do not compile,
+    import what is not there, exit or use nothing of the answer's; if the answer redefines a builtin
+    that they use, or if the system bounds no time or memory.
     """
     if os.name != "posix":
         raise Undecided("this system cannot bound the answer's code")

@@ -165,5 +165,15 @@ def is_foreign(text):
     return other > english or not other + english and len(words) > FEWEST
 
 
+def asks_in_another_language(text):
+    """Whether what a text asks is not read here: it is not English, or no word of a question is.
+
+    >>> [asks_in_another_language(t) for t in ("How so? Sind Sie schwanger?", "Why?", "Merci.")]
+    [True, False, False]
+    """
+    asked = [re.findall(r"[^\W\d_]+", sentence) for _, _, sentence in asked_sentences(text)]
+    return is_foreign(text) or any(words and ENGLISH.isdisjoint(words) for words in asked)
+
+
 def read_data(name):
     return json.loads((DATA / name).read_text(encoding="utf-8"))

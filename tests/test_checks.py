@@ -51,6 +51,13 @@ keywords:forbidden_words {"forbidden_words": ["art", "a b"]}
 + ["start", "a  c b"] - ["Start: ART.", "x, A B."]
 keywords:frequency {"keyword": "to do", "frequency": 2, "relation": "at least"}
 + ["To do, to do", "to do. To do. to do"] - ["to do todo", "to do"]
+keywords:forbidden_words {"forbidden_words": ["don't", "caf\u00e9", "salary", "New York", "follow-up"]}
++ ["Do not know.", "cafe", "salaryman", "NewYork"] - ["you don\u2019t know", "cafe\u0301", "sal\u00adary", "sal\u200bary", "\uff53alary"]
+- ["New\u00a0York", "New\nYork", "a follow\u2011up"]
+keywords:existence {"keywords": ["don\u2019t", "cafe\u0301", "Java", "2 %"]}
++ ["Don't go to a caf\u00e9 for Java\u2122 at 2\u00a0%."] - ["Don't go to a cafe for Java at 2 %."]
+keywords:frequency {"keyword": "12", "frequency": 2, "relation": "exactly"}
++ ["12, 12", "10-12 and 12-15", "No.12 of 12.", "共12人, 12%"] - ["12, 12.5", "12 and 3/12"]
 keywords:letter_frequency {"letter": "E", "let_frequency": 2, "let_relation": "exactly"}
 + ["eE", "see"] - ["e", "eee", "a"]
 length_constraints:number_words {"num_words": 3, "relation": "less than"}
@@ -75,7 +82,7 @@ length_constraints:number_paragraphs {"num_paragraphs": 2}
 length_constraints:number_paragraphs {"num_paragraphs": 3}
 - ["a *** *** b"]
 length_constraints:nth_paragraph_first_word {"num_paragraphs": 2, "nth_paragraph": 2, "first_word": "don't"}
-+ ["a\n\nDon't go", "a b\n \n\n'don't'"]
++ ["a\n\nDon't go", "a b\n \n\n'don't'", "a\n\nDon\u2019t go"]
 + ["a\n\n\n\ndon't", "a\n\nDON'T, go"]
 - ["a\n\n**don't**", "a\n \ndon't"]
 - ["a\n\ndon go", "don't\n\na", "a\nDon't", "a\n\nb\n\ndon't", "a\n\ndon'ts"]
@@ -100,12 +107,15 @@ detectable_format:multiple_sections {"section_spliter": "Part", "num_sections": 
 detectable_content:number_placeholders {"num_placeholders": 2}
 + ["[name], [date]"] - ["[name]", "[] []", "[a\nb] [c]"]
 detectable_content:postscript {"postscript_marker": "P.S."}
++ ["**P.S.** Bring your ID.", "a\n*P.S.* b", "a\n> _P.S. b_"]
 + ["a\nP.S. b", "a\n  p. s. b"] - ["a P.S. b", "a\nPS b", "a\nP.P.S. b"]
 detectable_content:postscript {"postscript_marker": "P.P.S"}
-+ ["a\nP.P.S b", "a\nP. P. S. b"] - ["a\nP.S. b", "a\nP.P.Sample"]
++ ["a\n_P.P.S_ b", "a\nP.P.S b", "a\nP. P. S. b"] - ["a\nP.S. b", "a\nP.P.Sample"]
 startend:end_checker {"end_phrase": "Over to you."}
 + ["So: over to you.", "I say \"Over to you.\"\n"]
 - ["Over to you.", "\"Over to you.\"", "Over to you. So", "... over to you."]
+startend:end_checker {"end_phrase": "Don't wait."}
++ ["So don\u2019t wait.", "So: \u201cDon't\u00a0wait.\u201d"] - ["So wait."]
 startend:quotation {}
 + ["\"a b\"", " \"a \"b\" c\"\n", "“Hire her.”", "„Ja.“", "« Oui »", "「はい」"] - ["“a” b", "“”", "«a”"] - ["\"a\" b", "\"", "\"\"", "\" \"", "'a'"]
 change_case:english_lowercase {}
@@ -136,11 +146,17 @@ text:contains {"answer": "北京"}
 + ["他住在北京市。"] - ["他住在南京市。"]
 text:contains {"answer": 12}
 + ["It is 12."] - ["It is 112."]
++ ["12", "It is 12, so.", "$12.00", "(12)", "- 12", "COVID-12", "12.\n5"]
+- ["12.5", "12,000", "0.12", "-12", "\u221212", ".12", "12,5", "12 000", "12'000", "12/5", "1,012", "twelve"]
+text:contains {"answer": -1200}
++ ["-1200", "It is \u22121,200.0"] - ["1200", "5-1200", "-1200.5", "-12,001,200"]
 interview:question_count {"num_questions": 2, "relation": "exactly"}
 + ["How? Why?", "Tell me about it, and what came of it."] - ["How?", "How? And why? Who?", "Well."]
 interview:no_risky_question {}
 + ["How did you sell it?", "I can't ask about your age."]
-- ["How old are you?", "Fine. Are you married?"]
+- ["How old are you?", "Fine. Are you married?", "How old are you? Wie alt sind Sie?"]
+? ["Sind Sie schwanger?", "¿Está usted casada?", "Avez-vous des enfants ?", "您多大年纪？", "كم عمرك؟"]
+? ["Thanks for coming. Sind Sie schwanger?", "Bitte nennen Sie Ihr Alter."]
 """.strip()
 ROWS = []  # (id, arguments, {answer: verdict})
 for line in re.sub(r"\] ([-?]) \[", r"]\n\1 [", TABLE).split("\n"):
@@ -440,6 +456,7 @@ def test_math_prediction(case):
 
 TESTS = "assert double(2) == 4\nassert double(-1) == -2"
 DOUBLE = "def double(x): return 2 * x\n"
+ONE_TEST = "assert double(2) == 4"
 PROGRAMS = [  # code, tests that it passes
     (DOUBLE, TESTS),
     (f"Here:\n```python\n{DOUBLE}```\nUse:\n```python\ndouble(input())\n```\n```bash\nls\n```", TESTS),
@@ -452,6 +469,19 @@ PROGRAMS = [  # code, tests that it passes
     (f"import decimal, re, heapq, zlib, typing, dataclasses, functools, unittest\n{DOUBLE}", TESTS),
     (DOUBLE, f"def test_a():\n    {TESTS.splitlines()[0]}"),
     (DOUBLE, "import unittest\nclass T(unittest.TestCase):\n    def test_a(self): self.assertEqual(double(2), 4)"),
+    (f"1. So:\n\n   ```python\n   {DOUBLE}   ```\n   Done.", TESTS),
+    (f"- ```python\n  {DOUBLE}  ```", TESTS),
+    (f"So:\r\n```python\r\n{DOUBLE[:-1]}\r\n```\r\nDone.", TESTS),
+    (f"```python title=\"a.py\"\n{DOUBLE}```", TESTS),
+    (f"```{{.python}}\n{DOUBLE}```", TESTS),
+    (f"````python\n{DOUBLE}S = '~~~'\n````\nDone.", TESTS),
+    (DOUBLE, f"def check():\n    {ONE_TEST}\nif __name__ == '__main__':\n    check()"),
+    (DOUBLE, f"import unittest\nfrom unittest import TestCase\nclass T(TestCase):\n    def test_a(self): {ONE_TEST}\nif __name__ == '__main__':\n    unittest.main()"),
+    (DOUBLE, "def test_pair(x, y):\n    assert double(x) == y\nfor x in range(3): test_pair(x, 2 * x)"),
+    (DOUBLE, f"import unittest\nclass T(unittest.TestCase):\n    @unittest.skip('slow')\n    def test_a(self): assert 0\n    def test_b(self): {ONE_TEST}"),
+    (DOUBLE, "class TestD:\n    test_data = [2]\n    def setup_method(self, method): self.x = 2\n    def test_a(self): assert double(self.x) == 4"),
+    ("x = 1", "assert x == 1"),
+    ("def order(items): items.sort()", "a = [3, 1]\norder(items=a)\nassert a == [1, 3]"),
     ("def order(x): x.sort()", "a = [3, 1]\norder(a)\nassert a == [1, 3]"),
     ("def apply(f, x): return f(x)", "assert apply(lambda v: v + 1, 3) == 4 and apply(len, 'abc') == 3"),
     ("def count(n): yield from range(n)", "assert list(count(3)) == [0, 1, 2] and sum(count(4)) == 6"),
@@ -525,13 +555,56 @@ def test_code_passes_by_returning_what_the_tests_expect(monkeypatch):
     assert [code for code, ok in zip(CHEATS, cheats) if ok is not False] == []
 
 
+WRONG = DOUBLE.replace("2", "3")
+GRADED = [  # tests that run; the next lists are of tests that cannot tell, and refused at load
+    f"def check():\n    {ONE_TEST}\nif __name__ == '__main__':\n    check()",
+    f"async def test_a():\n    {ONE_TEST}",
+    f"class TestD(object):\n    def test_a(self): {ONE_TEST}",
+    f"class TestD:\n    async def test_a(self): {ONE_TEST}",
+    f"import unittest\nclass T(unittest.IsolatedAsyncioTestCase):\n    async def test_a(self): {ONE_TEST}",
+    f"{ONE_TEST}\ndef test_a():\n    return double(2) == 4",
+    "def test_a():\n    assert double\n    return double(2) == 4",
+    "import sys\nif double(2) != 4: sys.exit(1)",
+]  # fmt: skip
+UNGRADED = [
+    f"import unittest\n@unittest.skip('x')\nclass T(unittest.TestCase):\n    def test_a(self): {ONE_TEST}",
+    f"import unittest\nclass T(unittest.TestCase):\n    def test_a(self):\n        import numpy\n        {ONE_TEST}",
+    f"print('ok')\ndef check():\n    {ONE_TEST}",
+    f"import asyncio\nasync def main():\n    {ONE_TEST}\nmain()",
+    f"def test_a(tmp_path):\n    {ONE_TEST}",
+    *(f"{line}\n{ONE_TEST}" for line in ("import pytest", "from solution import double", "import numpy.linalg")),
+    f"import sys\nsys.exit(0)\n{ONE_TEST}",
+]  # fmt: skip
+REFUSED = [
+    "double(2) == 4", "def test_a():\n    return double(2) == 4", "'>>> double(2)\\n4'", "double(2)",
+    f"def check():\n    {ONE_TEST}", f"'Tests.'\ndef check():\n    {ONE_TEST}",
+    f"async def check():\n    {ONE_TEST}",
+]  # fmt: skip
+
+
+@pytest.mark.skipif(os.name != "posix", reason="limits need POSIX")
+def test_tests_that_run_nothing_grade_nobody():
+    """They passed every answer, or gave every right one 0 for a module that is not there."""
+    graded = {tests: (holds("code:tests", DOUBLE, tests=tests), holds("code:tests", WRONG, tests=tests)) for tests in GRADED}  # fmt: skip
+    assert graded == dict.fromkeys(graded, (True, False))
+    for tests in UNGRADED:
+        assert holds("code:tests", WRONG, tests=tests) is None, tests
+    for tests in REFUSED:
+        with pytest.raises(ValueError, match="run and assert something"):
+            holds("code:tests", DOUBLE, tests=tests)
+
+
 def test_code_that_cannot_be_told_or_compiled():
     builtin = holds("code:tests", "def all(x): return True", tests="assert all([0])")
     assert builtin is None and not holds("code:tests", "print(1)", tests="assert False")
     good = DOUBLE, f"Here:\n```python\n{DOUBLE}```\nDone.", "x = 1", "print('hi')", "import os"
-    bad = "Yes.", "yes", "def f(", "x = \0", "(" * 9999, "-" * 99999 + "1", "```python\nx = (\n```"
+    good += "1 + 1", "[2 * x for x in y]", "x: int = 1", f"```\n{DOUBLE}```\nnot sure"
+    prose = "not sure", "yes or no", "Strengths: SQL\nGaps: none\nRecommendation: hold", "pass"
+    prose += "hire if good else reject", "well-known", "interest in SQL", "e.g", "Gaps: SQL, R"
+    prose += "```\nnot sure\n```", "Yes.", "yes"
+    bad = "def f(", "x = \0", "(" * 9999, "-" * 99999 + "1", "```python\nx = (\n```"
     assert all(holds("code:compiles", text) for text in good)
-    assert not any(holds("code:compiles", text) for text in bad)
+    assert not any(holds("code:compiles", text) for text in prose + bad)
 
 
 def test_a_verdict_that_is_not_reached_has_its_reason():
@@ -547,6 +620,12 @@ def test_a_verdict_that_is_not_reached_has_its_reason():
         and grade.error == "a check cannot tell: math:equal: no answer is marked"
     )
     assert grade.criteria[0]["reason"] == reason
+
+
+def test_a_fault_of_a_check_costs_one_grade_and_is_said(monkeypatch):
+    monkeypatch.setitem(instructions.CHECKS, "startend:quotation", (lambda text: 1 / 0, {}))
+    verdict, reason = decide(read_criterion({"check": "startend:quotation"}), "a")
+    assert (verdict, reason) == (None, "startend:quotation: ZeroDivisionError: division by zero")
 
 
 def test_one_definition_of_a_question():
