@@ -206,11 +206,6 @@ SENT = (  # by the page, and written as they are
     "event event_id annotator session strength reasons comment edit ms_active ms_wall ts_client "
     "guidelines_sha256"
 ).split()
-# a choice and its strength, where not every vote is allowed
-CHOICES = {
-    "thumbs": (("left", 2), ("right", 2), (None, None)),
-    "criteria": (("rated", 0), (None, None)),
-}
 
 
 @dataclass
@@ -304,22 +299,27 @@ class Desk:
             "item": None,
         }
         if left:
-            item, side = self.items[left[0]], me.sides[left[0]]
             before = {"reasons": [], "comment": "", "edit": None} | (me.returned or {})
-            edit = before["edit"] and {"text": before["edit"], "left": before["choice"] == side}
-            state["item"] = {
-                "item": [*me.sides].index(left[0]),
-                "prompt": plain(item["prompt"]),
-                "reasons": before["reasons"],
-                "comment": before["comment"],
-            }
-            if self.kind == "criteria":
-                state["item"] |= criteria.shown(item) | {"ratings": before.get("ratings")}
-            else:
-                shown = plain if votes.is_talk(item) else votes.answer_text
-                state["item"] |= {"left": shown(item[side]), "right": shown(item[other(side)])}
-                state["item"]["edit"] = edit
+            given = {key: before.get(key) for key in ("reasons", "comment", "ratings")}
+            on_left = before["edit"] and before["choice"] == me.sides[left[0]]
+            given["edit"] = before["edit"] and {"text": before["edit"], "left": on_left}
+            state["item"] = self.shown(me, left[0]) | given
         return state
+
+    def shown(self, me, item_id):
+        """The item as the page shows it, with its number and a hash, which come back with a vote.
+
+        The hash is of what is on the screen, left and right: it tells nobody which is a.
+        """
+        item, side = self.items[item_id], me.sides[item_id]
+        if self.kind == "criteria":
+            page = criteria.shown(item)
+        else:
+            show = plain if votes.is_talk(item) else votes.answer_text
+            page = {"left": show(item[side]), "right": show(item[other(side)])}
+        page["prompt"] = plain(item["prompt"])
+        sha256 = judge_votes.sha256(json.dumps([self.kind, page], sort_keys=True))
+        return page | {"item": [*me.sides].index(item_id), "sha256": sha256}
 
     # (4) a vote: checked, un-blinded, appended, fsync, and only then acknowledged
     def record(self, body):
@@ -336,10 +336,12 @@ class Desk:
             item_id = me.standing[-1]["item_id"]
         elif item_id in {None, *(e["item_id"] for e in me.standing)}:
             return "the item has changed, or you have voted on it already"
+        elif body.get("sha256") != self.shown(me, item_id)["sha256"]:
+            return "the server has other items than your page; read this one"
         if body["edit"] and votes.is_talk(self.items[item_id]):
             raise ValueError("edit: a conversation is not corrected")
         vote = body["choice"], body["strength"]
-        if vote not in CHOICES.get(self.kind, (vote,)):
+        if vote not in votes.CHOICES.get(self.kind, (vote,)):
             raise ValueError(f"choice: none of a session of {self.kind}")
         item, left = self.items[item_id], me.sides[item_id]
         shown = {"left": left, "right": other(left)}
@@ -367,11 +369,9 @@ class Desk:
             for key in ("ts_client", "ts_server"):
                 event[key] = f"{event[key][:10]}T00:00:00.000000Z"
         votes.check_event(event)
+        votes.check_texts(event, item)
         if not set(event["reasons"]) <= set(REASONS):
             raise ValueError("reasons: not accepted")
-        for key, longest in votes.LONGEST.items():
-            if len(event[key] or "") > longest:
-                raise ValueError(f"{key}: at most {longest} characters")
         self.append(event)
         return None
 
@@ -518,13 +518,20 @@ def judge(args):
 # ---- 9. save ----
 
 
+def read_session(args):
+    """(items, events) of --out, each event of the texts of its item."""
+    file, log = Path(args.out) / "items.jsonl", Path(args.out) / "annotations.jsonl"
+    load = criteria.load_items if args.criteria else load_items
+    items = load(file, flag="--out") if log.exists() else {}  # without votes, read_log says so
+    return items, read_log(log, items, kind_of(args))
+
+
 # (5) export: the votes that stand → prefs.jsonl for reward_train.py, dpo.py and TRL
 def export(args):
     """write prefs.jsonl from the votes, or rated.jsonl (works while a server runs)"""
     out, name, stage = Path(args.out), "prefs.jsonl", "reward_train.py"
-    load = criteria.load_items if args.criteria else load_items
-    items = load(out / "items.jsonl", flag="--out")
-    every_vote = replay(read_log(out / "annotations.jsonl", items, kind_of(args)))
+    items, events = read_session(args)
+    every_vote = replay(events)
     latest, of_models = by_people(every_vote), getattr(args, "judge", False)
     n_models = len(every_vote) - len(latest)
     if of_models:
@@ -547,19 +554,17 @@ def export(args):
     if 1 in n_votes and not args.thumbs:  # no null there: `datasets` would not load the file
         alone = f"{n_votes.count(1)} of {len(n_votes)} items: one vote an item"
         print(f"agreement: not measured in {alone}; their rows say 1.0")
-    if getattr(args, "sft", False):
-        if not edits:
-            raise UserError(f"--sft: no vote in {out} has an edited answer")
-        path = out / "sft.jsonl"
-        answers = [{"prompt": row["prompt"], "completion": row["chosen"]} for row in edits]
-        files.write_jsonl(path, answers, mode=files.PRIVATE)
-        print(f"{path}: {len(answers)} rows, prompt and edited answer, for sft.py --data")
     turns = [] if args.thumbs else talks.to_turns(items, latest)
+    path = out / ("rlaif-turns.jsonl" if of_models else "turns.jsonl")
+    votes.rewrite(path, turns, f"turns, good or bad, of {len(ordinary)} votes on conversations")
     if turns:
-        name = "rlaif-turns.jsonl" if of_models else "turns.jsonl"
-        path, stage = out / name, "dpo.py --loss-type kto"
-        files.write_jsonl(path, turns, mode=files.PRIVATE)
-        print(f"{path}: {len(turns)} turns, good or bad, of {len(ordinary)} votes on conversations")
+        name, stage = path.name, "dpo.py --loss-type kto"
+    wanted, path = getattr(args, "sft", False), out / "sft.jsonl"
+    if not of_models and (wanted or path.exists()):  # once there it follows the votes
+        answers = [{"prompt": row["prompt"], "completion": row["chosen"]} for row in edits]
+        votes.rewrite(path, answers, "rows, prompt and edited answer, for sft.py --data")
+    if wanted and not edits:
+        raise UserError(f"--sft: no vote in {out} has an edited answer")
     if n_models and not of_models:
         print(f"left out: {n_models} votes of models; export --judge writes them to rlaif.jsonl")
     if rows or turns:
@@ -569,13 +574,12 @@ def export(args):
 
 def report(args):
     """print agreement, position bias and a line per annotator (works while a server runs)"""
-    out = Path(args.out)
-    events = read_log(out / "annotations.jsonl", kind=kind_of(args))
+    items, events = read_session(args)
     people = by_people(events)
     if args.criteria:
         criteria.print_agreement(replay(events))
     elif args.judge:
-        agreement.print_judges(events, load_items(out / "items.jsonl", "--out"))
+        agreement.print_judges(events, items)
     else:
         agreement.print_agreement(people, args.thumbs)
         if people != events:

@@ -7,11 +7,9 @@ import itertools
 from collections import Counter, defaultdict
 from statistics import median
 
-import numpy as np
-
 from parts import pages
 from parts.stats import cohen_kappa, krippendorff_alpha, mean_number, share, sign_test
-from parts.votes import left_out, ordinary_votes, replay
+from parts.votes import folded, left_out, ordinary_votes, replay
 
 
 def position_bias(votes):
@@ -39,11 +37,11 @@ def rating(vote):
 
 
 def compared(votes):
-    """[(item id, {annotator: label})] of each two people who voted on one ordinary item; a label is
-    1 for a, −1 for b, 0 for a tie and for both bad."""
+    """[(item id, {annotator: choice})] of each two people who voted on one ordinary item; a choice
+    is a, b, tie or both_bad."""
     labels = defaultdict(dict)
     for vote in ordinary_votes(votes):
-        labels[vote["item_id"]][vote["annotator"]] = int(np.sign(rating(vote)))
+        labels[vote["item_id"]][vote["annotator"]] = vote["choice"]
     return [
         (item_id, dict(two))
         for item_id, people in labels.items()
@@ -60,22 +58,25 @@ def same_choice(pairs):
 def kappa(pairs):
     """Cohen's κ of `compared`, of the first person and the second."""
     labels = [tuple(labels.values()) for _, labels in pairs]
-    return cohen_kappa([[labels.count((x, y)) for y in (1, -1, 0)] for x in (1, -1, 0)])
+    kinds = sorted({label for two in labels for label in two})
+    return cohen_kappa([[labels.count((x, y)) for y in kinds] for x in kinds])
 
 
 def agreement(events):
     """What `annotate.py agreement` prints, from a log; compares a and b, never sides."""
-    votes, ratings, pairs = replay(events), defaultdict(list), defaultdict(list)
+    votes, units, pairs = replay(events), defaultdict(list), defaultdict(list)
     for vote in ordinary_votes(votes):
-        ratings[vote["item_id"]].append(rating(vote))
+        units[vote["item_id"]].append(vote)
+    choices = [[vote["choice"] for vote in unit] for unit in units.values()]
+    ratings = [[rating(vote) for vote in unit] for unit in units.values()]
     for item_id, labels in compared(votes):
         pairs[tuple(labels)].append((item_id, labels))
     return {
-        "items": len(ratings),
-        "overlapping_items": sum(len(unit) > 1 for unit in ratings.values()),
+        "items": len(units),
+        "overlapping_items": sum(len(unit) > 1 for unit in units.values()),
         "raw": same_choice(compared(votes)),
-        "alpha_nominal": krippendorff_alpha([np.sign(x).tolist() for x in ratings.values()]),
-        "alpha_ordinal": krippendorff_alpha(ratings.values(), "ordinal"),
+        "alpha_nominal": krippendorff_alpha(choices),
+        "alpha_ordinal": krippendorff_alpha(ratings, "ordinal"),
         "position": position_bias(votes),
         "pairs": [
             {"x": x, "y": y, "raw": same_choice(pairs[x, y]), "kappa": kappa(pairs[x, y])}
@@ -119,7 +120,9 @@ def print_agreement(events, thumbs=False):
     if overlap:
         nominal, ordinal = cell(result["alpha_nominal"]), cell(result["alpha_ordinal"])
         print(f"raw agreement     {cell(result['raw'])}")
-        print(f"Krippendorff's α  {nominal} (a, b, tie), {ordinal} (ordinal, with strength)")
+        print(
+            f"Krippendorff's α  {nominal} (a, b, tie, both bad), {ordinal} (ordinal, with strength)"
+        )
         print_table(result["pairs"], {"x": "", "y": "", "raw": "raw agreement", "kappa": "κ"})
         print(
             "\n– no number, or one label throughout. Trained raters of preferences agree in about\n"
@@ -127,6 +130,11 @@ def print_agreement(events, thumbs=False):
         )
     else:
         print("no agreement to compute: no item has two annotators; serve with --overlap 2")
+    people = [row["annotator"] for row in result["annotators"]]
+    spellings = Counter(map(folded, people))
+    if alike := [name for name in people if spellings[folded(name)] > 1]:
+        words = f"{', '.join(alike)} differ in capitals alone and are {len(alike)} rows below"
+        print(f"\n{words}; are they one person?")
     counts = "annotator", "votes", "skips", "ties", "both_bad", "median_seconds"
     rates = "annotator", "under_3_s", "left", "gold", "with_others"
     names = {"left": "thumbs up"} if thumbs else {}

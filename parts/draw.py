@@ -38,6 +38,10 @@ def draw(args):
     from parts import prompting
 
     gold = list(load_items(args.gold_items, "--gold-items").values()) if args.gold_items else []
+    for item in gold:
+        if not item.get("gold"):  # it would be an ordinary item, and a pair to train on
+            reason = f'the item {item["id"]!r} has no "gold"; expected "a" or "b", the better one'
+            raise UserError(f"--gold-items {args.gold_items}: {reason}")
     rows = read_prompts(args, prompting)
     if len({type(row["prompt"]) for row in rows}) > 1:  # the page would refuse them
         raise UserError(f"--prompts {args.prompts}: text and messages in one file; take one")

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from parts import files
 from parts.files import UserError
-from parts.rows import PROMPT_COLUMNS, check_messages, check_prompt, check_response
+from parts.rows import PROMPT_COLUMNS, check_messages, check_prompt, check_response, plain_text
 
 NULL, MISSING = type(None), type(...)
 TEXTS = "event event_id item_id item_sha256 annotator session comment ts_client ts_server"
@@ -45,6 +45,10 @@ KINDS = {  # of sessions: what a vote is
     "pairs": "a comparison",
     "thumbs": "a thumb on one answer",
     "criteria": "a rating of criteria",
+}
+CHOICES = {  # and their strength as the page sends them, where not every vote is allowed
+    "thumbs": (("left", 2), ("right", 2), (None, None)),
+    "criteria": (("rated", 0), (None, None)),
 }
 SHOWN = {"left": "a", "right": "b"}, {"left": "b", "right": "a"}
 
@@ -89,6 +93,15 @@ def check_event(event):
     if wrong:
         value = json.dumps(event.get(wrong[0], "missing"))[:40]
         raise ValueError(f'"{wrong[0]}" is {value}, which annotate.py does not write')
+
+
+def check_texts(event, item):
+    """Raise ValueError if a text of a new event is too long, or a correction corrects nothing."""
+    for key, longest in LONGEST.items():
+        if len(event[key] or "") > longest:
+            raise ValueError(f"{key}: at most {longest} characters")
+    if event["edit"] and bare(event["edit"]) == bare(answer_text(item[event["choice"]])):
+        raise ValueError("edit: this is the answer as it was")
 
 
 def model_flag(items):
@@ -254,6 +267,15 @@ def answer_text(answer):
     return answer if isinstance(answer, str) else "\n".join(m["content"] for m in answer)
 
 
+def bare(text):
+    """A text without blank margins, its lines ended as a text field of a browser ends them.
+
+    >>> bare(" one\\r\\ntwo\\r")
+    'one\\ntwo'
+    """
+    return text.replace("\r\n", "\n").replace("\r", "\n").strip()
+
+
 def is_talk(item):
     """Are the answers of an item conversations?
 
@@ -297,9 +319,11 @@ def load_items(path, flag="--items"):
             reason = f'a second item has the "id" {row["id"]!r}, that of line {lines[row["id"]]}'
             raise UserError(f"{flag} {path}:{line}: {reason}; rename one")
         lines[row["id"]] = line
-        a, b = (answer_text(row[side]).replace("\r\n", "\n").strip() for side in "ab")
+        a, b = (bare(answer_text(row[side])) for side in "ab")
         if a == b or not a or not b:
             counts["left out: answers equal" if a == b else "left out: an answer is blank"] += 1
+        elif not plain_text(row["prompt"]).strip():
+            counts["left out: the prompt is blank"] += 1
         else:
             items[row["id"]] = {key: row[key] for key in row if key in ITEM}
             if bool(row.get("a_model")) != bool(row.get("b_model")):
@@ -319,6 +343,16 @@ def item_sha256(item):
 
 
 # rows to train on
+
+
+def rewrite(path, rows, words):
+    """Write the rows that come from votes, or remove those of an earlier export: a text must not
+    outlive its vote."""
+    if rows:
+        files.write_jsonl(path, rows, mode=files.PRIVATE)
+        print(f"{path}: {len(rows)} {words}")
+    else:
+        path.unlink(missing_ok=True)
 
 
 def plain(value):

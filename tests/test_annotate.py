@@ -82,7 +82,7 @@ class Rater:
         if choice == "undo":
             body |= {"undoes": self.state["undoes"]}
         elif self.state["item"]:
-            body |= {"item": self.state["item"]["item"]}
+            body |= {key: self.state["item"].get(key) for key in ("item", "sha256")}
         return body | changes
 
     def send(self, body):
@@ -168,6 +168,22 @@ def test_agreement_compares_answers_not_sides(tmp_path):
     assert (result["raw"]["value"], result["raw"]["n"], result["overlapping_items"]) == (1, 20, 20)
     assert result["alpha_nominal"] == result["pairs"][0]["kappa"] == 1.0
     assert [row["with_others"]["value"] for row in result["annotators"]] == [1.0, 1.0]
+
+
+def test_both_bad_is_no_tie_and_a_log_has_its_own_items(tmp_path, capsys):
+    """A tie and both bad agreed, in α, κ and the share; a log of other texts was read."""
+    app = make(tmp_path, 4, "--overlap 2")
+    for name, choice in (("ann", "tie"), ("Ann", "both_bad")):
+        Rater(app, name).vote_all(lambda rater, choice=choice: choice)
+    result = agreement.agreement(log_of(tmp_path))
+    assert (result["raw"]["value"], result["raw"]["n"]) == (0, 4)
+    assert result["alpha_nominal"] < 0 and result["pairs"][0]["kappa"] == 0
+    command("agreement", tmp_path)
+    text = capsys.readouterr().out
+    assert "Ann, ann differ in capitals alone and are 2 rows below; are they one person?" in text
+    rows = item_rows(4)
+    write_rows(tmp_path / "items.jsonl", [rows[0] | {"a": rows[1]["a"]}, *rows[1:]])
+    assert "'item-000' has other texts in items.jsonl" in error_of(command, "agreement", tmp_path)
 
 
 def test_numbers_of_an_annotator(tmp_path, capsys):
@@ -265,6 +281,27 @@ def test_a_retry_or_a_stale_tab_is_no_second_vote(tmp_path):
     for body in (old_step, two.body("left", item=99), two.body("left", item=-1)):
         assert two.send(body)[0] == 409
     assert len(log_of(tmp_path)) == 2
+
+
+@cases("""
+changes                                          | flags    | status
+{}                                               | ''       | 200
+{"a_model": "another", "gold": "a"}              | ''       | 200
+{"prompt": [{"role": "user", "content": "New"}]} | ''       | 409
+{"a": [{"role": "assistant", "content": "New"}]} | ''       | 409
+{}                                               | --thumbs | 409
+""")
+def test_a_vote_is_on_what_was_on_the_screen(tmp_path, changes, flags, status):
+    """A server started anew with other items took the vote on what the page still showed, as one on
+    a text that nobody had seen: number and step were the same."""
+    name = "everyone"  # whose sides are those of a thumb, too
+    tab = Rater(make(tmp_path / "old", 4), name)
+    now = Rater(make(tmp_path / "new", [row | changes for row in item_rows(4)], flags), name)
+    found, data = now.send(tab.body("left", key=now.key))
+    assert found == status and len(log_of(tmp_path / "new")) == (status == 200)
+    if status == 409:
+        assert data["item"] == now.state["item"] and "other items" in data["error"]
+        now.vote("left")
 
 
 def test_undo_and_restart(tmp_path):
@@ -425,6 +462,8 @@ def test_items_left_out_and_columns_not_read_are_counted(tmp_path, capsys):
         {"id": 4, "note": 0}                    | an item
         {"id": 5, "a": ""}                      | blank
         {"id": 6, "a": "\u200b"}                | an item
+        {"id": 7, "a": "1\r2", "b": "1\n2\n"}    | equal
+        {"id": 8, "prompt": "\t"}               | no prompt
         """)
     base = {"prompt": "Assess.", "a": "Good.", "b": "Poor."}
     rows = [base | change for change, _ in changes]
@@ -434,11 +473,12 @@ def test_items_left_out_and_columns_not_read_are_counted(tmp_path, capsys):
     assert "note" not in items["1"]
     told = capsys.readouterr().out
     assert told == (
-        f"{path}: rows 6, not used: column note 2 (first {path}:1), not used: column split 1 "
-        f"(first {path}:1), left out: answers equal 1, left out: an answer is blank 2\n"
+        f"{path}: rows 8, not used: column note 2 (first {path}:1), not used: column split 1 "
+        f"(first {path}:1), left out: answers equal 2, left out: an answer is blank 2, "
+        "left out: the prompt is blank 1\n"
     )
     write_rows(path, [*rows, base | {"id": "1"}])
-    same_id = """7: a second item has the "id" '1', that of line 1"""
+    same_id = """9: a second item has the "id" '1', that of line 1"""
     assert same_id in error_of(votes.load_items, path)
 
 
@@ -505,7 +545,8 @@ def test_an_edited_answer_is_preferred_over_the_one_shown(tmp_path, capsys):
     app = make(tmp_path, item_rows(3, gold={2}))
     rater = Rater(app)
     for body in (rater.body("tie", edit="x"), rater.body("skip", edit="x"),
-                 rater.body("left", edit=" "), rater.body("left", edit="x" * 20_001)):  # fmt: skip
+                 rater.body("left", edit=" "), rater.body("left", edit="x" * 20_001),
+             rater.body("left", edit=rater.state["item"]["left"] + "\n")):  # fmt: skip
         assert rater.send(body)[0] == 400
     assert not log_of(tmp_path)
     sides = {"left": True, "right": False}
@@ -531,6 +572,29 @@ def test_an_edited_answer_is_preferred_over_the_one_shown(tmp_path, capsys):
     plain.vote("left")
     line = error_of(export, tmp_path / "plain", "--sft")
     assert re.search("--sft: no vote in .* has an edited answer", line)
+
+
+def test_a_text_does_not_outlive_its_vote(tmp_path):
+    """sft.jsonl and turns.jsonl of an earlier export stayed when the annotator was taken out."""
+    rows = item_rows(2)
+    say = lambda role, text: {"role": role, "content": text}  # noqa: E731
+    for side, text in (("a", "Any audits?"), ("b", "Married?")):
+        rows[1][side] = [say("assistant", text), say("user", "No."), say("assistant", "Thanks.")]
+    app = make(tmp_path, rows, "--overlap 2")
+    for name in ("ann", "ben"):
+        rater = Rater(app, name)
+        while item := rater.state["item"]:
+            edit = f"{name}'s words" if isinstance(item["left"], str) else None
+            rater.vote("left", edit=edit)
+    export(tmp_path, "--sft")
+    for people, n in ({"ben"}, 1), (set(), 0):
+        log = [vote for vote in log_of(tmp_path) if vote["annotator"] in people]
+        write_rows(tmp_path / "annotations.jsonl", log)
+        assert len(export(tmp_path)) == 3 * n
+        for name, n_rows in (("sft", n), ("turns", 4 * n)):
+            path = tmp_path / f"{name}.jsonl"
+            assert (len([*files.read_jsonl(path)]) if path.exists() else 0) == n_rows, name
+            assert path.exists() == bool(n) and (not n or "ann" not in path.read_text())
 
 
 def test_thumbs(tmp_path, capsys):
@@ -637,6 +701,10 @@ def test_draw(tmp_path, llama_folder, monkeypatch, capsys):
         command("draw", tmp_path / out, *flags.split(), *more)
         return list(votes.load_items(tmp_path / out / "items.jsonl").values())
 
+    write_rows(tmp_path / "gold.jsonl", item_rows(2, gold={0}))
+    line = error_of(draw, "two", "--gold-items", known)
+    assert "gold.jsonl: the item 'item-001' has no \"gold\"; " in line
+    write_rows(tmp_path / "gold.jsonl", item_rows(2, gold={0, 1}))
     write_rows(tmp_path / "prompts.jsonl", [rows[0], *rows, {"prompt": " \n"}])
     items = draw("two", "--model-b", second, "--gold-items", known)
     counts = "rows 10, dropped: the prompt is blank 1, dropped: prompt there twice 1\n"
@@ -708,7 +776,7 @@ log | oops | not valid JSON
 log | [] | expected an object
 flags | --items no.jsonl | --items no.jsonl: no such file
 flags | --overlap -1 | --overlap
-flags | export | no such file
+flags | export | no votes there
 flags | --responses r.jsonl | --responses has no effect
 flags | draw --env-args {} | --env-args has no effect
 flags | agreement | no votes there

@@ -10,7 +10,7 @@ import pytest
 from conftest import REPO
 from parts import files
 from test_annotate import Server, export, item_rows, log_of
-from tiny import write_rows
+from tiny import cases, write_rows
 
 pytestmark = pytest.mark.slow
 PAUSE = 330  # ms, a little more than in annotate.js
@@ -215,6 +215,86 @@ def test_corrections_by_keyboard(serve, open_page, tmp_path):
     assert tab.errors == []
 
 
+def test_what_is_being_written_is_kept(serve, open_page, tmp_path):
+    """A comment was lost by `u`, a correction by a reload, and an open one was in the way of `u`."""
+    tab = open_page(serve(item_rows(3))).start()
+    page, keys = tab.page, tab.keys
+    tab.press("3")
+    first = tab.text("#left")
+    keys.press("c")
+    keys.type("a comment")
+    keys.press("Escape")
+    page.check("#reasons input")
+    keys.press("e")
+    page.fill("#left-edit", "a correction")
+
+    def written():
+        comment, edit = page.input_value("#comment"), page.input_value("#left-edit")
+        return comment, page.is_checked("#reasons input"), edit
+
+    for _ in range(2):
+        assert written() == ("a comment", True, "a correction")
+        tab.reload()
+    keys.press("Escape")
+    tab.press("u")
+    assert page.is_hidden("#left-edit") and page.input_value("#comment") == ""
+    tab.press("3")
+    assert written() == ("a comment", True, "a correction")
+    tab.press("1")
+    assert page.is_hidden("#left-edit") and page.input_value("#comment") == ""
+    tab.press("u")  # what was sent comes from the server
+    assert (
+        written() == ("a comment", True, "a correction") and tab.text("#left-label") == "Answer A"
+    )
+    page.click("[data-edit=left]")
+    assert tab.text("#left") == first and tab.errors == []
+
+
+def test_line_ends_are_no_correction(serve, open_page, tmp_path):
+    """A text field turns the line ends of Windows into others."""
+    rows = item_rows(2)
+    for row in rows:
+        row["a"][0]["content"], row["b"][0]["content"] = "one\r\ntwo\r\n", "one\rthree"
+    tab = open_page(serve(rows)).start()
+    for key in ("1", "2"):
+        for letter in "er":
+            tab.keys.press(letter)
+            tab.keys.press("Escape")
+        tab.press(key)
+    assert [vote["edit"] for vote in log_of(tmp_path / "run")] == [None, None] and tab.errors == []
+
+
+@cases("""
+key       | code    | shift | choice | strength
+1         | Digit1  | False | left   | 2
+!         | Digit1  | True  | left   | 3
+1         | Numpad1 | False | left   | 2
+End       | Numpad1 | False | None   | None
+ArrowDown | Numpad2 | False | None   | None
+PageDown  | Numpad3 | False | None   | None
+&         | Digit1  | False | left   | 2
+1         | Digit1  | True  | left   | 2
+7         | Digit2  | True  | None   | None
+ы         | KeyS    | False | skip   | None
+И         | KeyB    | True  | both_bad | 0
+لا        | KeyB    | False | both_bad | 0
+a         | KeyQ    | False | None   | None
+'         | KeyQ    | False | None   | None
+Process   | KeyS    | False | None   | None
+""")
+def test_keys_of_other_keyboards(serve, open_page, tmp_path, key, code, shift, choice, strength):
+    """The keypad scrolls without NumLock, and it voted. On a French keyboard 1 needs Shift, and was
+    much better; on a Russian one letters did nothing."""
+    tab = open_page(serve(item_rows(2))).start()
+    press = "([key, code, shiftKey]) => document.body.dispatchEvent(new KeyboardEvent('keydown', { key, code, shiftKey, bubbles: true }))"  # noqa: E501
+    tab.act(lambda: tab.page.evaluate(press, [str(key), code, shift]), wait=choice is not None)
+    tab.page.wait_for_timeout(100)
+    found = [(vote["choice"], vote["strength"], vote["shown"]) for vote in log_of(tmp_path / "run")]
+    shown = found[0][2] if found else {}
+    wanted = None if choice == "skip" else shown.get(choice, choice)
+    assert found == ([(wanted, strength, shown)] if choice else [])
+
+
 @pytest.mark.parametrize("name", ("desk, dark", "phone, dark"))
 def test_conversations_side_by_side(serve, open_page, tmp_path, name):
     rows = item_rows(1)
@@ -301,6 +381,23 @@ def test_trouble_and_back(serve, open_page, tmp_path):
     assert [e["choice"] for e in log_of(tmp_path / "run")][2:] == ["tie", "both_bad", None]
 
 
+def test_no_vote_on_an_item_that_was_not_on_the_screen(serve, open_page, tmp_path):
+    """The page of a stopped server voted on the items of the next one, at the same address."""
+    server = serve(item_rows(4))
+    tab = open_page(server).start()
+    server.stop()
+    rows = item_rows(4)
+    for row in rows:
+        row["a"][0]["content"] += ", new"
+    serve(rows, port=server.port)
+    tab.press("1", wait=False)
+    tab.page.wait_for_selector("#trouble:has-text('other items')")
+    assert "Not saved: the server has other items" in tab.text("#banner")
+    assert "new" in tab.text("#left") + tab.text("#right") and log_of(tmp_path / "run") == []
+    tab.press("1")
+    assert len(log_of(tmp_path / "run")) == 1
+
+
 def test_two_tabs_and_another_person(serve, open_page, tmp_path):
     """A pseudonym belongs to the browser that used it first, also after a restart at another port:
     others vote and undo under it only with its key."""
@@ -324,6 +421,7 @@ def test_two_tabs_and_another_person(serve, open_page, tmp_path):
     look(ben.page)
     ben.page.fill("#key", "guessed")
     ben.keys.press("Enter")
+    ben.page.wait_for_selector("#known-words:has-text('That is not the key')")
     assert "ann belongs to another browser" in ben.appear("#known")
     ben.page.click("#rename")
     ben.start("ben")
@@ -375,6 +473,7 @@ def test_markdown_and_code(serve, open_page):
     """Tables are tables, nested lists nest, and every mark stays in its place."""
     rows = item_rows(1)
     rows[0]["a"][0]["content"], rows[0]["b"][0]["content"] = MARKDOWN, MARKDOWN + "!"
+    rows[0]["prompt"][0]["content"] = "שלום עולם\n\nHello.\n\n- אחד"
     tab = open_page(serve(rows)).start()
 
     def texts(kind):
@@ -390,6 +489,13 @@ def test_markdown_and_code(serve, open_page):
     directions = "all => all.map(e => getComputedStyle(e).direction)"
     found = tab.page.locator("#left > :is(p, pre)").evaluate_all(directions)
     assert found == ["ltr", "ltr", "rtl"]  # of the text, not of the page
+    # a text from right to left begins at the right edge of the card, not in its middle
+    edges = """all => all.map(e => {
+      const box = e.getBoundingClientRect(), card = document.querySelector("#prompt").getBoundingClientRect();
+      return [box.left - card.left, card.right - box.right];
+    })"""
+    hebrew, hello, item = tab.page.locator("#prompt :is(p, li):not(li p)").evaluate_all(edges)
+    assert hebrew[1] == item[1] == hello[0] < 30 and min(hebrew[0], item[0], hello[1]) > 100
     tab.keys.press("Shift+?")
     tab.page.uncheck("#format")
     tab.keys.press("Escape")
@@ -425,11 +531,13 @@ $$x_i * y * z$$ \\(a*b*c\\) \\[ \\frac{1}{2} \\] 2*3*4
 a\r\nb\rc\n\n\r\n```\r\nx\r\n```\r\nz
 nul\x00 tag\U000e0041 zwsp\u200b shy\u00ad bidi\u202e bom\ufeff filler\u3164 line\u2028
 👩‍💻 👨‍👩‍👧 é e\u0301
+GB \U0001f3f4\U000e0067\U000e0062\U000e0065\U000e006e\U000e0067\U000e007f hide \U0001f3f4\U000e0068\U000e0069\U000e007f
 """.strip().split("\n")
 ANSWERS = [x.encode("latin-1", "backslashreplace").decode("unicode_escape") for x in ESCAPED]
 PIECES = r"""` ``` ~~~ * ** *** | || - + 1. 12) > # ## \ [x](y) <b> & word a_b 2*3 --- |--- :-: x| \| é א"""
-HIDING = re.compile(  # as in markdown.js, from the code charts
-    "[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\xad\u034f\u061c\u115f\u1160\u180e\u200b\u200e\u200f"
+HIDING = re.compile(  # as in markdown.js, from the code charts; first the flags of Great Britain
+    "\U0001f3f4\U000e0067\U000e0062(?:\U000e0065\U000e006e\U000e0067|\U000e0073\U000e0063\U000e0074"
+    "|\U000e0077\U000e006c\U000e0073)\U000e007f|[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\xad\u034f\u061c\u115f\u1160\u180e\u200b\u200e\u200f"
     "\u2028-\u202e\u2060-\u206f\u3164\ufeff\uffa0\ufff9-\ufffb\U000e0000-\U000e0fff]"
 )
 RENDER = """([texts, shown]) => texts.map((text) => {
@@ -462,7 +570,7 @@ def test_every_character_is_shown(serve, open_page):
     start = time.monotonic()
     for part, inner in ((texts, True), (chaos, False), (long, False)):
         for text, result in zip(part, page.evaluate(RENDER, [part, inner]), strict=True):
-            source = HIDING.sub(lambda found: f"U+{ord(found[0]):04X}", text)
+            source = HIDING.sub(lambda x: x[0] if x[0][1:] else f"U+{ord(x[0]):04X}", text)
             assert "".join(result.split()) == "".join(source.split()), text[:300]
     assert time.monotonic() - start < 120
 

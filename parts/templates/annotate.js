@@ -25,6 +25,7 @@ const local = (key, value) => keep(() => localStorage, key, value);
 // The key of a pseudonym is a cookie, and no localStorage, so that it holds at every port.
 const cookie = (name) => "annotate-" + encodeURIComponent(name);
 const keyOf = (name) => decodeURIComponent(document.cookie.split("; ").find((c) => c.startsWith(cookie(name) + "="))?.split("=")[1] || "");
+const lines = (text) => text.replace(/\r\n?/g, "\n");  // as a text field has them
 const tab = (key, value) => keep(() => sessionStorage, key, value);
 
 async function call(path, body) {
@@ -71,7 +72,7 @@ function showCriteria(item) {
     group.append(legend, ...Object.entries(RATINGS).map(([value, words]) => {
       const label = element("label", ""), box = element("input", "");
       Object.assign(box, { type: "radio", name: "criterion-" + id, value });
-      box.checked = Boolean(item.ratings) && (item.ratings[id] || "none") === value;
+      box.checked = Boolean(item.ratings) && id in item.ratings && (item.ratings[id] || "none") === value;
       label.append(box, words);
       return label;
     }));
@@ -128,13 +129,25 @@ function opened(side, on) {
 }
 
 function corrected(choice) {  // of the chosen answer: its text, null, or undefined if that must be said first
-  const sides = !state.item ? [] : Object.keys(SIDES).filter((side) => !$(side + "-edit").hidden && $(side + "-edit").value.trim() !== state.item[side].trim());
+  const sides = !state.item ? [] : Object.keys(SIDES).filter((side) => !$(side + "-edit").hidden && $(side + "-edit").value.trim() !== lines(state.item[side]).trim());
   const wrong = sides.find((side) => side !== choice);
   if (wrong) trouble("You corrected answer " + SIDES[wrong] + ": choose it, or discard the correction.");
   if (wrong) return undefined;
   const text = sides.length ? $(choice + "-edit").value.trim() : null;
   if (text === "") trouble("The corrected answer is empty: write it, or discard the correction.");
   return text === "" ? undefined : text;
+}
+
+// ---- drafts: what is written and not sent outlives an undo and a reload, with its item ----
+
+const draftKey = (item) => "draft-" + name + "-" + item.sha256;
+const ticked = () => Array.from(document.querySelectorAll("#reasons input:checked"), (box) => box.value);
+
+function keepDraft() {
+  if (!state || !state.item) return;
+  const edits = Object.fromEntries(Object.keys(SIDES).filter((side) => !$(side + "-edit").hidden).map((side) => [side, $(side + "-edit").value]));
+  const ratings = Object.fromEntries(groups().filter(rated).map((group) => [group.dataset.id, rated(group).value]));
+  tab(draftKey(state.item), JSON.stringify({ comment: $("comment").value, reasons: ticked(), ratings, edits, edit: null }));
 }
 
 // ---- the session ----
@@ -153,7 +166,7 @@ async function enter(given, sure, typed) {
   if (status !== 200 && $("start").hidden && $("work").hidden) view("start", TITLE);
   if (status === 400) return trouble("This pseudonym is not accepted: " + data.error + ".");
   if (status === 403) return renew(data.error);
-  if (status === 409) return ask(data.error, given, true);
+  if (status === 409) return ask((typed ? "That is not the key. " : "") + data.error, given, true);
   if (status !== 200) return trouble(data.error, true);
   if (!sure && data.done)  // two people may share a browser
     return ask(given + " has " + count(data.votes, "vote") + ": continue as " + given + "?", given);
@@ -202,7 +215,7 @@ function show(data, said) {
   state = data;
   trouble("");
   lock(false);
-  const { item } = data;
+  const item = data.item && { ...data.item, ...JSON.parse(tab(draftKey(data.item)) || "null") };
   $("bar").max = data.all || 1;
   $("bar").value = data.done;
   $("everyone").textContent = name + " · " + count(data.everyone, "vote") + " in total";
@@ -216,6 +229,7 @@ function show(data, said) {
     showItem(item);
     if (kind === "criteria") showCriteria(item);
     if (item.edit) edit(item.edit.left ? "left" : "right", item.edit.text);
+    for (const [side, text] of Object.entries(item.edits || {})) edit(side, text);
     for (const id of ["prompt", "left", "right"]) $(id).scrollTop = 0;
     view("work", "Item " + (data.done + 1) + " of " + data.all);
     document.body.classList.remove("fresh");
@@ -255,12 +269,14 @@ function choose(choice, strength) {
   if (!state || !state.item) return;
   const button = document.querySelector('[data-choice="' + choice + '"]' + (choice === "skip" ? "" : '[data-strength="' + strength + '"]'));
   if (!button) return;  // with thumbs there is no tie and no strength
+  const { item, sha256 } = state.item;
   submit(button, choice === "skip"
-    ? { event: "skip", item: state.item.item, choice: null, strength: null, undoes: null }
-    : { event: "vote", item: state.item.item, choice, strength, undoes: null });
+    ? { event: "skip", item, sha256, choice: null, strength: null, undoes: null }
+    : { event: "vote", item, sha256, choice, strength, undoes: null });
 }
 
 function undo() {
+  keepDraft();
   if (state && state.undoes) submit($("undo"), { event: "undo", item: null, choice: null, strength: null, undoes: state.undoes });
 }
 
@@ -268,10 +284,10 @@ function submit(button, body) {
   const now = performance.now();
   if (pending || now - shownAt < PAUSE) return;
   const comment = body.event === "undo" ? "" : $("comment").value.trim();
-  const text = corrected(body.choice), given = body.choice === "rated" ? ratings() : null;
+  const text = body.event === "undo" ? null : corrected(body.choice), given = body.choice === "rated" ? ratings() : null;
   if (given === undefined) return;
   if (text === undefined || tooLong("comment", comment) || tooLong("corrected answer", text || "")) return;
-  const reasons = body.event === "undo" ? [] : Array.from(document.querySelectorAll("#reasons input:checked"), (box) => box.value);
+  const reasons = body.event === "undo" ? [] : ticked();
   pending = {
     ...body, event_id: newId(), annotator: name, key, session, step: state.step, reasons, comment, edit: text, ratings: given,
     ms_active: Math.round(active + (activeSince ? now - activeSince : 0)), ms_wall: Math.round(now - shownAt),
@@ -297,6 +313,7 @@ async function send() {
   sending = false;
   if ([200, 400, 409, 413, 415].includes(status)) {
     const what = pending.event === "undo" ? "Undone." : "Saved.";
+    if (status === 200 && pending.sha256) tab(draftKey(pending), null);
     pending = null;
     delay = 1000;
     local("pending-" + name, null);
@@ -315,15 +332,22 @@ function typing(target) {
   return target.closest("textarea, input:not([type=checkbox]):not([type=radio]), select");
 }
 
+// The key's name. Where a digit needs Shift (AZERTY), and on a layout without Latin letters, it is
+// that of its place on the keyboard. The keypad without NumLock has arrows, and no digits.
+function pressed({ key, code }) {
+  const place = code.match(/^Digit([123])$|^Key([A-Z])$/), letters = /^[^\P{L}\p{Script=Latin}]+$/u;
+  if (place && (place[1] ? !/^\d$/.test(key) : letters.test(key))) return (place[1] || place[2]).toLowerCase();
+  return key.length === 1 ? key.toLowerCase() : key;
+}
+
 document.addEventListener("keydown", (event) => {
   const { key, code, shiftKey } = event;
   if (key === "Escape" && event.target.closest("textarea")) return $("title").focus();
   if (event.ctrlKey || event.altKey || event.metaKey || event.isComposing) return;
   if (!$("shortcuts").checked || typing(event.target) || document.querySelector("dialog[open]")) return;
   if (key.startsWith("Arrow") && event.target.closest(".words") && event.target.type !== "radio") return;  // they scroll this text
-  const strong = shiftKey && kind === "pairs" ? 3 : 2;
-  const digit = code.match(/^(?:Digit|Numpad)([123])$/);
-  const what = digit ? digit[1] : key.length === 1 ? key.toLowerCase() : key;
+  const forDigit = /^\d$/.test(key) && code.startsWith("Digit");  // Shift made the digit
+  const strong = shiftKey && !forDigit && kind === "pairs" ? 3 : 2, what = pressed(event);
   const actions = {
     "1": () => choose("left", strong), ArrowLeft: () => choose("left", strong), q: () => choose("left", 1),
     "2": () => choose("right", strong), ArrowRight: () => choose("right", strong), w: () => choose("right", 1),
@@ -387,4 +411,5 @@ $("format").addEventListener("change", () => {
 });
 $("format").checked = local("format") !== "off";
 window.addEventListener("online", send);
+window.addEventListener("pagehide", keepDraft);
 begin();

@@ -4,8 +4,9 @@
 // known here (links, HTML, LaTeX) stays as it is. All steps are linear; nesting ends at DEEPEST.
 const DEEPEST = 8;
 
-// characters that hide, or turn the direction of a text, are shown by their number
-const HIDDEN = /([\u0000-\u0008\u000b\u000c\u000e-\u001f\u007f-\u009f\u00ad\u034f\u061c\u115f\u1160\u180e\u200b\u200e\u200f\u2028-\u202e\u2060-\u206f\u3164\ufeff\uffa0\ufff9-\ufffb\u{e0000}-\u{e0fff}])/u;
+// Characters that hide, or turn the direction of a text, are shown by their number, but not those
+// inside the flags of England, Scotland and Wales.
+const HIDDEN = /(\u{1f3f4}\u{e0067}\u{e0062}(?:\u{e0065}\u{e006e}\u{e0067}|\u{e0073}\u{e0063}\u{e0074}|\u{e0077}\u{e006c}\u{e0073})\u{e007f}|[\u0000-\u0008\u000b\u000c\u000e-\u001f\u007f-\u009f\u00ad\u034f\u061c\u115f\u1160\u180e\u200b\u200e\u200f\u2028-\u202e\u2060-\u206f\u3164\ufeff\uffa0\ufff9-\ufffb\u{e0000}-\u{e0fff}])/u;
 const LISTED = /^(\s*)([-*+]|\d{1,9}[.)])(?:\s+|$)/;
 const FENCE = /^\s*(`{3,}(?=[^`]*$)|~{3,})/;  // ```{"fit": true}``` is code inside a line
 const BLOCKS = { fence: FENCE, heading: /^ {0,3}#{1,6}\s+\S/, list: LISTED, quote: /^\s{0,3}>/ };
@@ -19,7 +20,7 @@ function element(kind, text, classes) {
 
 function words(parent, text) {
   text.split(HIDDEN).forEach((part, i) => {
-    if (i % 2) part = element("span", "U+" + part.codePointAt(0).toString(16).toUpperCase().padStart(4, "0"), "control");
+    if (i % 2 && part.length < 3) part = element("span", "U+" + part.codePointAt(0).toString(16).toUpperCase().padStart(4, "0"), "control");
     if (part) parent.append(part);
   });
   return parent;
