@@ -1,9 +1,10 @@
 """parts/lora.py: low-rank adapters. W becomes W + (α/r)·B·A; A, B and a score head are trained.
 
 One forward hook per layer, so that names are PEFT's: <path>.lora_A.weight, <path>.lora_B.weight.
-Every linear layer inside the blocks gets an adapter (GPT-2's Conv1D too). Embedding, head, routers
-and what is no linear layer, such as experts in one tensor, do not, which is printed. A fresh
-adapter changes nothing (B = 0), and with the adapter off the model is its own reference.
+Every linear layer inside the blocks gets an adapter (GPT-2's Conv1D too). Embedding, head, routers,
+what is no linear layer, such as experts in one tensor, and what PEFT would not read back
+(`unread_by_peft`) do not, which is printed. A fresh adapter changes nothing (B = 0), and with the
+adapter off the model is its own reference.
 
 Left out     1. a choice of layers, dropout, DoRA, rsLoRA: PEFT has them, and merges into a folder
                 that every stage reads   2. an adapter on top of an adapter
@@ -23,14 +24,16 @@ from parts.parallel import rank, whole
 from parts.rounding import HALVES, read_in_half, round_by_chance
 
 SCALE = 2.0  # α/r
+# families in which PEFT refuses an adapter of out_proj
+MAMBA = "falcon_h1", "mamba", "mamba2", "falcon_mamba", "nemotron_h"
 
 
 def add_lora(model, rank):
     """Freeze the model and give each linear layer of the blocks A (r, in), random, and B (out, r),
     zero; returns it. A score head is trained."""
-    generator, names = torch.Generator().manual_seed(0), set()
+    generator, unread = torch.Generator().manual_seed(0), unread_by_peft(model)
     model.requires_grad_(False)
-    layers = linear_layers(model)
+    layers = [layer for layer in linear_layers(model) if not unread.search(layer[0])]
     say_what_is_left(model, [module.weight for _, module in layers])
     for path, module in layers:
         n_in, n_out = module.weight.shape if is_conv1d(module) else module.weight.shape[::-1]
@@ -40,11 +43,27 @@ def add_lora(model, rank):
         nn.init.zeros_(module.lora_B.weight)
         module.lora_on = True
         module.register_forward_hook(_lora_hook)
-        names.add(path.split(".")[-1])
     if hasattr(model, "score"):
         model.score.requires_grad_(True)
-    model.lora_config = {"r": rank, "lora_alpha": SCALE * rank, "target_modules": sorted(names)}
+    targets = target_modules(model, [path for path, _ in layers])
+    model.lora_config = {"r": rank, "lora_alpha": SCALE * rank, "target_modules": targets}
     return model.to(model.device)
+
+
+def unread_by_peft(model):
+    """The paths of layers whose adapters PEFT 0.21 refuses, or takes for another layer's: beside
+    experts in one tensor it reads gate_proj, up_proj and down_proj as theirs."""
+    experts = any("experts" in name and w.ndim == 3 for name, w in model.named_parameters())
+    names = ["out_proj"] * (model.config.model_type in MAMBA)
+    names += ["gate_proj", "up_proj", "down_proj"] * experts
+    return re.compile(rf"\.({'|'.join(names)})$" if names else "(?!)")
+
+
+def target_modules(model, paths):
+    """The names that PEFT finds these layers by, and no others; where names do not tell, paths."""
+    names = {path.split(".")[-1] for path in paths}
+    others = [path for path, _ in model.named_modules() if path.split(".")[-1] in names]
+    return sorted(names) if len(others) == len(paths) else sorted(paths)
 
 
 def say_what_is_left(model, adapted):

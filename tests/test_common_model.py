@@ -471,6 +471,21 @@ def test_adapter_folders_are_pefts(family, kind, folders, tmp_path, tokenizer):
     assert (found - expected).abs().max() < 1e-5
 
 
+@pytest.mark.parametrize("family", ["deepseek_v3", "qwen3_next", "gemma4", "zamba2", "falcon_h1"])
+def test_peft_reads_what_the_merged_model_is(family, tmp_path, tokenizer):
+    """Adapters of dense layers beside experts went to other layers in silence; bare names hit
+    another tower, or a layer that is none; PEFT refused Mamba's out_proj."""
+    peft = pytest.importorskip("peft")
+    folder, (ids, attention_mask, _) = tiny_model(family, tmp_path), batch()
+    model = filled(common.load_policy(folder, lora_rank=2))
+    common.save_model(model, tokenizer, tmp_path / "merged")
+    base, merged = (AutoModelForCausalLM.from_pretrained(f) for f in (folder, tmp_path / "merged"))
+    theirs = peft.PeftModel.from_pretrained(base, tmp_path / "merged" / "adapter").eval()
+    with torch.no_grad():
+        found, expected = (m(ids, attention_mask.long()).logits for m in (theirs, merged.eval()))
+    assert (found - expected)[attention_mask].abs().max() < 1e-4
+
+
 FOLDERS = {  # name: kind, precision
     "tied": ("policy", torch.float32),
     "untied": ("policy", torch.float32),
