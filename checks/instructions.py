@@ -215,7 +215,7 @@ def number_of_capital_words(text):
 
 
 def has_postscript(text, postscript_marker):
-    """The marker begins a line, bold or not; blanks after its dots do not matter: "P. S." is P.S."""
+    """The marker begins a line, bold or not; blanks after its dots are free: "P. S." is P.S."""
     marker = postscript_marker.strip()
     pattern = r"\.[ \t]*".join(re.escape(part.strip()) for part in marker.split("."))
     end = "" if marker.endswith(".") else r"(?![^\W_])"
