@@ -22,6 +22,7 @@ KINDS = [  # groups, people of the largest, most rows of a person, roles, rate
     (2, 400, 1, 1, 0.3), (2, 60, 1, 1, 0.1), (5, 300, 1, 1, 0.3), (20, 120, 1, 1, 0.3),
     (2, 100, 8, 1, 0.3), (2, 40, 4, 1, 0.1), (5, 100, 8, 1, 0.3), (8, 60, 2, 1, 0.5),
     (2, 300, 1, 5, 0.3), (5, 300, 1, 12, 0.2), (2, 150, 4, 5, 0.3), (4, 100, 8, 4, 0.3),
+    (2, 20, 1, 4, 3.0), (2, 20, 4, 4, 3.0), (2, 300, 4, 5, 3.0),  # .98 in every role
 ]  # fmt: skip
 
 
@@ -33,7 +34,7 @@ def table(rng, groups, people, rows, roles, rate, gap=0.0):
     mixes = rng.dirichlet(np.full(roles, 2.0), groups)
     cuts, draws = mixes.cumsum(1)[group[person]], rng.random(len(person))
     role = (draws[:, None] > cuts[:, :-1]).sum(1)
-    rates = np.clip(rate * rng.uniform(0.5, 1.5, roles), 0.02, 0.9)
+    rates = np.clip(rate * rng.uniform(0.5, 1.5, roles), 0.02, 0.98)
     p = np.clip(rates[role] - gap * (group[person] == 1), 0.001, 0.999)
     if rows > 1:  # a person's inclination is a quantile, the same in every role
         u, keep = rng.random(len(group))[person], rng.random(len(person)) < np.sqrt(0.5)

@@ -63,7 +63,7 @@ def stratified_difference(tables):
     shortfall  Σ (n·k/N − a) = B − A: selections that the group lacks at its strata's rates
     z          (A − B) / √(Σ n·m·k·(N − k) / (N²(N − 1))); of one table √(n·m·k·(N − k) / N³)
     p          of z; exact where the tables are `sparse`
-    gap        (A − B) / W, interval by Sato 1989; of one table by Newcombe 1998
+    gap        (A − B) / W, interval `score_ends`; of one table by Newcombe 1998
     ratio      A / B, log ratio ± 1.96·√(Σ (n·m·k − a·b·N) / N² / (A·B))  [Greenland & Robins 1985]
     returns    {"p", "test", "z", "shortfall", "gap", "ends" of 95 %, "ends90", "ratio", "katz"
                (interval of the ratio), "compared": (people of the group, of the other)}, or None
@@ -75,41 +75,84 @@ def stratified_difference(tables):
     if not tables:
         return None
     a, n, b, m = np.array(tables, float).T  # (K,) each
-    N, k = n + m, a + b
+    N = n + m
     A, B, W = ((part / N).sum() for part in (a * m, b * n, n * m))
     whole = len(tables) == 1
-    variance = (n * m * k * (N - k) / (N * N * np.maximum(N - (not whole), 1))).sum()
-    z = (A - B) / math.sqrt(variance) if variance else 0.0
+    error = null_error(a, n, b, m)
+    z = (A - B) / error if error else 0.0
     if sparse(a, n, b, m):
         p, test = exact_p(tables), "Fisher" if whole else "exact"
     else:
         p, test = math.erfc(abs(z) / math.sqrt(2)), "z"
-    gap = (A - B) / W
-    sums = {"shortfall": B - A, "gap": gap, "ratio": A / B if B else None}
+    sums = {"shortfall": B - A, "gap": (A - B) / W, "ratio": A / B if B else None}
     if whole:
         ends, ends90 = (newcombe_interval(a[0], n[0], b[0], m[0], x) for x in (0.95, 0.9))
     else:
-        slope = ((n * n * b - m * m * a + n * m * (m - n) / 2) / N**2).sum()
-        level = ((a * (m - b) + b * (n - a)) / (2 * N)).sum()
-        error = math.sqrt(max(0.0, gap * slope + level)) / W
-        ends, ends90 = ((gap - x * error, gap + x * error) for x in (Z95, Z90))
-    spread = ((n * m * k - a * b * N) / N**2).sum() / (A * B) if A and B else math.nan
+        ends, ends90 = (score_ends(tables, x) for x in (Z95, Z90))
     return sums | {
         "p": p,
         "test": test,
         "z": z,
         "ends": ends,
         "ends90": ends90,
-        "katz": ratio_interval(A, B, spread),
+        "katz": ratio_interval(A, B, ratio_variance(a, n, b, m)),
         "compared": (int(n.sum()), int(m.sum())),
     }
 
 
+def null_error(a, n, b, m):
+    """√(Σ n·m·k·(N − k) / (N²(N − 1))), of A − B where groups do not differ; of one table N³."""
+    N, k = n + m, a + b
+    return math.sqrt((n * m * k * (N - k) / (N * N * (N - (len(N) > 1)))).sum())
+
+
+def ratio_variance(a, n, b, m):
+    """Σ (n·m·k − a·b·N) / N² / (A·B), of log A/B; 0 where a side is."""
+    N = n + m
+    sides = (a * m / N).sum() * (b * n / N).sum()
+    return ((n * m * (a + b) - a * b * N) / N**2).sum() / sides if sides else 0.0
+
+
+def score_ends(tables, z):
+    """Ends of (A − B)/W over tables (a, n, b, m): the δ that a score test with quantile z leaves.
+
+    (gap − δ)² ≤ z²·Σ w²·(p(1 − p)/n + q(1 − q)/m)·N/(N − 1),  w = n·m/N / W,  p = q + δ
+    q  of each stratum the likeliest at δ, so there is a width where each role is all or none
+    Source: Miettinen & Nurminen 1985, cubic of its appendix, with the weights w of Mantel-Haenszel
+    By hand: all selected, twice 5 against 5: p = 1, q = 1 − δ, so δ² = z²·δ(1 − δ)/9 = .2992²
+    >>> [round(x, 4) for x in score_ends([(5, 5, 5, 5)] * 2, 1.96)]
+    [-0.2992, 0.2992]
+    """
+    a, n, b, m = np.array(tables, float).T
+    N, k = n + m, a + b
+    w = n * m / N / (n * m / N).sum()
+    gap, ends = float((w * (a / n - b / m)).sum()), []
+
+    def rejected(delta):
+        square = ((n + 2 * m) * delta - N - k) / (3 * N)
+        linear = ((m * delta - N - 2 * b) * delta + k) / (3 * N)
+        u = square**3 - 1.5 * square * linear + b * delta * (1 - delta) / (2 * N)
+        r = np.where(u < 0, -1, 1) * np.sqrt(np.maximum(square**2 - linear, 1e-30))
+        q = 2 * r * np.cos((math.pi + np.arccos(np.clip(u / r**3, -1, 1))) / 3) - square
+        q = np.clip(q, max(0, -delta), min(1, 1 - delta))
+        p = q + delta
+        variance = (w * w * (p * (1 - p) / n + q * (1 - q) / m) * N / (N - 1)).sum()
+        return (gap - delta) ** 2 > z * z * variance
+
+    for out in (-1.0, 1.0):
+        inner = gap
+        for _ in range(40):
+            middle = (inner + out) / 2
+            inner, out = (inner, middle) if rejected(middle) else (middle, out)
+        ends.append(out)
+    return tuple(ends)
+
+
 def ratio_interval(A, B, variance, t=Z95):
-    """Ends of A/B from the variance of its logarithm; None where a side is 0."""
-    if min(A, B) <= 0:
+    """Ends of A/B from the variance of its logarithm; None where a side or the variance is 0."""
+    if min(A, B) <= 0 or variance < 1e-20:  # rows that are all alike say nothing of the error
         return None
-    half = t * math.sqrt(max(0.0, variance))
+    half = t * math.sqrt(variance)
     return A / B * math.exp(-half), A / B * math.exp(half)
 
 
@@ -162,8 +205,10 @@ def clustered_difference(values, a, b, *clusters, strata=None):
     cluster v − the mean of its stratum. Variance: squares of the sums over clusters; of two kinds
     V1 + V2 − V12 [Cameron, Gelbach & Miller 2011], never below V1, V2 or that of single rows.
     Student's t with the clusters of the smaller group − 1 degrees of freedom. Where tables of as
-    many people as the rows are worth (rows / design effect) are `sparse`, no p below theirs.
-    Of shares in one stratum the interval is `share_ends`, which has a width where rows are alike.
+    many people as the rows are worth (rows / design effect) are `sparse`, or each cell is alike,
+    no p below theirs. The design effect has one row more, of a cluster of rows that are all alike.
+    Of shares the interval is `share_ends`; within strata that and the ratio's are those of so many
+    people by `score_ends` and `ratio_variance`. Both have a width where rows are alike.
     returns as `stratified_difference`, and "clusters" of the smaller group; None with fewer than 5
     """
     rows, s = a | b, np.zeros(len(values), int) if strata is None else unique_codes(strata)
@@ -185,26 +230,33 @@ def clustered_difference(values, a, b, *clusters, strata=None):
     total = cluster_variance(kinds, shares)
     gap, df, error = (A - B) / W, min(g, h) - 1, math.sqrt(total) / W
     sums = {"shortfall": B - A, "gap": gap, "ratio": A / B if B else None}
-    p = student_t_p(gap / error, df) if error else 1.0
-    if error < 1e-10 < abs(gap):  # every cluster of a group is alike: Fisher's p of all and none
-        p = (1 + (g == h)) / math.comb(g + h, g)
-    whole, sides = len(shared) == 1 and 0 <= v.min() <= v.max() <= 1, []
-    for side, k in ((a, g), (~a, h)):
-        sides.append((v[side].mean(), cluster_variance(kinds, np.where(side, shares, 0)) / W**2, k))
-    ends = []
-    for t in (student_t_quantile(0.05, df), student_t_quantile(0.1, df)):
-        plain = gap - t * error, gap + t * error
-        ends.append(share_ends(*sides, error**2, t) if whole else plain)
-    of_ratio = cluster_variance(kinds, shares / np.where(a, A or 1, B or 1))
-    effect = max(1.0, total / max((shares**2).sum(), 1e-20))
+    one, alike = (w * w).mean(), cluster_variance(kinds, np.abs(w)) / (w * w).sum()
+    effect = max(1.0, (total + one * alike) / ((shares**2).sum() + one))
     hits = [np.bincount(s[side], v[side], len(shared)) for side in (a, ~a)]
     table = np.array([hits[0], n, hits[1], m])  # (4, K)
-    if error > 1e-10 and 0 <= v.min() <= v.max() <= 1 and sparse(*table, 1 / effect):
+    of_shares, strata, differs = 0 <= v.min() <= v.max() <= 1, len(shared) > 1, error > 1e-10
+    z, p = (
+        (gap / error, student_t_p(gap / error, df)) if differs else (0.0, 0.0 if of_shares else 1)
+    )
+    if of_shares and not differs:
+        z = (A - B) / (null_error(*table) * math.sqrt(effect) or 1)
+    if of_shares and (not differs or sparse(*table, 1 / effect)):
         p = max(p, exact_p(np.rint(table / effect).astype(int).T.tolist()))
+    sides, ends = [], []
+    for side, k in ((a, g), (~a, h)):
+        sides.append((v[side].mean(), cluster_variance(kinds, np.where(side, shares, 0)) / W**2, k))
+    for t in (student_t_quantile(0.05, df), student_t_quantile(0.1, df)):
+        if of_shares and strata:
+            ends.append(score_ends(table.T, t * math.sqrt(effect)))
+        else:
+            plain = gap - t * error, gap + t * error
+            ends.append(share_ends(*sides, error**2, t) if of_shares else plain)
+    of_ratio = cluster_variance(kinds, shares / np.where(a, A or 1, B or 1))
+    of_ratio = effect * ratio_variance(*table) if of_shares and strata else of_ratio
     return sums | {
         "p": p,
         "test": "clustered",
-        "z": gap / error if error > 1e-10 else 0.0,
+        "z": z,
         "ends": ends[0],
         "ends90": ends[1],
         "clusters": min(g, h),

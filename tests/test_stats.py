@@ -36,7 +36,8 @@ def test_shares():
         high = gap + math.hypot(x.high - a / n, b / m - y.low)
         assert found["ends"] == pytest.approx((low, high), abs=1e-9)
         assert found["ends90"] == stats.newcombe_interval(a, n, b, m, 0.9)
-        if a and b:
+        assert (found["katz"] is None) == (not a or not b or a + b == n + m)
+        if found["katz"]:
             ratio = scipy_stats.contingency.relative_risk(a, n, b, m).confidence_interval(0.95)
             assert found["katz"] == pytest.approx((ratio.low, ratio.high), rel=1e-9)
 
@@ -129,6 +130,46 @@ def test_strata():
         x, df = rng_of(seed).uniform(0, 60), int(rng_of(seed).integers(1, 40))
         assert two_groups.chi2_p(x, df) == pytest.approx(scipy_stats.chi2.sf(x, df), abs=1e-9)
     assert sparse > 10
+
+
+def test_ends_within_strata():
+    """At each end (gap − δ)² = z²·V, with q where scipy finds the likelihood to be highest."""
+    optimize = pytest.importorskip("scipy.optimize")
+
+    def error_of(a, n, b, m, delta):
+        counts = np.array([a, n - a, b, m - b])
+
+        def loss(q):
+            return -(
+                counts * np.log(np.maximum([q + delta, 1 - q - delta, q, 1 - q], 1e-300))
+            ).sum()
+
+        limits = max(0, -delta), min(1, 1 - delta)
+        q = optimize.minimize_scalar(
+            loss, bounds=limits, method="bounded", options={"xatol": 1e-12}
+        ).x
+        p = q + delta
+        return n * m / (n + m) * math.sqrt((p * (1 - p) / n + q * (1 - q) / m) * (n + m) / (n + m - 1))  # fmt: skip
+
+    for seed in range(60):
+        tables = strata_of(rng_of(seed)) if seed % 2 else [table_of(rng_of(seed))]
+        for delta in two_groups.score_ends(tables, 1.96):
+            gap = sum(n * m / (n + m) * (a / n - b / m - delta) for a, n, b, m in tables)
+            error = math.hypot(*(error_of(*table, delta) for table in tables))
+            assert abs(gap) == pytest.approx(1.96 * error, rel=1e-6, abs=1e-4)
+
+
+def test_clusters_of_one_row_are_people():
+    """Within strata, too: clusters of a row have the interval of people but for Student's t."""
+    tables = [(30, 60, 20, 50), (5, 40, 9, 60)]
+    values = np.concatenate(
+        [np.arange(n) < k for a, n, b, m in tables for k, n in ((a, n), (b, m))]
+    )
+    of_a = np.repeat([True, False, True, False], [60, 50, 40, 60])
+    found = clustered_difference(values, of_a, ~of_a, np.arange(210), strata=np.arange(210) >= 110)
+    plain = two_groups.stratified_difference(tables)
+    for key in ("ends", "ends90", "katz"):
+        assert found[key] == pytest.approx(plain[key], abs=0.01)
 
 
 def test_exact_p_of_strata_by_hand():
