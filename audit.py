@@ -51,6 +51,7 @@ from parts.rates import (
     counts_of,
     meaning,
     notes,
+    people_of,
     rate_section,
     rate_tables,
     row_name,
@@ -86,12 +87,12 @@ RATES = {  # {rate: (its name in comparisons, the label of the people it is over
 }
 
 
-def group_metrics(groups, y_pred, y_true=None, least=1):
+def group_metrics(groups, y_pred, y_true=None, least=1, ids=None):
     """Rates of each group and how far they lie apart; what cannot be known is None with a reason.
 
     groups (n,) labels, None = unknown: counted, in no comparison;  y_pred (n,) 0 or 1
     y_true (n,) 0, 1 or None = no outcome: in no error rate;  least: people of a group, below which
-           its rate is in no comparison (if any group has as many)
+           its rate is in no comparison (if any group has as many);  ids (n,) of people
     SR selected / people · TPR, FPR selected / those of label 1, 0
     difference: highest − lowest rate; ratio: lowest / highest
     equalised odds: the larger difference, the smaller ratio of TPR and FPR
@@ -116,11 +117,13 @@ def group_metrics(groups, y_pred, y_true=None, least=1):
         truth = [label] * len(groups) if label is None else y_true
         counts = dict.fromkeys(names, (0, 0))
         counts |= counts_of((g, hit) for g, hit, y in zip(groups, y_pred, truth) if y == label)
+        of_label = [g if y == label else None for g, y in zip(groups, truth)]
+        people = dict.fromkeys(names, 0) | people_of(of_label, ids)
         for group, (k, n) in counts.items():
-            rate = number(None, n, reason=ONE) if n == 1 < least else share(k, n)
+            rate = number(None, n, reason=ONE) if people[group] == 1 < least else share(k, n)
             out["groups"][group][key] = rate
-        enough = min(least, yardstick_size([n for _, n in counts.values()]))
-        large = {group: (k, n) for group, (k, n) in counts.items() if n >= enough or not n}
+        enough = min(least, max(2, yardstick_size([people[g] for g in names])))
+        large = {g: (k, n) for g, (k, n) in counts.items() if people[g] >= enough or not n}
         empty = [group for group, (_, n) in large.items() if not n]
         reason = f"{empty[0]}: nobody has the label {label}" if empty else None
         reason = reason if len(large) > 1 else "one group: not a comparison"
@@ -414,7 +417,7 @@ def compare_people(people, declared):
             rows = compare(labels, people.decided, strata=people.roles, roles=True, **settings)
             tables[f"{attribute}, per role"] = rows
         metrics[attribute] = group_metrics(
-            labels, people.decided, None if reason else outcomes, least=LEAST
+            labels, people.decided, None if reason else outcomes, LEAST, people.ids
         )
         for label, title in KINDS.items() if outcomes is not None and not reason else ():
             rows = [i for i, outcome in enumerate(outcomes) if outcome == label]

@@ -12,7 +12,7 @@ import numpy as np
 from parts import pages
 from parts.files import UserError
 from parts.people import fold
-from parts.rates import LEAST, ONE, counts_of, impact_ratios
+from parts.rates import LEAST, ONE, counts_of, impact_ratios, people_of
 from parts.stats import number, share
 from parts.verdicts import table_of
 
@@ -41,12 +41,13 @@ LL144_LABELS = {
 SMALL = 0.02  # of the people: below it the rule lets an auditor exclude a category
 
 
-def ll144_tables(sex, race, chosen=None, scores=None, exclude=False):
+def ll144_tables(sex, race, chosen=None, scores=None, exclude=False, ids=None):
     """Rate / highest rate in the layout of 6 RCNY 5-303: by sex, by race/ethnicity, crossed.
 
     Unknown (None) is in no calculation of its table. With scores the rate is the share strictly
     above the median of those with at least one known category.
     exclude  categories below SMALL keep number and rate, and are in no ratio
+    ids      of people: a category of one, in however many rows, is not shown and in no ratio
     The highest rate is that of a category of LEAST people or more.
     >>> rows = ll144_tables(["Male"] * 20 + ["Female"] * 20, [None] * 40, [1, 1, 0, 1] * 10)
     >>> [(row["category"], row["n"], row["k"], row["ir"]) for row in rows["tables"]["sex"]]
@@ -68,13 +69,16 @@ def ll144_tables(sex, race, chosen=None, scores=None, exclude=False):
         counts, tables[key] = counts_of(zip(labels, chosen)), []
         total = sum(n for _, n in counts.values())
         small = {g for g, (_, n) in counts.items() if exclude and n < SMALL * total}
-        ratios = impact_ratios({g: counts[g] for g in counts.keys() - small}, least=LEAST)
+        people = people_of(labels, ids)
+        alone = {g for g in counts if people[g] == 1}
+        compared = {g: counts[g] for g in counts.keys() - small - alone}
+        ratios = impact_ratios(compared, least=LEAST, people=people)
         for category, (k, n) in counts.items():
             ratio = ratios.get(category)
             row = {"category": category, "n": n, "k": k, "rate": share(k, n)}
             row["ir"] = ratio if ratio is None else float(ratio)
-            if n == 1:
-                row |= {"k": None, "rate": number(None, 1, reason=ONE), "ir": None}
+            if category in alone:
+                row |= {"k": None, "rate": number(None, n, reason=ONE)}
             if category in small:
                 row["excluded"] = f"excluded ({100 * n / total:.1f} % < {100 * SMALL:g} %)"
             tables[key].append(row)
@@ -87,7 +91,10 @@ def ll144_part(args, people):
     columns, words, n = [], [], len(people.decided)
     for key, categories in LL144.items():
         names = {fold(name): name for name in categories} | LL144_LABELS
-        given = people.groups.get(key, [None] * n)
+        if key not in people.groups:
+            reason = "--ll144 reads the columns sex and race_ethnicity; rename yours"
+            raise UserError(f"audit {args.table}: {reason}; found no {key}")
+        given = people.groups[key]
         plain = {x: names.get(fold(re.sub(r"\(.*\)", "", x))) for x in set(given) - {None}}
         odd = Counter(label for label in given if label is not None and plain[label] is None)
         if odd and not any(plain.values()):
@@ -101,7 +108,10 @@ def ll144_part(args, people):
             )
         columns.append([plain.get(label) for label in given])
     scores = people.scores if args.ll144 == "scoring" else None
-    tables = ll144_tables(*columns, people.decided, scores, args.exclude_small is not None)
+    exclude = args.exclude_small is not None
+    tables = ll144_tables(*columns, people.decided, scores, exclude, people.ids)
+    if (several := len(set(people.ids))) < n:
+        words.append(f"Numbers are of rows, {n:,} of {several:,} people: each row is an applicant.")
     excluded = sum("excluded" in row for rows in tables["tables"].values() for row in rows)
     if args.exclude_small:
         words.append(f"{excluded} categories below 2 % are excluded. Reason: {args.exclude_small}")

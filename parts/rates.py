@@ -18,7 +18,7 @@ import re
 from collections import Counter
 from dataclasses import dataclass
 from fractions import Fraction
-from itertools import combinations
+from itertools import combinations, product
 
 import numpy as np
 
@@ -43,6 +43,7 @@ TOO_MANY = (
     f"more than {MOST_GROUPS} groups: merge them; ages belong in bands such as 20–29, or --age-40"
 )
 ONE = "one person: not shown, since the cell would tell how one person was decided on"
+ONE_SIDE = "one person on a side: not shown, since it would tell how that person was decided on"
 
 
 def codes(labels):
@@ -57,12 +58,21 @@ def codes(labels):
 
 
 def counts_of(pairs):
-    """{group: (selected, people)} in alphabetical order; a group of None is in none."""
-    people, selected = Counter(), Counter()
+    """{group: (selected, rows)} in alphabetical order; a group of None is in none."""
+    rows, selected = Counter(), Counter()
     for group, hit in pairs:
-        people[group] += 1
+        rows[group] += 1
         selected[group] += hit
-    return {g: (selected[g], people[g]) for g in sorted(people.keys() - {None})}
+    return {g: (selected[g], rows[g]) for g in sorted(rows.keys() - {None})}
+
+
+def people_of(groups, ids=None):
+    """{group: people} of (n,) labels and ids of people; without ids every row is a person.
+
+    >>> people_of(["a", "a", "b", "b"], [1, 1, 2, 3])
+    {'a': 1, 'b': 2}
+    """
+    return dict(Counter(g for g, _ in dict.fromkeys(zip(groups, ids or range(len(groups))))))
 
 
 def yardstick_size(sizes):
@@ -75,17 +85,19 @@ def yardstick_size(sizes):
     return LEAST if largest >= LEAST else math.ceil(largest / 2)
 
 
-def impact_ratios(counts, reference=None, least=1):
+def impact_ratios(counts, reference=None, least=1, people=None):
     """{group: rate / the reference's, else the highest rate} as fractions; None if that is 0.
 
-    counts  {group: (selected, people)};  least  people of a group whose rate may be the highest
+    counts  {group: (selected, rows)};  least  people of a group whose rate may be the highest
+    people  {group: how many}; default: a person a row
     >>> found = impact_ratios({"a": (60, 100), "b": (45, 100), "c": (48, 100)})
     >>> {g: (float(ratio), ratio < Fraction(4, 5)) for g, ratio in found.items()}
     {'a': (1.0, False), 'b': (0.75, True), 'c': (0.8, False)}
     """
     rates = {g: Fraction(k) / n for g, (k, n) in counts.items() if n}
-    enough = min(least, yardstick_size([n for _, n in counts.values()]))
-    large = [rate for g, rate in rates.items() if counts[g][1] >= enough]
+    people = people or {g: n for g, (_, n) in counts.items()}
+    enough = min(least, yardstick_size([people[g] for g in counts]))
+    large = [rate for g, rate in rates.items() if people[g] >= enough]
     top = rates[reference] if reference else max(large, default=0)
     return {g: rate / top if top else None for g, rate in rates.items()}
 
@@ -111,7 +123,7 @@ class Sample:
         """Sums of (n,) values, or numbers of rows, of each group."""
         known = self.group >= 0
         values = values if values is None else values[known]
-        return np.bincount(self.group[known], values, len(self.names)).tolist()
+        return np.bincount(self.group[known], values, len(self.names)).astype(float).tolist()
 
     @functools.cached_property
     def counts(self):
@@ -129,10 +141,16 @@ class Sample:
         rates = np.bincount(strata, self.values[known], size) / np.maximum(n, 1)
         return dict(zip(self.names, self.of_group(rates[self.strata])))
 
-    def units(self, group):
-        """How many of a group are independent: people, not rows."""
+    def units(self, group, beside=None):
+        """How many of a group are independent: people, not rows; in strata that hold `beside`."""
         rows = self.group == self.names.index(group)
+        if beside is not None:
+            rows &= np.isin(self.strata, self.strata[self.group == self.names.index(beside)])
         return min([int(rows.sum()), *(len(distinct(kind[rows])) for kind in self.clusters)])
+
+    def alone(self, one, two):
+        """Whether one person is all that a side has in the strata of both: a pair tells of them."""
+        return 1 in (self.units(one, two), self.units(two, one))
 
     def tables(self, one, two):
         """[(selected, people of one, selected, people of two)] of each stratum."""
@@ -190,15 +208,17 @@ def sample_of(groups, values, clusters=(), strata=None):
 
 def reasons_of(sample, kind):
     """{group: why it cannot be judged}"""
-    counts = sample.counts
+    counts, people = sample.counts, kind == "people"
     if len(counts) > MOST_GROUPS:
         return dict.fromkeys(counts, TOO_MANY)
-    if kind == "people" and not any(k for k, _ in counts.values()):  # else the gap is 0
-        return dict.fromkeys(counts, "nobody is selected")
-    if sum(n > 0 for _, n in counts.values()) < 2:
+    one = ONE if people else f"one of {kind}"
+    sizes = {g: sample.units(g) if people else n for g, (_, n) in counts.items()}
+    few = {g: one if n else "nobody" for g, n in sizes.items() if n < 2}
+    if people and not any(k for g, (k, _) in counts.items() if g not in few):  # else the gap is 0
+        return dict.fromkeys(counts, "nobody is selected") | few
+    if sum(n > 0 for n in sizes.values()) < 2:
         return dict.fromkeys(counts, "one group: not a comparison")
-    one = ONE if kind == "people" else f"one of {kind}"
-    return {g: one if n else "nobody" for g, (_, n) in counts.items() if n < 2}
+    return few
 
 
 def yardsticks(sample, judged, earlier=None):
@@ -252,9 +272,12 @@ def compare(
         parts = {name: sample.subset(sample.strata == i) for i, name in enumerate(names)}
     judged.sort(key=best.__eq__)  # the reference comes second in each of its pairs
     pairs = [pair for pair in combinations(judged, 2) if not reference or best in pair]
-    tests = {
-        (part, *pair): rows.difference(*pair) for part, rows in parts.items() for pair in pairs
-    }
+    tests, alone = {}, set()
+    for key in product(parts, pairs):
+        if kind == "people" and parts[key[0]].alone(*key[1]):
+            alone.add(key)
+        else:
+            tests[key] = parts[key[0]].difference(*key[1])
     known = [test for test in tests.values() if test]
     for test, p in zip(known, holm([test["p"] for test in known])):
         test["p_adjusted"] = p
@@ -262,15 +285,17 @@ def compare(
     few = f"fewer than 5 {unit} in a group" if sample.clusters else "no one to compare with"
     for part, rows in parts.items():
         if roles:
-            highest = yardsticks(rows, [g for g, (_, n) in rows.counts.items() if n > 1])[1]
+            highest = yardsticks(rows, [g for g in rows.names if rows.units(g) > 1])[1]
         contrasts = [(g, best) for g, (_, n) in rows.counts.items() if n or not roles]
         if best == earlier:  # an earlier one need not show the widest gap
             contrasts += [pair for pair in pairs if best not in pair]
         for group, other in contrasts:
             row = {"group": group, "reference": other, "tests": len(known)}
             row |= {"within": part} if roles else {}
-            reason = ONE if kind == "people" and rows.counts[group][1] == 1 else None
-            test = None if reason else tests.get((part, group, other))
+            reason = ONE if kind == "people" and rows.units(group) == 1 else None
+            pair = part, (group, other)
+            reason = reason or (ONE_SIDE if pair in alone else None)
+            test = tests.get(pair)
             reason = reason or (None if test else reasons.get(group, few))
             row = row_of(row, rows, test, reason, highest, unit)
             if other == best or row["verdict"].startswith("difference"):
@@ -292,7 +317,8 @@ def row_of(row, sample, test, reason, highest, unit):
         return row | judge(row, sample, test, unit) | four_fifths(sample, group, highest)
     if group == best:
         row |= {"ir": {"value": 1.0}, "label": "reference"}
-        return row | (four_fifths(sample, group, highest) if highest != best else {})
+        own = highest == best or reason == ONE
+        return row | ({} if own else four_fifths(sample, group, highest))
     row["verdict"] = f"not measured ({reason})"
     return row | {"ir": {"value": None}, "label": "not judged"}
 
@@ -302,6 +328,8 @@ def four_fifths(sample, group, highest):
     if highest is None or not sample.counts[highest][0]:
         return {}
     if sample.strata.any():
+        if group != highest and sample.alone(group, highest):
+            return {}
         test = stratified_difference(sample.tables(group, highest))
         ratio = test and test["ratio"]
     else:
@@ -320,7 +348,7 @@ def judge(row, sample, test, unit):
     low, high = test["katz"] or (None, None)
     # the ratio's interval is shown, too; that of clusters is wider than their test
     clear = low is None or test["test"] == "clustered" or not low <= 1 <= high
-    units = min(row["units"], sample.units(best))
+    units = test.get("clusters", min(test["compared"]))
     text = verdict(gap, test["ends90"], p if clear else 1.0, units, unit)
     homogeneity = test["homogeneity_p"]
     if text.startswith("equivalent") and homogeneity is not None and homogeneity < 0.05:

@@ -170,9 +170,76 @@ def test_roles_of_different_mixes_are_not_a_difference():
 
 def test_a_role_without_a_ratio_has_its_sentences():
     """In the one role that has both, nobody is selected: a traceback, in place of the report."""
-    rows = compare("FFMMM", [0, 0, 0, 0, 1], strata="xxxyy")
+    rows = compare("FFMMMM", [0, 0, 0, 0, 0, 1], strata="xxxxyy")
     differences, (rest,) = sentences(rows, "sex")
-    assert not differences and rest.startswith("sex: F 0.0 % of 2, M 33.3 % of 3: inconclusive")
+    assert not differences and rest.startswith("sex: F 0.0 % of 2, M 25.0 % of 4: inconclusive")
+
+
+# (sex, role, people, selected), who stands twice; what the verdict says
+@cases("""
+cells | twice | words
+[('M', 'x', 5, 5), ('F', 'x', 5, 5), ('M', 'y', 5, 0), ('F', 'y', 5, 0)] | | (10 people a group find
+[('M', 'x', 5, 5), ('F', 'x', 5, 5), ('M', 'y', 5, 5), ('F', 'y', 5, 5)] | | (10 people a group find
+[('F', 'a', 200, 200), ('M', 'b', 200, 200), ('M', 'c', 2, 2), ('F', 'c', 2, 2), ('M', 'd', 2, 2), ('F', 'd', 2, 2)] | | (4 people a group
+[('M', 'x', 3, 3), ('F', 'x', 3, 0), ('M', 'y', 40, 40), ('F', 'y', 40, 40)] | | (43 people a group find
+[('M', 'x', 3, 3), ('F', 'x', 3, 0), ('M', 'y', 40, 40), ('F', 'y', 40, 40)] | 9 | (43 people a group find
+[('M', 'x', 10, 10), ('F', 'x', 10, 10), ('M', 'y', 10, 0), ('F', 'y', 10, 0)] | 1 | (20 people a group find
+""")
+def test_roles_of_all_or_none_show_neither_equality_nor_a_difference(cells, twice, words):
+    """Ten people, or three of 203, were "equal within 2 points"; 3 against 3 with any row that
+    stands twice were "difference found"."""
+    rows = [(s, r, int(i < k)) for s, r, n, k in cells for i in range(n)]
+    ids = [*range(len(rows))]
+    rows, ids = (rows + [rows[twice]], [*ids, twice]) if twice else (rows, ids)
+    sex, roles, hired = zip(*rows)
+    row = next(row for row in compare(sex, hired, strata=roles, clusters=[ids]) if "p" in row)
+    assert row["verdict"].startswith("inconclusive") and words in row["verdict"], row
+    assert row["p"] > 0.09 and row["gap"]["high"] - row["gap"]["low"] > 0.1
+    assert row["ir"]["low"] is None or row["ir"]["high"] - row["ir"]["low"] > 0.1
+
+
+# (sex, role, rows, selected, people): nothing in the table says how one of them was decided
+@cases("""
+cells | hidden
+[('M', 'CFO', 1, 1, 1), ('F', 'CFO', 60, 0, 60), ('M', 'c', 30, 15, 30), ('F', 'c', 30, 9, 30)] | ('CFO', 'F')
+[('M', 'CFO', 4, 4, 1), ('F', 'CFO', 60, 0, 60), ('M', 'c', 30, 15, 30), ('F', 'c', 30, 9, 30)] | ('CFO', 'F')
+[('M', 'CFO', 1, 0, 1), ('F', 'CFO', 60, 6, 60), ('M', 'c', 30, 15, 30)] | (None, 'F')
+""")
+def test_no_pair_with_one_person_is_shown(cells, hidden):
+    """The gap and the ratio to one man said whether he was hired; he could have several rows."""
+    rows = [(s, r, int(i < k), (s, r, i % p)) for s, r, n, k, p in cells for i in range(n)]
+    sex, roles, hired, ids = zip(*rows)
+    of_roles = compare(sex, hired, "M", strata=roles, clusters=[ids], roles=hidden[0] is not None)
+    found = {(row.get("within"), row["group"]): row for row in of_roles}
+    row = found[hidden]
+    assert row["verdict"].startswith("not measured (one person on a side") and "p" not in row
+    assert not {"gap", "rates", "direction", "highest", "ratio_to_highest"} & {*row}
+    if hidden[0]:
+        man = found["CFO", "M"]
+        assert man["selected"] is None and man["rate"]["value"] is None and "highest" not in man
+        assert "p" in found["c", "F"]
+
+
+def test_one_person_of_several_rows_is_not_shown():
+    """Three rows of one person were 3 of 3; twelve were the yardstick of White in Local Law 144."""
+    groups, hired = ["N"] * 12 + ["M", "F"] * 30, [1] * 12 + [0, 1, 0, 0] * 15
+    ids = [0] * 12 + [*range(1, 61)]
+    row = {row["group"]: row for row in compare(groups, hired, clusters=[ids])}["N"]
+    assert row["selected"] is None and row["verdict"].startswith("not measured (one person:")
+    rate = group_metrics(groups, hired, least=10, ids=ids)["groups"]["N"]["selection_rate"]
+    assert rate["value"] is None
+    rows = ll144_tables(groups, [None] * 72, hired, ids=ids)["tables"]["sex"]
+    shown = {row["category"]: (row["k"], row["rate"]["value"], row["ir"]) for row in rows}
+    assert shown == {"N": (None, None, None), "M": (0, 0.0, 0.0), "F": (15, 0.5, 1.0)}
+    row = {row["group"]: row for row in compare("NFFMM", [1, 0, 0, 0, 0])}["F"]
+    assert row["verdict"] == "not measured (nobody is selected)"  # of those shown
+
+
+def test_a_role_of_unknown_groups_alone(tmp_path):
+    """A traceback: numpy counts nothing in whole numbers."""
+    rows = [(s, "a", int(s == "M")) for s in "MF" * 10] + [("N/A", "b", i % 2) for i in range(3)]
+    part = audited(tmp_path, "sex,role,p", rows, "--y-pred p --group sex --within role")
+    assert {row["within"] for row in part["tables"]["sex, per role"]} == {"a"}
 
 
 def test_parity_set():
@@ -713,6 +780,8 @@ b"p,g\n1,wei\xdf\n" | not UTF-8; save it as CSV UTF-8
 GOOD = b"p,third,g,same,s\n1,0,a,x,5\n0,2,b,x,1\n1,1,b,x,2\n"
 BAD_INPUT = [(GOOD, *row) for row in table_of_cases(BAD)]
 BAD_INPUT += [(content, "--y-pred p --group g", words) for content, words in table_of_cases(FILES)]
+NO_RACE = "--ll144 reads the columns sex and race_ethnicity; rename yours; found no race_ethnicity"
+BAD_INPUT += [(b"p,sex,race\n1,M,a\n0,F,b\n", "--y-pred p --ll144 selection", NO_RACE)]
 
 
 @pytest.mark.parametrize("content, argv, words", BAD_INPUT)
@@ -839,7 +908,7 @@ def test_verdicts_without_an_effect(kind):
     assert audit_null.share(kind, 60, seed=7)[0] <= 9
 
 
-def test_a_gap_of_two_points_is_not_equivalent():
+@pytest.mark.parametrize("kind", [(2, 4000, 1, 1, 0.3), *audit_null.KINDS[-3:]])
+def test_a_gap_of_two_points_is_not_equivalent(kind):
     """The other verdict that can be false: rates 2 points apart, "equivalent within 2 points"."""
-    kind = (2, 4000, 1, 1, 0.3)
     assert audit_null.share(kind, 60, seed=7, gap=0.02, verdict="equivalent")[0] <= 9
