@@ -79,6 +79,7 @@ def annotate(server, name, votes, acknowledged, seconds):
             session=key,
             step=state["step"],
             item=state["item"]["item"],
+            sha256=state["item"]["sha256"],
             undoes=None,
             choice="left",
             strength=2,
