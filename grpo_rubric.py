@@ -312,9 +312,11 @@ def has_checks(row):  # to earn points by: faults alone have no score
     return any(c.kind == "check" and c.weight > 0 for c in row.criteria)
 
 
-def conversation(row, system=None):
-    """The prompt to answer; `common.encode_prompt` decides what a text is to the model."""
+def conversation(row, system=None, tokenizer=None, flag="--system"):
+    """The prompt to answer, text or turns; refused if the tokenizer's template hides the system."""
     turns = [{"role": "system", "content": system}, *talk(row.prompt, None)[:-1]]
+    if system and tokenizer and dialogue.unread_keys(tokenizer, turns, [0]):
+        raise UserError(f"{flag}: the chat template shows nothing of it, a system message")
     return turns if system else row.prompt
 
 
@@ -451,10 +453,8 @@ class Teacher:
             raise UserError(f"{flag}: {place} has no reference, and each line asks for one")
         (prompt,) = dialogue.as_turns(self.tokenizer, conversation(row, self.args.system))
         if not isinstance(prompt, str):
-            ids = common.encode_prompt(self.tokenizer, conversation(row, text))
-            if ids == common.encode_prompt(self.tokenizer, conversation(row)):
-                raise UserError(f"{flag}: the chat template shows nothing of it, a system message")
-            return ids
+            turns = conversation(row, text, self.tokenizer, flag)
+            return common.encode_prompt(self.tokenizer, turns)
         if dialogue.is_rendered(self.tokenizer, prompt):
             raise UserError(f"{flag}: {place} is rendered by a template already; give messages")
         return common.encode_prompt(self.tokenizer, f"{text}\n\n{prompt}")
@@ -706,7 +706,7 @@ def main(argv=None):
     graders = Graders(args, run, data)
     policy, reference, tokenizer = load_models(args, run, args.beta > 0 and not args.teacher)
     run.state = {"policy": policy}
-    prompts = [conversation(row, args.system) for row in train]
+    prompts = [conversation(row, args.system, tokenizer) for row in train]
     encoded, longest = rollouts.encoded_prompts(args, policy, tokenizer, prompts)
     teacher = Teacher(args, run, reference, tokenizer, train) if args.distil else None
     if teacher:

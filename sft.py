@@ -32,7 +32,7 @@ from parts.dialogue import Refused, end_ids, text_end
 from parts.files import Counts, UserError, command, counts_in_words, number, shell_line
 from parts.pairs import Named, TokenRows, count_unread, held_out, read_rows
 from parts.parallel import all_sum
-from parts.rows import check_messages
+from parts.rows import LOSS_KEYS, answers_to_train, check_label, check_messages
 from parts.tokens import encode_text
 from parts.turns import encode_conversation
 
@@ -102,23 +102,34 @@ FORMS = {"messages": None, "completion": "prompt", "chosen": "prompt", "text": N
 
 def check_row(row):
     """One of four forms: {"prompt", "completion"}, {"messages"}, {"text"}, or a preference pair."""
-    if "messages" in row:
+    for key in [key for key in row if row[key] is None]:
+        del row[key]  # a column of other rows
+    form = form_of(row)
+    if form == "messages":
         check_messages(row["messages"], "messages")
         roles = [m["role"] for m in row["messages"]] if isinstance(row["messages"], list) else []
         if "assistant" not in roles:
             raise ValueError('"messages" holds no assistant turn, so there is nothing to train on')
         if roles[0] == "assistant":
             raise ValueError('"messages" must start with what the assistant answers')
-    elif "completion" in row:
+    elif form == "completion":
         common.check_prompt(row)
         common.check_response(row, "completion")
-        if row.get("label") is False:
-            row["drop"] = "label false, an answer not to imitate"
-    elif "chosen" in row:
+    elif form == "chosen":
         common.check_pair(row)
     elif not isinstance(row.get("text"), str) or not row["text"].strip():
         forms = '"prompt" and "completion", or "messages", or "text", or a preference pair'
         raise ValueError(f"expected {forms}; found {sorted(row)[:6]}")
+    if isinstance(row[form], list) and not answers_to_train(row[form]):
+        row["drop"] = "no answer to imitate: weight 0"
+    if "label" in row:
+        check_label(row)
+        if not row["label"]:
+            row["drop"] = "label false, an answer not to imitate"
+
+
+def form_of(row):
+    return next((key for key in FORMS if key in row), None)
 
 
 class Rows(Named):
@@ -152,7 +163,7 @@ def load_data(args, model, tokenizer):
         before, counts = len(held), Counter(rows.counts)
         for line, row in read_rows(name, check_row, "--data", rows.counts):
             shown = row
-            if "prompt" in row:
+            if FORMS[form_of(row)]:
                 shown = {**row, "prompt": prompting.after_examples(examples, row)}
             try:
                 encoded, prompt = encode_row(tokenizer, shown, longest, rows.counts)
@@ -186,16 +197,16 @@ def encode_row(tokenizer, row, max_length, counts):
 
     A dialogue is more than one row of ids where the template shows a turn otherwise later.
     """
-    form = next(key for key in FORMS if key in row)
+    form = form_of(row)
     for key in sorted({*FORMS, "prompt"} - {form, FORMS[form]}):
         if row.get(key):
             counts[f"not used: column {key}"] += 1
     if form == "messages":
-        messages = row["messages"]
-        answers = [i for i, message in enumerate(messages) if message["role"] == "assistant"]
-        prompt = messages[: answers[-1]]
-        tools = count_unread(tokenizer, messages[: answers[0]], row, counts)
-        encoded = encode_conversation(tokenizer, messages, tools, counts)
+        answers = answers_to_train(row["messages"])
+        messages = [{k: m[k] for k in m if k not in LOSS_KEYS} for m in row["messages"]]
+        prompt, others = messages[: answers[-1]], {*range(answers[-1])} - {*answers}
+        tools = count_unread(tokenizer, prompt, row, counts, others)
+        encoded = encode_conversation(tokenizer, messages, tools, counts, answers)
         more = "turns that the template rewrites later, as rows of their own"
         counts[more] += len(encoded) - 1
     elif form != "text":

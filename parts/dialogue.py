@@ -19,7 +19,9 @@ Sections  the tokenizer · text or turns · turns to text · prompt and answer �
           from a text to its ids: parts/tokens.py
 """
 
+import contextlib
 import functools
+import json
 import math
 import re
 from bisect import bisect_left
@@ -99,16 +101,17 @@ def template_end(tokenizer):
     return remembered(tokenizer, "template_end", str(tokenizer.chat_template), find)
 
 
-def template_opening(tokenizer):
-    """What the chat template writes to open an answer, such as "<|im_start|>assistant\\n"."""
+def template_seam(tokenizer):
+    """What the chat template writes from a user's message to its answer, without a thought, such as
+    "<|im_end|>\\n<|im_start|>assistant" or "[/INST]"; "" if a prompt in prose might hold it."""
 
     def find():
-        turn = [{"role": "user", "content": "x"}]
-        opened, closed = (render(tokenizer, turn, add_generation_prompt=x) for x in (True, False))
-        same = next((i for i, (a, b) in enumerate(zip(opened, closed)) if a != b), len(closed))
-        return opened[same:]
+        turn = [{"role": "user", "content": "7531"}]  # no letters: a template may change their case
+        _, asked, seam = render(tokenizer, turn, add_generation_prompt=True).rpartition("7531")
+        seam = LAST_THOUGHT.sub("", seam).strip() if asked else ""
+        return seam if re.search(r"[^\w\s:]", seam) else ""
 
-    return remembered(tokenizer, "template_opening", str(tokenizer.chat_template), find)
+    return remembered(tokenizer, "template_seam", str(tokenizer.chat_template), find)
 
 
 def text_end(tokenizer):
@@ -140,20 +143,21 @@ def has_chat_template(tokenizer):
 
 
 def is_rendered(tokenizer, text):
-    """Does a text bring the special tokens of a template: its BOS in front, or an opened answer?"""
+    """Does a text bring what a template writes: its BOS in front, or an answer that it opened?"""
     if tokenizer.bos_token and text.startswith(tokenizer.bos_token):
         return True
-    opening = template_opening(tokenizer) if has_chat_template(tokenizer) else ""
-    return bool(opening.strip()) and text.endswith(opening)
+    seam = template_seam(tokenizer) if has_chat_template(tokenizer) else ""
+    return bool(seam) and seam in text
 
 
 def as_turns(tokenizer, prompt, *answers):
     """[prompt, answers…], the one rule for text in every stage.
 
     With a chat template a text is a user's turn, and its answer an assistant's. A text is continued
-    as it stands where the model has no template, where the text ends as the template or a last line
-    "Assistant:", "Response:" or the like asks for an answer, and where it is a dialogue, with lines
-    "Human:" and "Assistant:". After messages an answer given as text is an assistant's turn.
+    as it stands where the model has no template, where the template (`is_rendered`) or a last line
+    "Assistant:", "Response:" or the like has opened it for an answer, and where it is a dialogue,
+    with lines "Human:" and "Assistant:". After messages an answer given as text is an assistant's
+    turn.
     """
     if not isinstance(prompt, str):
         if prompt and isinstance(prompt[0], int):  # token ids
@@ -183,23 +187,43 @@ def render(tokenizer, messages, tools=None, **settings):
     """Messages as text by the chat template (PLAIN_TEMPLATE if there is none).
 
     A date that the template writes is tokenizer.date ("2026-11-25"), if it has one: a run's prompts
-    are the same on every day. The spelling of a special token in a message holds MARK.
+    are the same on every day. The spelling of a special token in a message holds MARK. Arguments of
+    tool calls that are JSON text (OpenAI's form) are objects, unless the template refuses those.
     """
     if tokenizer.chat_template is None:
         bos = tokenizer.bos_token_id  # written by the template where it precedes plain text
         starts = bos is not None and tokenizer("x")["input_ids"][:1] == [bos]
         tokenizer.chat_template = "{{ bos_token }}" * starts + PLAIN_TEMPLATE
     today = getattr(tokenizer, "date", None)
-    messages, tools = (marked(special_tokens(tokenizer), part) for part in (messages, tools))
+    read = with_arguments(messages)
+    messages, read, tools = (marked(special_tokens(tokenizer), x) for x in (messages, read, tools))
     try:
         template = tokenizer.get_chat_template(tools=tools)  # of several the one for tools
-        settings |= {"chat_template": dated(template, today) if today else template}
-        return tokenizer.apply_chat_template(messages, tools, tokenize=False, **settings)
+        settings |= {"chat_template": dated(template, today) if today else template, "tools": tools}
+        write = functools.partial(tokenizer.apply_chat_template, tokenize=False, **settings)
+        with contextlib.suppress(Exception if read != messages else ()):
+            return write(read)
+        return write(messages)
     except Exception as error:  # jinja's errors have no common base class
         # the first ones: a loader counts its rows by this text, and dialogues differ in length
         roles = [message["role"] for message in messages[:3]] + ["…"] * (len(messages) > 3)
         whose = f" of {tokenizer.flag}" if hasattr(tokenizer, "flag") else ""
         raise Refused(f"the chat template{whose} refuses {roles}: {brief(error)}") from None
+
+
+def with_arguments(value, key=None):
+    """Messages in which "arguments" that are the JSON text of an object are that object.
+
+    >>> with_arguments([{"function": {"name": "seats", "arguments": '{"city": "Ulm"}'}}])
+    [{'function': {'name': 'seats', 'arguments': {'city': 'Ulm'}}}]
+    """
+    if isinstance(value, dict) and key != "arguments":
+        return {key: with_arguments(part, key) for key, part in value.items()}
+    if key == "arguments" and isinstance(value, str):
+        with contextlib.suppress(ValueError):
+            read = json.loads(value)
+            return read if isinstance(read, dict) else value
+    return [with_arguments(part) for part in value] if isinstance(value, list) else value
 
 
 def dated(template, today):
@@ -212,17 +236,38 @@ def dated(template, today):
     return CLOCK.sub(lambda match: repr(day.strftime(match[2])), template)
 
 
-def unread_keys(tokenizer, messages, turns, tools=None):
-    """The keys of `turns`, beside role and content, that the template shows nothing of behind the
-    messages: another family's "tool_calls" or "reasoning_content"."""
-    keys = {key for turn in turns for key in turn if turn[key]} - {"role", "content"}
-    return [key for key in sorted(keys) if not _shows(tokenizer, messages, turns, tools, key)]
+def unread_keys(tokenizer, messages, places, tools=None):
+    """What the template shows nothing of in the messages at `places`: keys beside role and content
+    (another family's "tool_calls"), and whole messages ("system message"); sorted.
+
+    A message is shown, too, whose text stands there without it: a default system message.
+    """
+    parts = []  # (name, the messages without it, its text)
+    for i in places:
+        message = messages[i]
+        for key in {*message} - {"role", "content"}:
+            if message[key] not in (None, "", [], {}):  # 0 and false say something
+                less = {k: value for k, value in message.items() if k != key}
+                parts.append((key, [*messages[:i], less, *messages[i + 1 :]], None))
+        if message["role"] != "assistant" and (text := message["content"].strip()):
+            less = [*messages[:i], *messages[i + 1 :]]
+            parts.append((f"{message['role']} message", less, text))
+    if not parts:
+        return []
+    whole, pattern = render(tokenizer, messages, tools), special_tokens(tokenizer)
+    return sorted({
+        name for name, less, text in parts
+        if not (text and marked(pattern, text) in whole or differs(tokenizer, whole, less, tools))
+    })  # fmt: skip
 
 
-def _shows(tokenizer, messages, turns, tools, key):
-    without = [{k: value for k, value in turn.items() if k != key} for turn in turns]
-    whole, less = (render(tokenizer, [*messages, *part], tools) for part in (turns, without))
-    return whole != less
+def differs(tokenizer, whole, messages, tools=None):
+    """Is `whole` another text than these messages, those of `whole` but for a part? A part that the
+    template refuses to be without is shown."""
+    try:
+        return render(tokenizer, messages, tools) != whole
+    except Refused:
+        return True
 
 
 # ---- prompt and answer ----
@@ -304,7 +349,8 @@ def _answer_ids(tokenizer, prompt, opened, answer, counts, tools):
         return []
     end = text_end(tokenizer)
     if isinstance(answer, list):
-        unread = unread_keys(tokenizer, prompt, answer, tools)
+        answer = [answer[0] | {"content": without_end(tokenizer, answer[0]["content"], counts)}]
+        unread = unread_keys(tokenizer, [*prompt, *answer], [len(prompt)], tools)
         if unread and not answer[-1]["content"].strip():
             raise Refused(f"the chat template shows nothing of an answer's {unread[0]}")
         for key in unread:
@@ -320,6 +366,7 @@ def _answer_ids(tokenizer, prompt, opened, answer, counts, tools):
             end = ids.pop()  # of its own: gpt-oss ends a call with <|call|>
     else:
         rendered = is_rendered(tokenizer, opened.text)
+        answer = answer if rendered else without_end(tokenizer, answer, counts)
         text = FIRST_THOUGHT.sub("", answer) if OPENED_THOUGHT.search(opened.text) else answer
         ids = encode_text(tokenizer, opened.text + text, rendered)
         tail = functools.partial(behind_guard, split_special_tokens=not rendered)
@@ -334,6 +381,16 @@ def _answer_ids(tokenizer, prompt, opened, answer, counts, tools):
     if tokenizer.unk_token_id in ids[:-1]:
         counts["answers with characters that the tokenizer does not know"] += 1
     return known_ids(tokenizer, ids)
+
+
+def without_end(tokenizer, text, counts):
+    """The text of an answer without the end token that it spells itself, which would stand there
+    twice: as letters, and as a token."""
+    ends = map(re.escape, tokenizer.convert_ids_to_tokens(end_ids(tokenizer)))
+    bare = re.sub(rf"(?:{'|'.join(ends)})\s*\Z", "", text)
+    if bare != text:
+        counts["answers that spell their end token, which is written once"] += 1
+    return bare
 
 
 def written_behind(tokenizer, prompt, opened_text, answer, counts, tools=None):

@@ -14,7 +14,7 @@ from operator import itemgetter
 import numpy as np
 
 from common import as_turns, encode_pair, pad_rows, render, unread_keys
-from parts.dialogue import Refused
+from parts.dialogue import Refused, differs
 from parts.files import Counts, UserError, counts_in_words, read_jsonl
 from parts.parallel import progress
 from parts.rows import PROMPT_COLUMNS, check_pair
@@ -178,19 +178,29 @@ def _encode_row(tokenizer, prompt, row, max_length, counts):
     return None
 
 
-def count_unread(tokenizer, prompt, row, counts):
-    """Count what belongs to the prompt of a row and is not read, columns and keys of its messages;
-    returns its "tools", or None if the template does not show them."""
+def count_unread(tokenizer, prompt, row, counts, places=None):
+    """Count what belongs to the prompt of a row and is not read: columns, messages, and their keys.
+
+    Returns its "tools", or None if the template does not show them. places: the messages to look at
+    (default all)
+    """
     tools, messages = row.get("tools"), as_turns(tokenizer, prompt)[0]
+    if isinstance(tools, str):  # xlam's layout
+        try:
+            tools = json.loads(tools or "null")
+        except ValueError:
+            raise Refused('"tools" is a text, but not JSON') from None
+        row = {**row, "tools": tools}
     if isinstance(messages, str):  # continued as it stands
         answer = row.get("completion") or row.get("chosen") or row.get("rejected") or ""
         seam = messages[-1:] + answer[:1]  # "…two audits.Skills"
         counts["no space between prompt and answer"] += len(seam.strip()) == 2
         tools = None
     else:
-        if tools and render(tokenizer, messages, tools) == render(tokenizer, messages):
+        if tools and not differs(tokenizer, render(tokenizer, messages, tools), messages):
             tools = None
-        for key in unread_keys(tokenizer, [], messages, tools):
+        places = range(len(messages)) if places is None else places
+        for key in unread_keys(tokenizer, messages, places, tools):
             counts[f"not used: {key} of a prompt"] += 1
     for key in PROMPT_COLUMNS:
         if row.get(key) and not (key == "tools" and tools):

@@ -16,6 +16,7 @@ PROMPT_COLUMNS = """
     system system_prompt tools input question instruction context history documents images image
     chat_template_kwargs
 """.split()
+LOSS_KEYS = "weight", "train", "loss"  # of a message: is it trained?
 # lines that begin a turn in a dialogue as text, such as "Assistant:" or "### Response:"
 USER_LINE = re.compile(r"^[^\w\n]*(?:human|user)\s*:", re.I | re.M)
 ANSWER_LINE = re.compile(r"^[^\w\n]*assistant\s*:", re.I | re.M)
@@ -48,8 +49,8 @@ def check_messages(value, key):
         if message.get("role") not in ROLES or not isinstance(message.get("content"), str):
             roles = ", ".join(ROLES)
             raise ValueError(
-                f'"{key}": each message needs a "role" ({roles}) and a "content", a text; '
-                f"found {brief(message)}"
+                f'"{key}": each message needs a "role" ({roles}) and a "content", one text (join '
+                f"its parts); found {brief(message)}"
             )
         message["content"].encode()
 
@@ -124,14 +125,15 @@ def split_prompt(chosen, rejected):
 
     The prompt of message lists is their common beginning. Of texts (the layout of Anthropic HH) it
     ends behind the last "Assistant:" that both share, so that every pair of a question has the same
-    prompt; without one behind the last "Response:" or the like, else at the last shared blank.
+    prompt; without one behind the last "Response:" or the like, and something must stand before it:
+    else it is the form of the answers, and there is no prompt.
     """
     parts = (i for i, (a, b) in enumerate(zip(chosen, rejected)) if a != b)
     n = next(parts, min(len(chosen), len(rejected)))
     if isinstance(chosen, str):
         lines = (list(line.finditer(chosen, 0, n)) for line in (ANSWER_LINE, OTHER_ANSWER_LINE))
-        blanks = (i for i in range(n - 1, 0, -1) if chosen[i].isspace())
-        n = next((matches[-1].end() for matches in lines if matches), next(blanks, 0))
+        last = (matches[-1] for matches in lines if matches)
+        n = next((match.end() for match in last if chosen[: match.start()].strip()), 0)
     return chosen[:n], chosen[n:], rejected[n:]
 
 
@@ -148,8 +150,8 @@ def check_pair(row):
     check_messages(row.get("chosen"), "chosen")
     check_messages(row.get("rejected"), "rejected")
     chosen = row["chosen"]
-    if isinstance(chosen, list) and chosen[1:] and row.get("prompt") == chosen[0]["content"]:
-        row["prompt"] = None  # UltraFeedback: whole dialogues, and their first message once more
+    if isinstance(chosen, list) and row.get("prompt") in [m["content"] for m in chosen[:-1]]:
+        row["prompt"] = None  # UltraFeedback: whole dialogues, and one message of them once more
     if row.get("prompt") is None:
         _split_dialogues(row)
     else:
@@ -168,6 +170,8 @@ def check_pair(row):
         value = 0 if row.get(key) is None else row[key]
         if type(value) not in (int, float) or not abs(value) < 1e30:  # JSON reads 1e999 as inf
             raise ValueError(f'"{key}" is {value!r}; expected a number')
+        if key == "strength" and value < 0:
+            raise ValueError(f'"strength" is {value}; the better answer is "chosen": swap them')
     if tie and row.get("strength"):
         raise ValueError(f'"tie" is true and "strength" is {row["strength"]}; a tie has strength 0')
     if row["chosen"] == row["rejected"]:
@@ -176,8 +180,8 @@ def check_pair(row):
 
 def _split_dialogues(row):
     """Fill in the prompt of a row whose "chosen" and "rejected" are whole dialogues."""
-    columns = [key for key in ("question", "instruction", "input") if row.get(key)]
-    if columns:
+    columns = [key for key in ("question", "instruction", "input", "query") if row.get(key)]
+    if columns and isinstance(row["chosen"], str):
         raise ValueError(f'no "prompt", but a column "{columns[0]}"; rename it (docs/faq.md)')
     if isinstance(row["chosen"], str) != isinstance(row["rejected"], str):
         raise ValueError('"chosen" and "rejected" must both be text or both be message lists')
@@ -186,7 +190,11 @@ def _split_dialogues(row):
     if answers[0] == answers[1]:
         return  # equal dialogues: a pair to be dropped, not an error
     if not row["prompt"]:
-        raise ValueError('no "prompt", and "chosen" and "rejected" share no beginning')
+        columns = [key for key in sorted(row) if row[key]][:9]
+        raise ValueError(
+            'no "prompt", and "chosen" and "rejected" share no beginning that asks for an answer; '
+            f"found columns {columns} (docs/faq.md renames them)"
+        )
     if isinstance(row["prompt"], str):
         early = any(map(USER_LINE.search, answers))
     else:
@@ -195,12 +203,31 @@ def _split_dialogues(row):
         row["drop"] = "the dialogues part before their last turn"
 
 
+def check_label(row):
+    """Raise ValueError unless row["label"] says whether people liked the answer."""
+    if type(row.get("label")) is not bool:
+        raise ValueError(
+            f'"label" is {row.get("label")!r}; expected true or false (rename it if it is '
+            "something else)"
+        )
+
+
+def answers_to_train(messages):
+    """Places of the assistant's turns, but for those that their file takes out: "weight": 0 as
+    OpenAI writes it, "train" or "loss" false as Axolotl and ms-swift do."""
+    for message in messages:
+        for key in LOSS_KEYS:
+            if message.get(key) not in (None, 0, 1):
+                raise ValueError(f'"{key}" of a message is {message[key]!r}; expected 0 or 1')
+    roles = [None if 0 in map(m.get, LOSS_KEYS) else m["role"] for m in messages]
+    return [i for i, role in enumerate(roles) if role == "assistant"]
+
+
 def check_thumb(row):
     """Make {"prompt", "completion", "label"} a pair with one side: chosen if label is true."""
     check_prompt(row)
     check_response(row, "completion")
-    if type(row.get("label")) is not bool:
-        raise ValueError(f'"label" is {row.get("label")!r}; expected true or false')
+    check_label(row)
     row["chosen"], row["rejected"] = None, row["completion"]
     if row["label"]:
         row["chosen"], row["rejected"] = row["completion"], None

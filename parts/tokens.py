@@ -13,16 +13,16 @@ import re
 
 from parts.files import UserError
 
-MARK = "\ue0ff"  # of private use; stands inside the spelling of a special token that is text
+# stands inside the spelling of a special token that is text; a noncharacter, which no text holds
+MARK = "\ufdd0"
 
 
 def special_tokens(tokenizer):
-    """A pattern of the spellings of special tokens, longest first, but for thoughts."""
+    """A pattern of the spellings of special tokens, longest first."""
 
     def find():
         added = tokenizer.added_tokens_decoder.values()
-        tokens = (str(token) for token in added if token.special)
-        tokens = sorted((t for t in tokens if "think>" not in t), key=len, reverse=True)
+        tokens = sorted((str(token) for token in added if token.special), key=len, reverse=True)
         return re.compile("|".join(map(re.escape, tokens)) or r"(?!)")
 
     return remembered(tokenizer, "special_pattern", len(tokenizer), find)
@@ -36,13 +36,14 @@ def remembered(tokenizer, name, key, find):
 
 
 def marked(pattern, value):
-    """Messages, or a text, with MARK after the first character of each spelled special token.
+    """Messages, or a text, with MARK after the first character of each spelled special token but
+    those of thoughts.
 
     >>> marked(re.compile("</s>"), [{"content": "a</s>"}]) == [{"content": f"a<{MARK}/s>"}]
     True
     """
     if isinstance(value, str):
-        return pattern.sub(lambda match: match[0][0] + MARK + match[0][1:], value)
+        return pattern.sub(lambda m: m[0] if "think>" in m[0] else m[0][0] + MARK + m[0][1:], value)
     if isinstance(value, dict):
         return {key: marked(pattern, part) for key, part in value.items()}
     return [marked(pattern, part) for part in value] if isinstance(value, list) else value

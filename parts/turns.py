@@ -4,16 +4,17 @@ from parts.dialogue import FIRST_THOUGHT, OPENED_THOUGHT, encode_pair, end_ids, 
 from parts.tokens import marked, rendered_ids, special_tokens
 
 
-def encode_conversation(tokenizer, messages, tools=None, counts=None):
-    """[(ids, mask), …] of a dialogue up to its last answer; the assistant's turns are trained.
+def encode_conversation(tokenizer, messages, tools=None, counts=None, answers=None):
+    """[(ids, mask), …] of a dialogue up to its last answer; the assistant's turns are trained, or
+    those at the places `answers`.
 
     The first row is the whole dialogue, in which a turn is trained if the whole begins with its
     prompt and itself. A turn that the template shows otherwise once the dialogue goes on (Qwen3
     drops its thoughts) has a row of its own, as it was when it was the last.
     """
-    places = [i for i, message in enumerate(messages) if message["role"] == "assistant"]
+    answers = answers or [i for i, turn in enumerate(messages) if turn["role"] == "assistant"]
     rows = []
-    for i in reversed(places):
+    for i in reversed(answers):
         prompt, answer = encode_pair(
             tokenizer, messages[:i], [messages[i]], tools=tools, counts=counts
         )

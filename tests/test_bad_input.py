@@ -180,6 +180,9 @@ SFT_ROWS = table("""
 {"completion": "b"} | "prompt" is missing ~ expected text or a list
 {"messages": "hello"} | "messages" holds no assistant turn
 {"messages": [{"role": "user", "content": "x"}]} | no assistant turn ~ nothing to train
+{"messages": [{"role": "user", "content": "x"}, {"role": "assistant", "content": "y", "weight": 0.5}]} | "weight" ~ 0.5; expected 0 or 1
+{"messages": [{"role": "user", "content": "x"}, {"role": "assistant", "content": "y"}], "label": 0} | "label" is 0; expected true or false
+{"prompt": "a", "completion": "b", "label": "False"} | "label" is 'False'; expected true or false
 {"text": " "} | expected "prompt" and "completion" ~ found ['text']
 {"text": 7} | expected "prompt" and "completion"
 """)

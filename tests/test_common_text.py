@@ -307,11 +307,12 @@ def test_a_dialogue_loses_its_oldest_turns_whole(tokenizer):
 # Anthropic's layout first: the blank before the answer belongs to the answer
 SPLIT = table(r"""
 "\n\nHuman: Hi\n\nAssistant:" | " Yes, do" | " Yesterday"
-"Q: a" | " b" | " b c"
 "\n\nHuman: Hi\n\nAssistant:" | " So:\nAnswer: 4" | " So:\nAnswer: 5"
 "Do it.\n\n### Response:" | " The first" | " The last"
-"same" | " words" | " words"
+"" | "same words" | "same words"
 "" | "alpha" | "beta"
+"" | "Answer: A tea" | "Answer: A spoon"
+"" | "\n\nAssistant: A tea" | "\n\nAssistant: A spoon"
 "" | "" | ""
 """)
 SPLIT += [[[user("a"), *more], said("d"), said("e")] for more in ([], [*said("b"), user("c")])]
@@ -319,7 +320,8 @@ SPLIT += [[[user("a"), *more], said("d"), said("e")] for more in ([], [*said("b"
 
 @pytest.mark.parametrize("prompt, chosen, rejected", SPLIT)
 def test_split_prompt(prompt, chosen, rejected):
-    """The longest common beginning, back to a white space: not within "Yes" and "Yesterday"."""
+    """Messages: the longest common beginning. Texts: to a line that asks for an answer; where nothing
+    stands before that, the answers have a form in common, but no prompt."""
     whole = [prompt + chosen, prompt + rejected]
     before = json.dumps(whole)
     assert split_prompt(*whole) == (prompt, chosen, rejected)
@@ -333,6 +335,11 @@ def test_ultrafeedback_is_read():
     wrong = {**row, "prompt": "How?"}
     common.check_pair(row)
     assert row == {"prompt": [question], "chosen": [yes], "rejected": [no]}
+    system = {"role": "system", "content": "Be brief."}
+    row = {"prompt": "Why?", "question": "Why?", "chosen": [system, question, yes]}  # ORPO-mix
+    row["rejected"] = [system, question, no]
+    common.check_pair(row)
+    assert row["prompt"] == [system, question] and row["chosen"] == [yes]
     with pytest.raises(ValueError, match='leave the column "prompt" out'):
         common.check_pair(wrong)
 
@@ -356,6 +363,8 @@ BASES = {"good": GOOD, "chat": {"prompt": USER, "chosen": ANSWER, "rejected": sa
 MALFORMED = table(r"""
 | {"prompt": "Assess", "completion": "hold"} | completion
 | {"chosen": "alpha", "rejected": "beta"} | share no beginning
+| {"messages": "x", "chosen": "Answer: a", "rejected": "Answer: b"} | found columns ['chosen', 'messages', 'rejected']
+| {"query": "x", "chosen": "Yes, a", "rejected": "Yes, b"} | "query"; rename it
 | {"chosen": "alpha", "rejected": [{"role": "assistant", "content": "x"}]} | both be text or both be
 good | {"rejected": None} | "rejected" is missing
 good | {"rejected": " \n "} | "rejected" is empty
@@ -366,6 +375,7 @@ good | {"chosen": [{"role": "user", "content": "x"}, {"role": "assistant", "cont
 good | {"tie": True, "strength": 2} | strength
 good | {"tie": "yes"} | "tie"
 good | {"strength": "big"} | "strength"
+good | {"strength": -3} | swap them
 good | {"margin": 1e39} | "margin"
 good | {"chosen": "half \ud800"} | surrogate
 chat | {"prompt": []} | "prompt"
@@ -373,7 +383,7 @@ chat | {"chosen": [{"role": "assistant", "content": ""}]} | "chosen" is empty
 chat | {"chosen": [{"role": "assistant", "content": "x"}, {"role": "user", "content": "x"}]} | one assistant message
 chat | {"prompt": [{"role": "assistant", "content": "x"}]} | assistant
 chat | {"prompt": [{"role": "boss", "content": "x"}]} | "role" (system
-chat | {"prompt": [{"role": "user", "content": ["x"]}]} | text
+chat | {"prompt": [{"role": "user", "content": ["x"]}]} | one text (join its parts)
 chat | {"prompt": [{"role": "user", "content": "\udfff"}]} | surrogate
 """)
 

@@ -14,7 +14,7 @@ from transformers import PreTrainedTokenizerFast
 import common
 import sft
 from common import UserError
-from parts import dialogue, tokens
+from parts import dialogue, pairs, tokens
 from parts.turns import continued_ids, encode_conversation
 from tiny import SENTENCES, tiny_model, tiny_tokenizer
 
@@ -344,7 +344,7 @@ def test_text_pairs_are_joined_as_they_stand(tokenizers):
         if prompt:
             assert not llama.convert_ids_to_tokens(written[0]).startswith("▁")
     assert [*counts.values()] == [1]
-    for text, answer in (("a </s> b", "b</s>"), ("<s>a", "b")):  # text, but for a BOS in front
+    for text, answer in (("a </s> b", "b</s>."), ("<s>a", "b")):  # text, but for a BOS in front
         ids = sum(common.encode_pair(llama, text, answer), [])
         assert ids.count(llama.eos_token_id) == ids.count(llama.bos_token_id) == 1
         assert (
@@ -371,6 +371,10 @@ SYSTEM_LAST = (  # Mistral 7B v0.3: a system message stands in the last user's t
     "{{ m.content }}[/INST]{% elif m.role == 'assistant' %} {{ m.content }}{{ eos_token }}"
     "{% endif %}{% endfor %}"
 )
+CALLED = "{% if m.tool_calls %}{{ m.tool_calls[0].function.arguments | tojson }}{% endif %}"
+TEXT = "{% if m.tool_calls %}{{ '!' + m.tool_calls[0].function.arguments }}{% endif %}"
+JSON_CALL = {**CALL, "tool_calls": [{"function": {"name": "f", "arguments": '{"city": "Ulm"}'}}]}
+THINKING = (*IM, "<think>", "</think>")
 ODD = {  # template, special tokens, EOS; prompt, answer; what is trained; what is counted
     "a template for each use": (
         {"default": template(ANSWER, OPEN), "tool_use": template(ANSWER, OPEN, "tools")},
@@ -398,6 +402,21 @@ ODD = {  # template, special tokens, EOS; prompt, answer; what is trained; what 
         template(ANSWER, OPEN + "<think>\n\n</think>\n\n"), IM, "<|im_end|>", [ASK], EARLY,
         "The early one.<|im_end|>",
         ["answers without an empty thought, because the prompt closes it"]),
+    "arguments as JSON text": (
+        template(ANSWER.replace("<|im_end|>", CALLED + "<|im_end|>"), OPEN), IM, "<|im_end|>", [ASK],
+        JSON_CALL, '{"city": "Ulm"}<|im_end|>', []),
+    "a template that wants arguments as text": (
+        template(ANSWER.replace("<|im_end|>", TEXT + "<|im_end|>"), OPEN), IM, "<|im_end|>", [ASK], JSON_CALL,
+        '!{"city": "Ulm"}<|im_end|>', []),
+    "an end token that is spelled": (
+        template(ANSWER, OPEN), IM, "<|im_end|>", [ASK], said("Yes.<|im_end|> \n"), "Yes.<|im_end|>",
+        ["answers that spell their end token, which is written once"]),
+    "a character of private use": (
+        template(ANSWER, OPEN), IM, "<|im_end|>", [ASK], said("\ue0ff <|im_end|>."),
+        "\ue0ff <|im_end|>.<|im_end|>", []),
+    "a key of 0": (
+        template(ANSWER, OPEN), IM, "<|im_end|>", [ASK], {**EARLY, "weight": 0, "refusal": None},
+        "The early one.<|im_end|>", ["not used: weight of an answer"]),
     "a template that shortens": (
         template(ANSWER.replace("m.content", "m.content[:3]"), OPEN), IM, "<|im_end|>", [ASK],
         EARLY, "The<|im_end|>", ["answers that the template shows otherwise"]),
@@ -417,6 +436,64 @@ def test_odd_templates(case):
     assert [*+counts] == counted
 
 
+def test_thoughts_are_tokens_beside_a_spelled_one():
+    """Where <think> is a special token."""
+    chat = template(ANSWER, OPEN)
+    tokenizer = tiny_tokenizer(pad=None, eos="<|im_end|>", template=chat, more=THINKING)
+    ids = common.encode_pair(tokenizer, [ASK], [said("<think>a <|im_end|></think>b")])[1]
+    tokens_of = tokenizer.convert_ids_to_tokens(ids)
+    assert [tokens_of.count(t) for t in ("<think>", "</think>", "<|im_end|>")] == [1, 1, 1]
+
+
+IDS = (  # Mistral v0.3: whatever stands behind a call, and its result, needs the id
+    "{% for m in messages %}{% if (m.tool_calls or m.role == 'tool') and not (m.tool_call_id or "
+    "m.tool_calls[0].id) %}{{ raise_exception('no id') }}{% endif %}<|im_start|>{{ m.role }}\n"
+    "{{ m.content }}{{ m.tool_calls[0].id if m.tool_calls }}{{ m.tool_call_id }}<|im_end|>\n"
+    "{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+CALLS = [{"id": "abcdefghi", "function": {"name": "f", "arguments": {}}}]
+HISTORY = [ASK, {**said(""), "tool_calls": CALLS},
+           {"role": "tool", "content": "12", "tool_call_id": "abcdefghi"}]  # fmt: skip
+BRIEF = {"role": "system", "content": "Be brief."}
+HIDES = template(ANSWER, OPEN, each="{% if m.role == 'user' %}{{ m.content }}{% endif %}")
+DEFAULT = (
+    "{% if messages[0].role != 'system' %}<|im_start|>system\nBe brief.<|im_end|>\n{% endif %}"
+)
+UNREAD = {  # template, prompt, a row's columns, what is counted
+    "a template that wants a key": (IDS, HISTORY, {}, []),
+    "a system message": (HIDES, [BRIEF, ASK], {}, ["system message of a prompt"]),
+    "a developer's": (HIDES, [{**BRIEF, "role": "developer"}, ASK], {},
+                      ["developer message of a prompt"]),
+    "the default system message": (template(ANSWER, OPEN, DEFAULT), [BRIEF, ASK], {}, []),
+    "a name": (HIDES, [ASK, EARLY, {**ASK, "name": "kim"}], {}, ["name of a prompt"]),
+    "tools as text": (template(ANSWER, OPEN, TOOLS), [ASK], {"tools": json.dumps(TOOL)}, []),
+    "no tools as text": (template(ANSWER, OPEN, TOOLS), [ASK], {"tools": "[]"}, []),
+    "tools as text, hidden": (HIDES, [ASK], {"tools": json.dumps(TOOL)}, ["column tools"]),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", UNREAD)
+def test_what_of_a_prompt_is_not_read(case):
+    """One rule for columns, messages and their keys: the template shows it, or it is counted. Of a
+    dialogue to imitate all turns are read."""
+    chat, prompt, columns, counted = UNREAD[case]
+    tokenizer = tiny_tokenizer(pad=None, eos="<|im_end|>", template=chat, more=IM)
+    counts = dialogue.Counter()
+    tools = pairs.count_unread(tokenizer, prompt, columns, counts)
+    assert [*+counts] == [f"not used: {name}" for name in counted]
+    assert (tools or None) == (TOOL if case == "tools as text" else None)
+    (ids, _), *_ = sft.encode_row(
+        tokenizer, {"messages": [*prompt, EARLY], **columns}, 999, counts
+    )[0]
+    assert [*(+counts).values()] == [2] * len(counted)
+    assert ids[-1] in common.end_ids(tokenizer)
+
+
+def test_tools_that_are_no_json():
+    with pytest.raises(dialogue.Refused, match='"tools" is a text, but not JSON'):
+        pairs.count_unread(tiny_tokenizer(), [ASK], {"tools": "search"}, dialogue.Counter())
+
+
 def test_tokens_that_take_in_blanks(tokenizers):
     """Phi 3's special tokens take in the line break behind them, beside a spelled one, too."""
     tokenizer = tiny_tokenizer(eos="<|endoftext|>", template=FAMILIES["phi3"][0], more=("<unk>",))
@@ -425,11 +502,11 @@ def test_tokens_that_take_in_blanks(tokenizers):
         {"additional_special_tokens": [AddedToken(x, rstrip=True, special=True) for x in names]}
     )
     plain = common.encode_pair(tokenizer, [user("a")], [said("b")])
-    spelled = common.encode_pair(tokenizer, [user("a <|end|>")], [said("b <|end|>")])
+    spelled = common.encode_pair(tokenizer, [user("a <|end|>")], [said("b <|end|> c")])
     assert [tokenizer.decode(ids) for ids in plain] == ["<|user|>a<|end|><|assistant|>", "b<|end|>"]
     assert [tokenizer.decode(ids) for ids in spelled] == [
         "<|user|>a <|end|><|end|><|assistant|>",
-        "b <|end|><|end|>",
+        "b <|end|> c<|end|>",
     ]
 
 
@@ -468,6 +545,28 @@ def test_a_text_that_is_a_dialogue(capsys):
         assert isinstance(dialogue.as_turns(tokenizer, text)[0], list) == turn
 
 
+RENDERED = {  # family: texts that a template has written, and that another program has shortened
+    "qwen3": (f"{{}}{OPEN}<think>\n\n</think>\n\n", f"{{}}{OPEN}<think>\n", f"{{}}{OPEN[:-1]}",
+              f"{{}}{OPEN}Strengths:"),
+    "qwen3.5": (f"{{}}{OPEN}<think>\n\n</think>\n\n", f"{{}}{OPEN}"),
+    "mistral": ("[INST] Hi [/INST]",),
+    "llama3": ("<|start_header_id|>user<|end_header_id|>\n\nHi<|eot_id|><|start_header_id|>assistant"
+               "<|end_header_id|>",),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("family", RENDERED)
+def test_a_text_that_is_rendered_is_not_rendered_again(family, tokenizers):
+    tokenizer = tokenizers[family]
+    for text in RENDERED[family]:
+        text = text.format("<|im_start|>user\nHi<|im_end|>\n")
+        assert dialogue.as_turns(tokenizer, text) == [text]
+        ids = common.encode_prompt(tokenizer, text)
+        assert ids == tokenizer(text)["input_ids"], "special tokens, and one BOS"
+    for text in ("Is <|im_end|> HTML?", "What does [INST] do?", "user\nassistant"):
+        assert isinstance(dialogue.as_turns(tokenizer, text)[0], list)
+
+
 def test_what_sft_reads(tmp_path):
     """A corpus that ends a text itself gets no second end; bad answers are not imitated; a column that
     another layout would read is named."""
@@ -479,9 +578,29 @@ def test_what_sft_reads(tmp_path):
     sft.encode_row(tokenizer, row, 99, counts)
     names = ("prompt", "text", "chat_template_kwargs")
     assert [*+counts] == [f"not used: column {name}" for name in names]
-    row = {"prompt": "x", "completion": "y", "label": False}
-    sft.check_row(row)
-    assert "label false" in row["drop"]
+    columns = {"prompt": None, "text": None, "label": True}  # null is absent
+    for reason, row in (
+        ("label false", {"prompt": "x", "completion": "y", "label": False}),
+        ("label false", {"messages": [ASK, EARLY], **columns, "label": False}),
+        ("weight 0", {"messages": [ASK, {**EARLY, "weight": 0}]}),
+        ("weight 0", {"prompt": [ASK], "completion": [{**EARLY, "train": False}]}),
+        ("weight 0", {"prompt": [ASK], "chosen": [{**EARLY, "loss": False}], "rejected": [said("")]}
+         | {"rejected": [said("No.")]}),
+        (None, {"messages": [{**ASK, "train": False}, {**EARLY, "train": True}], **columns}),
+    ):  # fmt: skip
+        sft.check_row(row)
+        assert (reason or "") in row.get("drop", "") and ("drop" in row) == bool(reason)
+        assert "text" not in row and sft.form_of(row) in row
+    turns = [
+        ASK,
+        {**EARLY, "weight": 0},
+        user("No. Which?"),
+        {**said("The late one."), "weight": 1},
+    ]
+    counts = dialogue.Counter()
+    (ids, mask), *more = sft.encode_row(tokenizer, {"messages": [*turns, ASK]}, 999, counts)[0]
+    trained = tokenizer.decode([i for i, on in zip(ids, mask) if on])
+    assert trained == "The late one.<|im_end|>" and not more and not +counts
     sft.check_row({"prompt": [ASK], "completion": [CALL]})  # an answer, though it has no text
 
 

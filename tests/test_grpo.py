@@ -22,6 +22,7 @@ from tiny import (
     table,
     tiny_model,
     tiny_reward_model,
+    tiny_tokenizer,
     words,
     write_rows,
 )
@@ -671,6 +672,13 @@ def test_checks_alone_ask_nobody(graded, tmp_path, monkeypatch):
     assert len(asked) > 8 and {p[0]["content"] for p in asked} == {"Be brief."}
     spy.calls.clear()
     assert "needs a judge" in error_of(run, own, tmp_path / "no")
+    hides = tiny_model(
+        "llama", tmp_path, tokenizer=tiny_tokenizer(template="{{ messages[-1].content }}")
+    )
+    flags = "--reward checks --model", hides, "--system", "Be brief."
+    assert "--system: the chat template shows nothing" in error_of(
+        run, own, tmp_path / "no", *flags
+    )
     assert not (tmp_path / "no").exists()
     run(graded, tmp_path / "short", "--max-length 26 --steps 1")
     assert max(len(prompt) for call in spy.calls for prompt in call[2]) == 20
