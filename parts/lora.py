@@ -78,6 +78,7 @@ def say_what_is_left(model, adapted):
     if left:
         n, total = (sum(w.numel() for w in weights.values()) for weights in (left, blocks))
         kinds = {"experts": "experts", "router|gate$": "routers", "conv": "convolutions"}
+        kinds |= {"(gate|up|down)_proj$": "dense MLPs"}
         paths = {re.sub(r".*\.\d+\.|\.weight$", "", name) for name in left}
         names = {
             next((kind for part, kind in kinds.items() if re.search(part, path)), path)
