@@ -204,11 +204,10 @@ def clustered_difference(values, a, b, *clusters, strata=None):
     times √(c/(c − 1)) for the c clusters of the cell, as in a sample's variance; of a cell of one
     cluster v − the mean of its stratum. Variance: squares of the sums over clusters; of two kinds
     V1 + V2 − V12 [Cameron, Gelbach & Miller 2011], never below V1, V2 or that of single rows.
-    Student's t with the clusters of the smaller group − 1 degrees of freedom. Where tables of as
-    many people as the rows are worth (rows / design effect) are `sparse`, or each cell is alike,
-    no p below theirs. The design effect has one row more, of a cluster of rows that are all alike.
-    Of shares the interval is `share_ends`; within strata that and the ratio's are those of so many
-    people by `score_ends` and `ratio_variance`. Both have a width where rows are alike.
+    Student's t with the clusters of the smaller group − 1 degrees of freedom; p of `clustered_p`.
+    The design effect has one row more, of a cluster of rows that are all alike. Of shares the
+    interval is `share_ends`; within strata that and the ratio's are those of as many people as the
+    rows are worth, `score_ends`, `ratio_variance`. Both have a width where rows are alike.
     returns as `stratified_difference`, and "clusters" of the smaller group; None with fewer than 5
     """
     rows, s = a | b, np.zeros(len(values), int) if strata is None else unique_codes(strata)
@@ -229,41 +228,59 @@ def clustered_difference(values, a, b, *clusters, strata=None):
     shares = w * np.where(c > 1, own, pooled)
     total = cluster_variance(kinds, shares)
     gap, df, error = (A - B) / W, min(g, h) - 1, math.sqrt(total) / W
-    sums = {"shortfall": B - A, "gap": gap, "ratio": A / B if B else None}
     one, alike = (w * w).mean(), cluster_variance(kinds, np.abs(w)) / (w * w).sum()
     effect = max(1.0, (total + one * alike) / ((shares**2).sum() + one))
     hits = [np.bincount(s[side], v[side], len(shared)) for side in (a, ~a)]
     table = np.array([hits[0], n, hits[1], m])  # (4, K)
-    of_shares, strata, differs = 0 <= v.min() <= v.max() <= 1, len(shared) > 1, error > 1e-10
-    z, p = (
-        (gap / error, student_t_p(gap / error, df)) if differs else (0.0, 0.0 if of_shares else 1)
-    )
-    if of_shares and not differs:
-        z = (A - B) / (null_error(*table) * math.sqrt(effect) or 1)
-    if of_shares and (not differs or sparse(*table, 1 / effect)):
-        p = max(p, exact_p(np.rint(table / effect).astype(int).T.tolist()))
-    sides, ends = [], []
+    of_shares = table if 0 <= v.min() <= v.max() <= 1 else None
+    z, p = clustered_p(A - B, error * W, df, of_shares, effect)
+    sides, quantiles = [], (student_t_quantile(0.05, df), student_t_quantile(0.1, df))
     for side, k in ((a, g), (~a, h)):
         sides.append((v[side].mean(), cluster_variance(kinds, np.where(side, shares, 0)) / W**2, k))
-    for t in (student_t_quantile(0.05, df), student_t_quantile(0.1, df)):
-        if of_shares and strata:
-            ends.append(score_ends(table.T, t * math.sqrt(effect)))
-        else:
-            plain = gap - t * error, gap + t * error
-            ends.append(share_ends(*sides, error**2, t) if of_shares else plain)
-    of_ratio = cluster_variance(kinds, shares / np.where(a, A or 1, B or 1))
-    of_ratio = effect * ratio_variance(*table) if of_shares and strata else of_ratio
-    return sums | {
+    ends = [clustered_ends(gap, error, sides, of_shares, effect, t) for t in quantiles]
+    of_ratio = effect * ratio_variance(*table)
+    if of_shares is None or len(shared) == 1:
+        of_ratio = cluster_variance(kinds, shares / np.where(a, A or 1, B or 1))
+    return {
+        "shortfall": B - A,
+        "gap": gap,
+        "ratio": A / B if B else None,
         "p": p,
         "test": "clustered",
         "z": z,
         "ends": ends[0],
         "ends90": ends[1],
         "clusters": min(g, h),
-        "katz": ratio_interval(A, B, of_ratio, student_t_quantile(0.05, df)),
+        "katz": ratio_interval(A, B, of_ratio, quantiles[0]),
         "compared": (int(n.sum()), int(m.sum())),
         "design_effect": effect,
     }
+
+
+def clustered_p(difference, error, df, table, effect):
+    """(z, p) of A − B by its error over clusters and Student's t.
+
+    table  (4, K) of shares; None: of other numbers. Where tables of as many people as the rows are
+    worth (rows / design effect) are `sparse`, or each cell is alike, no p below their exact one
+    """
+    if error > 1e-10:
+        z, p = difference / error, student_t_p(difference / error, df)
+        if table is None or not sparse(*table, 1 / effect):
+            return z, p
+    elif table is None:
+        return 0.0, 1.0
+    else:
+        z, p = difference / (null_error(*table) * math.sqrt(effect) or 1), 0.0
+    return z, max(p, exact_p(np.rint(table / effect).astype(int).T.tolist()))
+
+
+def clustered_ends(gap, error, sides, table, effect, t):
+    """Interval of the gap: of shares (table (4, K) or None) in one stratum by their `sides`."""
+    if table is None:
+        return gap - t * error, gap + t * error
+    if table.shape[1] > 1:
+        return score_ends(table.T, t * math.sqrt(effect))
+    return share_ends(*sides, error**2, t)
 
 
 def cluster_variance(kinds, shares):
