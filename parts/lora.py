@@ -35,7 +35,7 @@ def add_lora(model, rank):
     model.requires_grad_(False)
     layers = [layer for layer in linear_layers(model) if not unread.search(layer[0])]
     say_what_is_left(model, [module.weight for _, module in layers])
-    for path, module in layers:
+    for _, module in layers:
         n_in, n_out = module.weight.shape if is_conv1d(module) else module.weight.shape[::-1]
         module.lora_A, module.lora_B = nn.Linear(n_in, rank, False), nn.Linear(rank, n_out, False)
         bound = n_in**-0.5  # kaiming_uniform(a=√5), the usual start of A
