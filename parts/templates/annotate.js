@@ -140,7 +140,7 @@ function corrected(choice) {  // of the chosen answer: its text, null, or undefi
 
 // ---- drafts: what is written and not sent outlives an undo and a reload, with its item ----
 
-const draftKey = (item) => "draft-" + name + "-" + item.sha256;
+const draftKey = ({ item, sha256 }) => ["draft", name, item, sha256].join("-");  // two items may have the same texts
 const ticked = () => Array.from(document.querySelectorAll("#reasons input:checked"), (box) => box.value);
 
 function keepDraft() {
