@@ -10,12 +10,11 @@ word is read (nicht, kein, pas, jamais, no, nunca).
 
 import re
 
-LABEL = (
-    re.compile(  # Recommendation: / Decision (hold or reject) – / ## Verdict, and the line below
-        r"\b(?:recommendation|decision|verdict|conclusion|outcome|final answer)\b"
-        r"(?:[ \t]*(?:\([^()\n]*\)|\[[^\[\]\n]*\]))?(?:[^\w\n]*(?:[:=–—]|-(?!\w))|[ \t]*$)\s*",
-        re.I | re.M,
-    )
+# Recommendation: / Decision (hold or reject) – / ## Verdict, and the line below
+LABEL = re.compile(
+    r"\b(?:recommendation|decision|verdict|conclusion|outcome|final answer)\b"
+    r"(?:[ \t]*(?:\([^()\n]*\)|\[[^\[\]\n]*\]))?(?:[^\w\n]*(?:[:=–—]|-(?!\w))|[ \t]*$)\s*",
+    re.I | re.M,
 )
 STRUCK = re.compile(r"~~.*?~~|[*_`]")  # struck out; marks of emphasis
 SENTENCE = re.compile(r"[^.;!?]*[.;!?]?")
