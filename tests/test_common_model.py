@@ -482,7 +482,8 @@ def test_peft_reads_what_the_merged_model_is(family, tmp_path, tokenizer):
     base, merged = (AutoModelForCausalLM.from_pretrained(f) for f in (folder, tmp_path / "merged"))
     theirs = peft.PeftModel.from_pretrained(base, tmp_path / "merged" / "adapter").eval()
     with torch.no_grad():
-        found, expected = (m(ids, attention_mask.long()).logits for m in (theirs, merged.eval()))
+        given = {"input_ids": ids, "attention_mask": attention_mask.long()}
+        found, expected = (m(**given).logits for m in (theirs, merged.eval()))
     assert (found - expected)[attention_mask].abs().max() < 1e-4
 
 
