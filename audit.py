@@ -277,7 +277,8 @@ def read_table(args):
             try:
                 row[column] = None if missing(row[column]) else read(row[column])
             except argparse.ArgumentTypeError as error:
-                raise UserError(f"{path}:{line}: {column}: {error}") from None
+                fix = "; an unknown outcome is an empty cell" * (column == args.y_true)
+                raise UserError(f"{path}:{line}: {column}: {error}{fix}") from None
         for name, cells in columns.items():
             cells.append(row[name])
     if not next(iter(columns.values()), None):
@@ -288,6 +289,7 @@ def read_table(args):
 def groups_of(args, columns, header):
     """({column: labels}, {column: why not measured}, sentences) of the columns of groups."""
     path, groups, not_measured, words, sizes = f"audit {args.table}", {}, {}, [], {}
+    unread = []  # what was taken for unknown in a column of one group
     wanted = [args.group] if args.group and not args.ll144 else [args.group, *REFERENCE]
     for column in (name for name in dict.fromkeys(wanted) if name in columns):
         labels, remarks = fold_labels(columns[column], column)
@@ -295,6 +297,7 @@ def groups_of(args, columns, header):
         if n >= 2 or args.ll144:
             groups[column], words = labels, words + remarks
         else:
+            unread += remarks
             only = "one group" if n else "no known label"
             not_measured[column] = f"{only}: not a comparison"
     several = any(len({*labels} - {None}) > 1 for labels in groups.values())
@@ -303,7 +306,7 @@ def groups_of(args, columns, header):
         if args.ll144:
             reason = "--ll144 reads the columns sex and race_ethnicity; rename yours"
         given = files.counts_in_words(Counter(sizes)) if any(sizes.values()) else ", ".join(header)
-        raise UserError(f"{path}: {reason}; found {given}")
+        raise UserError(f"{path}: {reason}; found {'. '.join([given, *unread])}")
     return groups, not_measured, words
 
 

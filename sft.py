@@ -122,10 +122,11 @@ def check_row(row):
         raise ValueError(f"expected {forms}; found {sorted(row)[:6]}")
     if isinstance(row[form], list) and not answers_to_train(row[form]):
         row["drop"] = "no answer to imitate: weight 0"
-    if "label" in row:
+    verdicts = "0", "1", "true", "false"  # else it is a label of something else
+    if form in ("completion", "messages") and str(row.get("label")).lower() in verdicts:
         check_label(row)
-        if not row["label"]:
-            row["drop"] = "label false, an answer not to imitate"
+    if row.get("label") is False:
+        row["drop"] = "label false, an answer not to imitate"
 
 
 def form_of(row):

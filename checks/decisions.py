@@ -2,17 +2,18 @@
 
 A word that is denied, asked or put under a condition is no decision: "I would not advance",
 "Advance?", "advance if …", "hold rather than reject" (which decides: hold); nor is one of another
-sense ("thank you in advance", "hold a debrief"). What a label names ("Recommendation: hold"), or
-what stands on a line of its own, counts before all other lines. Where nothing, or more than one
-word, is left, there is no decision: None. Of other languages than English only a denial before the
-word is read (nicht, kein, pas, jamais, no, nunca).
+sense ("thank you in advance", "hold a debrief"). What a label at the start of a line names
+("Recommendation: hold") counts before all other lines; lines of a word alone that differ are a list
+to choose from. Where nothing, or more than one word, is left, there is no decision: None. Of other
+languages than English only a denial before the word is read (nicht, kein, pas, jamais, no, nunca).
 """
 
 import re
 
 # Recommendation: / Decision (hold or reject) – / ## Verdict, and the line below
 LABEL = re.compile(
-    r"\b(?:recommendation|decision|verdict|conclusion|outcome|final answer)\b"
+    r"(?:^|(?<=[.;!?,]))[^\w\n]*(?:(?:my|our|the|final|overall|hiring)[ \t]+)*"
+    r"(?:recommendation|decision|verdict|conclusion|final answer)\b"
     r"(?:[ \t]*(?:\([^()\n]*\)|\[[^\[\]\n]*\]))?(?:[^\w\n]*(?:[:=–—]|-(?!\w))|[ \t]*$)\s*",
     re.I | re.M,
 )
@@ -22,7 +23,12 @@ NO_DENIAL = re.compile(
     r"\b(?:not (?:only|just)|no doubt|without (?:a |any )?(?:doubt|reservations?|hesitation))\b",
     re.I,
 )
-OTHER_SENSE = re.compile(r"\bin advance\b|\bhold(?: off)? (?:an?|any|all|your|our)\b", re.I)
+OTHER_SENSE = re.compile(  # "in advance"; "hold a debrief"; "to advance, she needs a licence"
+    r"\bin advance\b|\bhold(?: off)? (?:an?|any|all|your|our)\b|\badvance (?:your|our)\b"
+    r"|(?:^|(?<=[.;!?]))\W*(?:in order )?to\b[^,.;!?]*,"
+    r"(?=[^.;!?]*\b(?:needs?|must|should|would|will|ha(?:s|ve) to)\b)",
+    re.I,
+)
 # a denial reaches the next decision, over a few words of the same clause …
 DENIAL = (
     r"(?:\b(?:not|never|cannot|cant|wont|dont|neither|nor|no|nothing|none|nobody|without|against"
@@ -47,18 +53,15 @@ AFTER = re.compile(
     r"|\s?[:=–—-]\s?no\b(?=\W*$|,)",
     re.I,
 )
-CONDITION = re.compile(
-    r"\b(?:if|unless|provided|assuming|contingent|on condition)\b"
-    r"|^\W*(?:in order )?to\b[^,]*,.*\b(?:needs?|must|should|would|will|ha(?:s|ve) to)\b",
-    re.I,
-)
+CONDITION = re.compile(r"\b(?:if|unless|provided|assuming|contingent|on condition)\b", re.I)
 
 
 def decision_of(answer, words):
     """The decision of an answer, one of `words`, or None.
 
-    It is what the last line with a label says; else what the lines of a word alone agree on; else
-    what all lines agree on. A word that a later line denies is ruled out.
+    It is what the last line with a label and one word says; else what all lines agree on, from the
+    last that is a word alone. Lines that list several words, or of a word alone that differ, are
+    options. A word that a later line denies is ruled out.
 
     >>> words = ("advance", "hold", "reject")
     >>> decision_of("Recommendation: reject.\\nShe can hold an audience.", words)
@@ -72,8 +75,12 @@ def decision_of(answer, words):
     alone = re.compile(rf"\W*(?:{'|'.join(map(re.escape, words))})\W*", re.I)
     read = [decisions_in(line.rpartition("\0")[2], words) for line in lines]
     chosen = {n: decided for n, (decided, _) in enumerate(read) if decided}
-    labelled = [n for n in chosen if "\0" in lines[n]][-1:]
-    deciding = labelled or [n for n in chosen if alone.fullmatch(lines[n])] or [*chosen]
+    labelled = [n for n in chosen if "\0" in lines[n] and len(chosen[n]) == 1][-1:]
+    lone = [n for n in chosen if alone.fullmatch(lines[n])]
+    options = lone if len(set().union(*(chosen[n] for n in lone))) > 1 else []
+    options += [n for n in chosen if "\0" in lines[n] and len(chosen[n]) > 1]
+    rest = [n for n in chosen if n not in options]
+    deciding = labelled or [n for n in rest if n >= max({*lone} - {*options}, default=0)]
     decisions = set().union(*(chosen[n] for n in deciding))
     denied = set().union(*(refused for _, refused in read[max(deciding, default=0) + 1 :]))
     return decisions.pop() if len(decisions) == 1 and not decisions & denied else None

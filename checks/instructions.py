@@ -90,9 +90,9 @@ def plain(text):
     return " ".join(text.split())
 
 
-# not within a longer number: 0.12, .12, -12, 3/12, 1,12; 12.5 (but 12.0), 12,5, 12/5, 12 000
-NUMBER_BEFORE = rf"(?<![^\W{JOINING}])(?<!(?<![A-Za-z.])\.)(?<!(?<!\w)-)(?<!\d[,'/^])"
-NUMBER_AFTER = r"(?![,'/^]\d|\.(?!0+(?!\d))\d| \d{3}(?!\d))"
+# not within a longer number: 0.12, .12, -12, 1,12; 12.5 (but 12.0), 12,5
+NUMBER_BEFORE = rf"(?<![^\W{JOINING}])(?<!(?<![A-Za-z.])\.)(?<!(?<!\w)-)(?<!\d[,'^])"
+NUMBER_AFTER = r"(?![,'^]\d|\.(?!0+(?!\d))\d)"
 
 
 def occurrences(phrase, text):
@@ -101,11 +101,14 @@ def occurrences(phrase, text):
     >>> [occurrences(*p) for p in (("art", "Start: ART."), ("审计", "她领导过审计工作"), ("कर", "करती"))]
     [1, 1, 0]
     """
+    if not plain(phrase):  # a mark such as ™
+        return text.count(phrase.strip()) if phrase.strip() else 0
     phrase, text, count, end = plain(phrase), plain(text), 0, 0
     pattern = re.escape(phrase)
     if re.fullmatch(r"-?\d[\d.,]*", phrase):
         phrase, text = (re.sub(r"(?<=\d),(?=\d{3}(?!\d))", "", x) for x in (phrase, text))
         pattern = NUMBER_BEFORE + re.escape(phrase) + NUMBER_AFTER
+        pattern += r"(?! \d{3}(?!\d))" * (len(phrase) < 4)  # 12 000, but "in 2024 500 people"
     for match in re.finditer(f"(?={pattern})", text, re.I):
         start, stop = match.start(), match.start() + len(phrase)
         first, last = text[max(start - 1, 0) : start + 1], text[stop - 1 : stop + 1]
@@ -141,6 +144,12 @@ ABBREVIATIONS = "mr mrs ms dr prof sr jr st vs etc inc ltd co corp dept no appro
 ABBREVIATIONS = set(ABBREVIATIONS.split())
 CLOSING = r"""(?:["'”’»«›)\]}*_`」』）】》〉]|\[\d+\])*"""
 STOP = rf"(?:[.!?…؟۔]+{CLOSING}(?=\s|$)|[。！？｡।॥။།‼⁇⁈⁉]+{CLOSING})"
+
+
+def contains(text, answer):
+    """Does the answer stand in the text? A whole number not as a part of a fraction, 12/5."""
+    text = re.sub(r"(?<![\d/])\d+/\d+(?![\d/])", "", text) if answer.isdigit() else text
+    return occurrences(answer, text) > 0
 
 
 def number_of_sentences(text):
@@ -373,7 +382,7 @@ CHECKS = {  # id: (the check, its arguments)
     "combination:two_responses": (two_responses, {}),
     "regex:match": (lambda a, pattern: pattern.search(a) is not None, {"pattern": a_pattern}),
     "regex:absent": (lambda a, pattern: pattern.search(a) is None, {"pattern": a_pattern}),
-    "text:contains": (lambda a, answer: occurrences(answer, a) > 0, {"answer": gold_text}),
+    "text:contains": (contains, {"answer": gold_text}),
     "choice:equal": (choice_equal, {"answer": gold_text}),
     "math:equal": (math_matches, {"answer": gold_math, "strict_boxed?": a_flag, "last_number?": a_flag}),
     "code:tests": (run_tests, {"tests": a_program}),

@@ -228,7 +228,8 @@ def number(text, other=False):
     if not match:
         return None
     core = re.sub(r"(?<![\d.])\d[\d.,]*\d", lambda m: literal(m, other), match[1])
-    attached = not match[2] or "\\" in core  # \frac{3}{2} n
+    lone = len(match[3].strip(" ²³")) == 1
+    attached = not match[2] or "\\" in core and lone  # \frac{3}{2} n
     unit, factor = unit_of(match[3], attached, POWERS | MONEY if money else POWERS)
     unit = f"mod {modulus.strip(' {}')}" if modulus else unit
     if money and unit in ("", "dollar"):
@@ -415,6 +416,8 @@ def math_equal(a, b):
     names = [re.match(r"([a-zA-Z](?:_\w+)?) ?=(?!.*[=,;])(.+)", t) for t in (a, b)]
     if all(names) and names[0][1] != names[1][1] and math_equal(names[0][2], names[1][2]):
         raise Undecided("equal values of two names")
+    if a == b:
+        return True
     texts = [re.sub(r"(?<!\d) | (?!\d)", "", t) for t in (a, b, value_text(a), value_text(b))]
     if texts[0] == texts[1] or texts[2] == texts[3]:
         return True

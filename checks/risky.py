@@ -171,8 +171,7 @@ def asks_in_another_language(text):
     >>> [asks_in_another_language(t) for t in ("How so? Sind Sie schwanger?", "Why?", "Merci.")]
     [True, False, False]
     """
-    asked = [re.findall(r"[^\W\d_]+", sentence) for _, _, sentence in asked_sentences(text)]
-    return is_foreign(text) or any(words and ENGLISH.isdisjoint(words) for words in asked)
+    return is_foreign(text) or any(is_foreign(asked) for _, _, asked in asked_sentences(text))
 
 
 def read_data(name):

@@ -101,17 +101,20 @@ def template_end(tokenizer):
     return remembered(tokenizer, "template_end", str(tokenizer.chat_template), find)
 
 
-def template_seam(tokenizer):
-    """What the chat template writes from a user's message to its answer, without a thought, such as
-    "<|im_end|>\\n<|im_start|>assistant" or "[/INST]"; "" if a prompt in prose might hold it."""
+def template_marks(tokenizer):
+    """(how the chat template begins a prompt, what it writes from a user's message to its answer,
+    without a thought), such as ("<|", "<|im_end|>\\n<|im_start|>assistant"); ("", "") if
+    a prompt in prose might hold the latter."""
 
     def find():
         turn = [{"role": "user", "content": "7531"}]  # no letters: a template may change their case
-        _, asked, seam = render(tokenizer, turn, add_generation_prompt=True).rpartition("7531")
+        head, asked, seam = render(tokenizer, turn, add_generation_prompt=True).rpartition("7531")
         seam = LAST_THOUGHT.sub("", seam).strip() if asked else ""
-        return seam if re.search(r"[^\w\s:]", seam) else ""
+        head = head.removeprefix(tokenizer.bos_token or "").lstrip()
+        told_apart = re.search(r"[^\w\s:]", seam)
+        return (re.match(r"\W+|\w*", head)[0].strip(), seam) if told_apart else ("", "")
 
-    return remembered(tokenizer, "template_seam", str(tokenizer.chat_template), find)
+    return remembered(tokenizer, "template_marks", str(tokenizer.chat_template), find)
 
 
 def text_end(tokenizer):
@@ -143,11 +146,12 @@ def has_chat_template(tokenizer):
 
 
 def is_rendered(tokenizer, text):
-    """Does a text bring what a template writes: its BOS in front, or an answer that it opened?"""
+    """Does a text bring what a template writes: its BOS in front, or a beginning of a prompt and an
+    answer that it opened? One that only quotes them, such as a CV, does not."""
     if tokenizer.bos_token and text.startswith(tokenizer.bos_token):
         return True
-    seam = template_seam(tokenizer) if has_chat_template(tokenizer) else ""
-    return bool(seam) and seam in text
+    beginning, seam = template_marks(tokenizer) if has_chat_template(tokenizer) else ("", "")
+    return bool(seam) and text.lstrip().startswith(beginning) and seam in text
 
 
 def as_turns(tokenizer, prompt, *answers):

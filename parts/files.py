@@ -124,7 +124,7 @@ OTHER_FORMATS = {  # how a file starts that is not JSONL: what it is; in Python,
     "PAR1": ("a parquet file (pip install pandas pyarrow)", "json.loads(__import__('pandas').read_parquet(f).to_json(orient='records'))"),
     r"\[": ("a JSON array", "json.load(open(f, 'rb'))"),
     r'\{\s*\n\s*"': ("JSON objects of several lines each, such as a rubric file",
-        "json.loads('[' + re.sub(r'\\}}\\s*\\n\\s*\\{{', '}},{{', open(f, encoding='utf-8').read()) + ']')"),
+        "json.loads('[' + re.sub(r'\\}}\\s*\\n\\s*\\{{', '}},{{', open(f, encoding='utf-8-sig').read()) + ']')"),
     r'(?:(?!":)[^{\n])*[,;\t]': ("a CSV file (for columns of other names see docs/faq.md)",
         "csv.DictReader(open(f, encoding='utf-8-sig'), delimiter='{1}')"),
 }

@@ -6,22 +6,32 @@ import unicodedata
 from parts.blinding import CJK
 
 LETTER = CJK.pattern.replace("[", r"[^\W", 1)  # of a script with blanks between its words
+KATAKANA, HANGUL = "[\u30a1-\u30fa\u30fc]", "[\uac00-\ud7af]"
+PARTICLES = "[을를은는이가의에와과로도만]"  # which Korean joins to a word
 
 
 def mentioned(text, terms):
     """The terms that stand in the text as whole words, whatever their case.
 
-    Between letters of a script without blanks, or beside them, a word ends anywhere.
+    Between Chinese characters and hiragana, or beside them, a word ends anywhere; katakana and
+    Hangul are whole words, but for the particle behind one.
     >>> sorted(mentioned("Used SQL, C++, and kafka.", ["sql", "ka", "kafka", "C", "C++"]))
     ['C++', 'kafka', 'sql']
     >>> mentioned("熟悉SQL和Python。", ["SQL", "Python", "Pyth"]) == {"SQL", "Python"}
     True
+    >>> mentioned("자바스크립트와 품질을", ["자바", "자바스크립트", "품질"]) == {"자바스크립트", "품질"}
+    True
     """
     text = letters(text)
 
+    def beside(letter):
+        """A pattern of what continues a word that has this letter at its edge."""
+        kinds = [kind for kind in (KATAKANA, HANGUL) if re.match(kind, letter)]
+        return kinds[0] if kinds else r"(?!)" if CJK.match(letter) else LETTER
+
     def stands(term):
-        before = "" if CJK.match(term[0]) else rf"(?<!{LETTER})"
-        after = "" if CJK.match(term[-1]) else rf"(?!{LETTER}|[+#]+(?!\w))"  # "C" is no C++ or C#
+        before, after = rf"(?<!{beside(term[0])})", rf"(?!{beside(term[-1])}|[+#]+(?!\w))"
+        after = f"(?:{after}|(?={PARTICLES}))" if re.match(HANGUL, term[-1]) else after
         return re.search(before + re.escape(term) + after, text)
 
     return {term for term in terms if stands(letters(term))}

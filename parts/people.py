@@ -38,14 +38,15 @@ CODE = re.compile(
     r"[!-*,-/:-@\[-`{-~\u2010-\u2015\s]*|\\n|#\D.*[!?]|#\D{2,4}|"
     r"[^\w#]*(nan?|n\s?[ak]|nat|null|nil|none|blank|empty)[^\w+]*"
 )
-ABBREVIATED = re.compile(  # n/a, n. k.; k. A., o. A.; n/d, s/d; n.v.t.; NS/NC
-    r"(?<!\w)#?(n\s?[./\\]\s?[ak]|[ko]\s?[./]\s?a|[ns]\s?[./]\s?d|n\.?v\.?t|ns\s?/?\s?nc)\.?(?!\w)"
+ABBREVIATED = re.compile(  # weiß nicht; n/a, n. k.; k. A., o. A.; n/d, s/d; n.v.t.; NS/NC
+    r"\bweiss (?:ich |es )?nicht\b|(?<!\w)#?(n\s?[./\\]\s?[ak]|[ko]\s?[./]\s?a|[ns]\s?[./]\s?d|"
+    r"n\.?v\.?t|ns\s?/?\s?nc)\.?(?!\w)"
 )
 TELLING = """say|said|tell|told|g[ia]ven?|known?|set|made|asked|available|applicable|answer(ed)?|
 respond(ed)?|repl(y|ied)|stated?|disclosed?|identif(y|ied)|specif(y|ied)|provided?|report(ed)?|
-indicated?|enter(ed)?|completed?|declared?|recorded|collected|captured|submit(ted)?|shared?|
-reveal(ed)?|selected|chosen|assigned|determined|defined|populated|fill(ed)?|suppl(y|ied)|
-ange(g?e)?ben|bekannt|erfasst|(be)?antworte[nt]|ausgefullt|verfugbar|zutreffend|sagen|weiss|
+indicated?|enter(ed)?|declared?|recorded|collected|captured|submit(ted)?|shared?|
+reveal(ed)?|assigned|determined|defined|populated|fill(ed)?|suppl(y|ied)|
+ange(g?e)?ben|bekannt|erfasst|(be)?antworte[nt]|ausgefullt|verfugbar|zutreffend|sagen|
 (renseign|precis|communiqu|specifi|declar|indiqu)ee?|connue?|repond(re|u)|prononce|sait|dire|
 disponib(le|ile|el)|dec?ir(lo)?|(e?specific|inform|declar|indic)ad[oa]|consta|sabe|contestar?|
 respond(e|er|eu|io)|especificar|aplica|opgegeven|ingevuld|bekend|zeg(gen)?|toepassing|weet|
@@ -53,10 +54,10 @@ gespecificeerd|beschikbaar|(specific|indic|dichiar)at[oa]|not[oa]|fornit[oa]|ris
 dizer|informar"""
 WORDS = {  # of cells: English, German, French, Spanish, Dutch, Italian, Portuguese; no accents
     "absent": f"""(un|non)({TELLING}|response)|unk|unkn|missing|blanks?|empty|tb[da]|withheld|
-    unwilling|decline[sd]?|declining|refuse[sd]?|refusal|unbekannt|fehlt|fehlend|leer|
+    decline[sd]?|declining|refuse[sd]?|refusal|unbekannt|fehlt|fehlend|leer|
     verweigert|inconnue?|manquante?|vide|refus|desconocid[oa]|vaci[oa]|onbekend|leeg|
     sconosciut[oa]|ignot[oa]|mancante|desconhecid[oa]|ignorad[oa]""",
-    "not": "not|non|cannot|(do|does|did|wo|ca)nt|nicht|ne|pas|niet|nao",
+    "not": "not|non|cannot|unwilling|(do|does|did|wo|ca)nt|nicht|ne|pas|niet|nao",
     "determiner": "no|keine?|ohne|sans|aucune?|sin|geen|nessuna?|senza|sem",
     "wish": r"""pref(er|ier|ir)\w*|rather|wish(es)?|want(s|ed)?|chose|elect(s|ed)?|opt(s|ed)?|
     mochten?|souhaite|desea|desidera|wil|liever""",
@@ -68,7 +69,7 @@ WORDS = {  # of cells: English, German, French, Spanish, Dutch, Italian, Portugu
     informacao|informazion[ei]""",
     "everybody": """sex|gender|race|ethnic|ethnicity|origin|identity|age|nationality|geschlecht|
     sexe|genre|sexo|genero|raza|geslacht|sesso|genere""",
-    "some": "disabilit(y|ies)|veterans?|religion|orientation",
+    "some": "disabilit(y|ies)|veterans?|religion|belief|faith|caste|condition|orientation",
     "filler": """i|we|he|she|they|me|it|candidate|applicant|employee|person|user|respondent|to|do|
     does|did|be|been|is|was|has|have|had|will|willing|would|d|wo|ca|self|an?|the|this|these|my|
     your|their|at|time|yet|or|and|question|one|option|any|of|by|on|for|please|from|list|here|
@@ -79,7 +80,7 @@ WORDS = {name: re.compile(re.sub(r"\s", "", words)) for name, words in WORDS.ite
 # in initials of WORDS: a word that says it alone; a negation, and a verb of telling or of wishing;
 # "opted out"; "no answer"; "no race given" (but not "no known disability"); "please select"
 SAYS_MISSING = re.compile(r"(?=.*(a|n.*[twip]|[twip].*n|wo|d.*i|d[^s]*[tw][^s]*$))\w+|f*p[feis]*")
-ROUNDED = re.compile(r"\d[.,]\d+e\+\d+", re.I)  # 2.02611E+11
+ROUNDED = re.compile(r"\d([.,]\d+)?e\+\d+", re.I)  # 2.02611E+11, 2E+11
 ID = "(id|uuid|guid|number|no|key)"
 PERSON = (  # columns that name a person, blanks and underscores left out; the likelier first
     re.compile(f"(candidate|applicant|person|people|talent){ID}"),
@@ -158,15 +159,15 @@ def is_missing(cell, column=""):
     (True, False, True)
     """
     text, own = fold(cell), words_of(column)
-    everybody = not own or any(map(WORDS["everybody"].fullmatch, own))
+    has_none = any(map(WORDS["some"].fullmatch, own))
     if is_blank(cell):
-        return text != "none" or everybody
+        return text != "none" or not has_none
     if re.search(r"\d", text):
         return False
     initials = ""
     for word in words_of(ABBREVIATED.sub(" missing ", text.replace("n't", " not"))):
         kinds = [kind[0] for kind, pattern in WORDS.items() if pattern.fullmatch(word)]
-        kinds += ["se"[everybody]] * (word in own) + ["n"] * (word == "none" and everybody)
+        kinds += ["es"[has_none]] * (word in own) + ["n"] * (word == "none" and not has_none)
         initials += next(iter(kinds), "?")
     return "?" not in initials and bool(SAYS_MISSING.fullmatch(initials))
 

@@ -114,7 +114,7 @@ def lists_in(reply, key, field):
     [[{'rating': 2}]]
     """
     reply, decoder, lists, at = visible(reply), json.JSONDecoder(strict=False), [], 0
-    unread = 0  # where an object that cannot be read ends
+    unread, closed = 0, True  # where an object that cannot be read ends; does the last one end?
     for _ in range(1000):  # a reply of brackets alone must not hold a worker for minutes
         match = re.compile(r"[{\[]").search(reply, at)
         if match is None:
@@ -123,8 +123,9 @@ def lists_in(reply, key, field):
         try:
             value, end = decoder.raw_decode(reply, match.start())
         except (ValueError, RecursionError):  # a ValueError also for a number of 5000 digits
-            if ENTRIES.match(reply, match.start()):
-                unread = max(unread, closing(reply, match.start()))
+            if closed and match.start() >= unread and ENTRIES.match(reply, match.start()):
+                end = closing(reply, match.start())
+                unread, closed = end or unread, end is not None
             continue
         value = value.get(key) if isinstance(value, dict) else value
         entries = value if isinstance(value, list) else []
@@ -137,17 +138,17 @@ def lists_in(reply, key, field):
 
 
 def closing(text, start):
-    """Where the bracket at `start` closes, whatever is in quotes.
+    """Where the bracket at `start` closes, whatever is in quotes; None if it does not.
 
-    >>> closing('a [{"b": 1}] c', 2)
-    12
+    >>> closing('a [{"b": 1}] c', 2), closing("[{", 0)
+    (12, None)
     """
     depth = 0
     for bracket in re.compile(r"[][{}]").finditer(text, start):
         depth += 1 if bracket[0] in "[{" else -1
         if not depth:
             return bracket.end()
-    return len(text)
+    return None
 
 
 def read_id(value):

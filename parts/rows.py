@@ -21,6 +21,12 @@ LOSS_KEYS = "weight", "train", "loss"  # of a message: is it trained?
 USER_LINE = re.compile(r"^[^\w\n]*(?:human|user)\s*:", re.I | re.M)
 ANSWER_LINE = re.compile(r"^[^\w\n]*assistant\s*:", re.I | re.M)
 OTHER_ANSWER_LINE = re.compile(r"^[^\w\n]*(?:response|answer|output|bot|model)\s*:", re.I | re.M)
+# … and as templates and other data sets write it
+ANSWER_MARK = re.compile(
+    r"<\|im_start\|>assistant\s|\[/INST\]|<start_of_turn>model\s|assistant<\|end_header_id\|>"
+    r"|<\|assistant\|>|^(?:AI|A|TL;DR)\s*:",
+    re.I | re.M,
+)
 LAST_ANSWER_LINE = re.compile(
     rf"(?:{ANSWER_LINE.pattern}|{OTHER_ANSWER_LINE.pattern})\s*\Z", re.I | re.M
 )
@@ -131,7 +137,8 @@ def split_prompt(chosen, rejected):
     parts = (i for i, (a, b) in enumerate(zip(chosen, rejected)) if a != b)
     n = next(parts, min(len(chosen), len(rejected)))
     if isinstance(chosen, str):
-        lines = (list(line.finditer(chosen, 0, n)) for line in (ANSWER_LINE, OTHER_ANSWER_LINE))
+        kinds = ANSWER_LINE, OTHER_ANSWER_LINE, ANSWER_MARK
+        lines = (list(kind.finditer(chosen, 0, n)) for kind in kinds)
         last = (matches[-1] for matches in lines if matches)
         n = next((match.end() for match in last if chosen[: match.start()].strip()), 0)
     return chosen[:n], chosen[n:], rejected[n:]

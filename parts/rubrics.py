@@ -31,7 +31,9 @@ ANSWER_KEYS = {"prompt", "response", "model", "task_id", "prompt_id"}
 # what looks like a row's criteria or their weights, and would be lost
 LOST = """criteria criterion rubric rubric_items requirements checks check weight weights points
 negate""".split()
-LOST_TOO = re.compile(r"(rubrics?|criteri(on|a))[\W_]*(\d|weight|point)", re.I)
+LOST_TOO = re.compile(
+    r"(rubric|criteri(on|a))[\W_]*\d|(rubrics?|criteri(on|a))[\W_]*(weights?|points?)$", re.I
+)
 # the recipe's columns: the whole key, since its siblings are remarks
 WIDE = re.compile(r"rubric\s*-\s*(\d+)\. (\w+)", re.I)
 COLUMNS = ("criterion", "weight", "points", "negate")  # of these, the ones that are read

@@ -267,7 +267,8 @@ def same_texts(rows, fields, people, groups):
     for _, weights, _ in contrasts_of(groups):
         a, b = np.flatnonzero(weights > 0), np.flatnonzero(weights < 0)
         n = sum({of_row[i] for i in a} == {of_row[i] for i in b} for of_row in texts)
-        out.append(f"both groups read the same text in {n} of {len(rows)} résumés" if n else None)
+        alike = f"both groups read the same text in {n} of {len(rows)} résumés: no name in it"
+        out.append(alike if n else None)
     return out
 
 

@@ -322,7 +322,7 @@ def load_items(path, flag="--items"):
         a, b = (bare(answer_text(row[side])) for side in "ab")
         if a == b or not a or not b:
             counts["left out: answers equal" if a == b else "left out: an answer is blank"] += 1
-        elif not plain_text(row["prompt"]).strip():
+        elif flag == "--items" and not plain_text(row["prompt"]).strip():
             counts["left out: the prompt is blank"] += 1
         else:
             items[row["id"]] = {key: row[key] for key in row if key in ITEM}

@@ -443,18 +443,18 @@ def test_every_spelling_of_missing_is_unknown(tmp_path, capsys, spelling):
 
 # in any column; what stays a group in any, and in a column of disabilities
 SAYS_MISSING = r"""Did not self-identify; Didn't self-identify; Not Indicated; Not Assigned; #; Not set
-Not completed; Undefined; Unavailable; UNK; Unk.; #NV; #NULL!; #DIV/0!; #N/D; \N; <null>; --None--
+Undefined; Unavailable; UNK; Unk.; #NV; #NULL!; #DIV/0!; #N/D; \N; <null>; --None--
 -- Select --; Please select; Select one...; No reply; No Response Given; No data available; Opted out
 Would prefer not to say; Does not wish to disclose; Unwilling to disclose; Candidate declined; ***
 Applicant did not respond; Sex unknown; Race/Ethnicity Not Specified; N/A (declined); Missing value
 (Blanks); Unknown or Not Reported; No gender provided; I'd rather not; Non-disclosed; won’t say
-keine Angabe; k. A.; o.A.; unbekannt; nicht angegeben; Möchte ich nicht sagen; non renseigné; inconnu
+weiß nicht; keine Angabe; k. A.; o.A.; unbekannt; nicht angegeben; Möchte ich nicht sagen; non renseigné; inconnu
 ne souhaite pas répondre; Sans réponse; desconocido; Prefiero no decirlo; Sin datos; n/d; onbekend
 Wil niet zeggen; geen opgave; n.v.t.; sconosciuto; Preferisco non rispondere; não informado
 sem informação; prefiro não responder; Disability not known; disability unknown; Can't say"""
 STAYS = """Did not graduate; Did not serve; Other; Two or more races; Non-binary; No; Non; Not Hispanic
 Prefer to self-describe; I do not have a disability; I am not a protected veteran; Not listed; Said
-Not employed; Mixed / unknown; Unitarian; Unknown father; Data; They; Out; ♀; +; Selected; Known"""
+Not completed; Not selected; Nicht weiß; Unwilling; Not employed; Mixed / unknown; Unitarian; Unknown father; Data; They; Out; ♀; +; Selected; Known"""
 STAYS_HERE = "None; No disability; No known disability; No disability reported; none declared"
 
 

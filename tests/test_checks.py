@@ -57,7 +57,7 @@ keywords:forbidden_words {"forbidden_words": ["don't", "caf\u00e9", "salary", "N
 keywords:existence {"keywords": ["don\u2019t", "cafe\u0301", "Java", "2 %"]}
 + ["Don't go to a caf\u00e9 for Java\u2122 at 2\u00a0%."] - ["Don't go to a cafe for Java at 2 %."]
 keywords:frequency {"keyword": "12", "frequency": 2, "relation": "exactly"}
-+ ["12, 12", "10-12 and 12-15", "No.12 of 12.", "共12人, 12%"] - ["12, 12.5", "12 and 3/12"]
++ ["12, 12", "10-12 and 12-15", "No.12 of 12.", "共12人, 12%", "12/31, 3/12"] - ["12, 12.5"]
 keywords:letter_frequency {"letter": "E", "let_frequency": 2, "let_relation": "exactly"}
 + ["eE", "see"] - ["e", "eee", "a"]
 length_constraints:number_words {"num_words": 3, "relation": "less than"}

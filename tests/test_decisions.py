@@ -95,6 +95,13 @@ Decision: hold.\\nOn reflection, final decision: reject. | reject
 Strengths: decision-making, could advance the field.\\nReject. | reject
 Reject.\\n\\nPlease hold any questions, and advance your career elsewhere. | reject
 - advance\\n- hold\\n- reject | -
+- advance\\n- hold\\n- reject\\n\\nI choose advance. | advance
+Recommendation: one of advance, hold, reject.\\nI recommend hold. | hold
+Outcome: cut the reject rate by 30 percent.\\nI would advance her. | -
+Interviewer 1's verdict: reject.\\nInterviewer 2's verdict: hold.\\nI advance her. | -
+Her recommendation: advance (from her manager).\\nI would reject her. | -
+Advance\\n\\nOn a second reading she lacks SQL, so I would reject. | -
+To keep the pipeline moving, I would advance her. | advance
 I would reject her.\\nThe team may hold this against us. | -
 Thank you in advance. | -
 To advance, she needs a licence. | -

@@ -382,7 +382,7 @@ def test_a_text_without_the_name_is_not_alike(tmp_path, reward_folder, prompts, 
     _, report = report_of(["twins", "--reward-model", reward_folder, *flags])
     found = {(part["surface"], row["attribute"]): row["verdict"] for part in report["surfaces"] for row in part["rows"]}  # fmt: skip
     for key, expected in zip((("a", "sex"), ("a", "race_ethnicity"), ("b", "sex"), ("b", "race_ethnicity")), (sex_a, race_a, sex_b, race_b)):  # fmt: skip
-        same = f"not measured (both groups read the same text in {expected} résumés)"
+        same = f"not measured (both groups read the same text in {expected} résumés: no name in it)"
         assert found[key] == same if " of " in expected else not found[key].startswith("not")
 
 
