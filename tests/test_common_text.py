@@ -309,12 +309,17 @@ SPLIT = table(r"""
 "\n\nHuman: Hi\n\nAssistant:" | " Yes, do" | " Yesterday"
 "\n\nHuman: Hi\n\nAssistant:" | " So:\nAnswer: 4" | " So:\nAnswer: 5"
 "Do it.\n\n### Response:" | " The first" | " The last"
+"[INST] hi [/INST]" | " yes" | " no"
+"User: hi\nAI:" | " yes" | " no"
+"POST: hi\nTL;DR:" | " yes" | " no"
 "" | "same words" | "same words"
 "" | "alpha" | "beta"
 "" | "Answer: A tea" | "Answer: A spoon"
 "" | "\n\nAssistant: A tea" | "\n\nAssistant: A spoon"
 "" | "" | ""
 """)
+RENDERED = "<|im_start|>user\nhi<|im_end|>\n<|im_start|>assistant\n"
+SPLIT += [[RENDERED, "yes", "no"]]
 SPLIT += [[[user("a"), *more], said("d"), said("e")] for more in ([], [*said("b"), user("c")])]
 
 

@@ -563,7 +563,8 @@ def test_a_text_that_is_rendered_is_not_rendered_again(family, tokenizers):
         assert dialogue.as_turns(tokenizer, text) == [text]
         ids = common.encode_prompt(tokenizer, text)
         assert ids == tokenizer(text)["input_ids"], "special tokens, and one BOS"
-    for text in ("Is <|im_end|> HTML?", "What does [INST] do?", "user\nassistant"):
+    quoted = f"Sum up this CV: {RENDERED[family][-1]}".format("<|im_start|>user\nHi<|im_end|>\n")
+    for text in ("Is <|im_end|> HTML?", "What does [/INST] do?", "user\nassistant", quoted):
         assert isinstance(dialogue.as_turns(tokenizer, text)[0], list)
 
 

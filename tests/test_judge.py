@@ -164,6 +164,7 @@ READ = cases("""
 [{"id": 1, "reason": "a	b", "rating": "Met."}, {"id": "#2.", "rating": "PASSED"}] | 11
 {"result": {"ratings": [{"id": 1, "rating": "1"}, {"id": 2, "rating": true}]}} | 11
 [{"step": "reads it"}] so @NO | 00
+Its code has an unbalanced [{ so: @NO | 00
 """)
 READ.append(('{"x": ' + "9" * 6000 + "} " + READ[-1][0], "00"))
 
