@@ -268,10 +268,8 @@ def read_table(args):
             left_out += 1
             if args.allow_missing:
                 continue
-            drop = (
-                "fill it in (0 if it means no); --allow-missing leaves out who was not decided on"
-            )
-            raise UserError(f"{path}:{line}: {what} is empty; {drop}")
+            fix = "--allow-missing leaves out who was not decided on"
+            raise UserError(f"{path}:{line}: {what} is empty; fill it in (0 if it means no); {fix}")
         for column, read in reads.items():
             missing = is_missing if column == args.group else is_blank
             try:
