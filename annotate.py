@@ -145,7 +145,7 @@ def parse_args(argv=None):
     # a session goes on with its own settings
     if args.command != "draw" and (Path(args.out) / "args.json").is_file():
         record = files.read_record(args.out, "--out")
-        if record.get("stage") != "annotate":
+        if not record or record.get("stage") != "annotate":
             reason = "holds an args.json of another kind; choose another --out"
             raise UserError(f"--out {args.out}: {reason}")
         parsers[args.command].set_defaults(**record["args"])

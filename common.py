@@ -20,7 +20,6 @@ Axes         B rows, T columns, V vocabulary, H hidden, N tokens
 
 import contextlib
 import datetime
-import json
 import math
 import os
 import re
@@ -47,7 +46,7 @@ from parts.dialogue import (  # noqa: F401 (the stages take from here what makes
     unread_keys,
 )
 from parts.families import check_kind, own_logits, trunk
-from parts.files import UserError, brief, is_record
+from parts.files import UserError, brief, read_record
 from parts.folders import companions, dropout_off, savable, write_config
 from parts.lora import add_lora, merged_state, save_adapter
 from parts.memory import HEAD_CHUNK_BYTES
@@ -195,14 +194,9 @@ def load_tokenizer(name, flag="--model", today=None):
 
 
 def run_args(folder):
-    """The flags of the run that made a model folder; {} for a folder of another tool, whose
-    args.json holds other things (ms-swift writes one)."""
-    file = Path(folder) / "args.json"
-    try:
-        record = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
-    except ValueError:
-        raise UserError(f"{file}: this is not the args.json of a run, but no JSON") from None
-    return record["args"] if is_record(record) else {}
+    """The flags of the run that made a model folder; {} for a folder of another tool."""
+    record = read_record(folder)
+    return record["args"] if record else {}
 
 
 def max_positions(config):

@@ -24,7 +24,6 @@ Reference    Gao et al. 2022, arXiv 2210.10760: how a proxy reward is over-optim
 """
 
 import argparse
-import json
 import math
 from collections import defaultdict
 from dataclasses import dataclass
@@ -34,7 +33,17 @@ from statistics import fmean as mean
 
 import numpy as np
 
-from parts.files import Parser, UserError, brief, command, number, read_log, shell_line, write_json
+from parts.files import (
+    Parser,
+    UserError,
+    brief,
+    command,
+    number,
+    read_log,
+    read_record,
+    shell_line,
+    write_json,
+)
 from parts.texts import text_flags
 
 MIN_DELTA = 0.005  # of v's width: smaller gains are noise; they count once they add up to it
@@ -466,17 +475,16 @@ def run_flags(path):
     """
     if not path.is_file():
         return {}
+    fix = "delete it to replay the log with the default flags"
     try:
-        saved = json.loads(path.read_bytes())["args"]
+        saved = (read_record(path.parent, fix=fix) or {})["args"]
         watched = ["steps"] if "pairs" in saved else OPTIONS  # reward_train.py's --margin: a column
         flags = {name: saved[name] for name in watched if name in saved}
         ("stop", "warn").index(flags.get("on_hack", "stop"))  # ValueError for any other
         sum(x for k, x in flags.items() if k != "on_hack" and x is not None)  # TypeError for a text
-    except (ValueError, TypeError, KeyError, RecursionError) as error:
-        raise UserError(
-            f"{path}: not the args.json of a run ({type(error).__name__}: {brief(error)}); "
-            "delete it to replay the log with the default flags"
-        ) from None
+    except (ValueError, TypeError, KeyError) as error:
+        reason = f"this is not the args.json of a run ({type(error).__name__}: {brief(error)})"
+        raise UserError(f"{path}: {reason}; {fix}") from None
     return flags
 
 

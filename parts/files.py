@@ -194,23 +194,30 @@ def read_log(path):
     return rows, bool(rest.strip())
 
 
-def is_record(value):
-    """Is a JSON value what a run writes into args.json?"""
-    return isinstance(value, dict) and isinstance(value.get("args"), dict)
+def read_record(folder, flag="", fix=""):
+    """What a run writes into its folder's args.json: {"stage", "args", "sha256", …}. None where
+    there is none, or another tool's, an object without "args" (ms-swift writes one).
 
-
-def read_record(folder, flag):
-    """args.json of a run folder: {"stage", "args", "sha256", …}; UserError if it is not one."""
+    UserError for one that is cut, or neither; flag, fix: for its message.
+    """
     file = Path(folder) / "args.json"
+    if not file.is_file():
+        return None
     try:
         record = parse_json(file.read_text(encoding="utf-8"))
-        whole = {"sha256": {}} | record if isinstance(record, dict) else {}
-        if not all(isinstance(whole.get(key), dict) for key in ("args", "sha256")):
-            raise ValueError('expected the object that a run writes, with "args" and "sha256"')
+        if not isinstance(record, dict):
+            raise ValueError('expected an object with "args" and "sha256"')
+        if "args" not in record:
+            return None
+        record = {"sha256": {}} | record
+        for key in ("args", "sha256"):
+            if not isinstance(record[key], dict):
+                raise ValueError(f'"{key}" is no object')
         return record
-    except (OSError, ValueError) as error:
-        reason = f"cannot be read ({brief(error)}); start the run anew in another folder"
-        raise UserError(f"{flag}: {file}: {reason}") from None
+    except (OSError, ValueError, RecursionError) as error:
+        where, fix = f"{flag}: " * bool(flag), f"; {fix}" * bool(fix)
+        reason = f"this is not the args.json of a run ({brief(error)})"
+        raise UserError(f"{where}{file}: {reason}{fix}") from None
 
 
 def parse_json(text):

@@ -84,15 +84,9 @@ def check_out(args, *beside):
 
 def read_run(name):
     """A run's args.json with its metrics.jsonl as "rows"; None for a folder that is no run."""
-    file = Path(name) / "args.json"
-    log = file.with_name("metrics.jsonl")
-    if not file.is_file():
+    run, log = files.read_record(name), Path(name) / "metrics.jsonl"
+    if run is None:
         return None
-    try:
-        run = json.loads(file.read_bytes())
-        run["args"].get, run["sha256"].get
-    except (ValueError, KeyError, TypeError, AttributeError):
-        raise UserError(f"{file}: this is not the args.json of a run") from None
     rows, torn = files.read_log(log) if log.is_file() else ([], False)
     if torn:
         print(f"{log}: line {len(rows) + 1} is cut off and left out")

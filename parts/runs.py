@@ -23,7 +23,6 @@ Left out     1. weight decay   2. a choice of gradient clipping (1.0)   3. more 
 import contextlib
 import datetime
 import hashlib
-import json
 import math
 import os
 import shutil
@@ -120,14 +119,6 @@ def default_lr(model, rates):
     return rates[2 if hasattr(model, "lora_config") else 0 if small else 1]
 
 
-def of_another_tool(path):
-    """Is an args.json whole JSON, but not what a run writes? A cut one may be a run's."""
-    try:
-        return not files.is_record(json.loads(path.read_text(encoding="utf-8")))
-    except ValueError:
-        return False
-
-
 # ---- the run ----
 
 
@@ -166,7 +157,9 @@ class Run:
             raise UserError("--resume continues a run, --overwrite replaces it; pass one of them")
         if held and held[0] != "args.json":
             raise UserError(f"--out {out}: holds {held[0]} but no args.json, so it is not a run")
-        if held and not args.resume and of_another_tool(out / "args.json"):
+        fix = "start the run anew in another folder"
+        old = files.read_record(out, "--resume" if args.resume else "--out", fix)
+        if held and not old:
             raise UserError(f"--out {out}: holds another tool's args.json, so it is not a run")
         if held and not (args.resume or args.overwrite):
             fix = "pass --resume to continue it, --overwrite to replace it, or another --out"
@@ -183,11 +176,10 @@ class Run:
             "versions": {x: version(x) for x in ("torch", "transformers", "tokenizers", "numpy")},
         }
         if args.resume:
-            self._check_same_run()
+            self._check_same_run(old)
 
-    def _check_same_run(self):
+    def _check_same_run(self, old):
         """Refuse to resume with other settings; what was left to a default stays what it was."""
-        old = files.read_record(self.out, "--resume")
         was, now = old["args"], self.record["args"]
         self.record["first_command"] = old.get("first_command") or old.get("command")
         if "encoded" in old:

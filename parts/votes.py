@@ -128,8 +128,8 @@ def read_log(path, items=None, kind="pairs"):
     """
     if not path.is_file():
         raise UserError(f"{path}: no votes there; annotate.py writes them into its --out")
-    events, record = [], path.with_name("args.json")
-    saved = files.read_record(path.parent, "--out")["args"] if record.is_file() else {}
+    events, record = [], files.read_record(path.parent, "--out")
+    saved = record["args"] if record else {}
     lines = path.read_bytes().split(b"\n")[:-1]  # not splitlines: a comment may hold U+2028
     for line, text in enumerate(lines, 1):
         try:

@@ -245,9 +245,9 @@ def test_a_foreign_args_json_or_a_broken_log_is_one_line(toy):
     record, log = toy.out / "args.json", toy.out / "metrics.jsonl"
     torn = log.read_bytes().replace(b'{"step": 1', b"{step: 1", 1)
     for file, contents, message in (
-        (record, b'{"stage": "to', "--resume: .*args.json: cannot be read"),
-        (record, b"[1, 2]", "--resume: .*args.json: cannot be read .*expected the object"),
-        (record, b'{"args": {}, "sha256": "ab"}', "--resume: .*args.json: cannot be read .*sha256"),
+        (record, b'{"stage": "to', "--resume: .*args.json: this is not the args.json of a run"),
+        (record, b"[1, 2]", "--resume: .*args.json: .*expected an object with"),
+        (record, b'{"args": {}, "sha256": "ab"}', '--resume: .*args.json: .*"sha256" is no object'),
         (log, torn, "metrics.jsonl:2: expected a"),
     ):
         before = file.read_bytes()

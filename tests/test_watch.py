@@ -448,7 +448,7 @@ def test_what_is_no_args_json(content, tmp_path):
     write_log(tmp_path, made({R: [0.5] * 3}))
     (tmp_path / "args.json").write_bytes(content.encode("latin-1"))
     line = error_of(watch.main, [str(tmp_path)])
-    assert line.startswith(f"{tmp_path / 'args.json'}: not the args.json of a run (")
+    assert line.startswith(f"{tmp_path / 'args.json'}: this is not the args.json of a run (")
     assert line.endswith("delete it to replay the log with the default flags")
 
 
