@@ -1,7 +1,7 @@
 """parts/people.py: cells of a table of people: decisions, groups, ages, who is who.
 
-Spellings    what differs in case, blanks or hyphens alone is one group; what says "missing" (a
-             negation or refusal with a verb of telling) is unknown; both are said in words
+Spellings    what differs in case, blanks or hyphens alone is one group; what says "missing" (a cell
+             of known words only, by their KINDS: `say_missing`) is unknown; both are said in words
 People       rows of one id are one person; the column is found by its name, or named
 """
 
@@ -52,34 +52,32 @@ disponib(le|ile|el)|dec?ir(lo)?|(e?specific|inform|declar|indic)ad[oa]|consta|sa
 respond(e|er|eu|io)|especificar|aplica|opgegeven|ingevuld|bekend|zeg(gen)?|toepassing|weet|
 gespecificeerd|beschikbaar|(specific|indic|dichiar)at[oa]|not[oa]|fornit[oa]|rispond(e|ere)|dirlo|
 dizer|informar"""
-WORDS = {  # of cells: English, German, French, Spanish, Dutch, Italian, Portuguese; no accents
+KINDS = {  # of words, the first that fits: English, German, French, Spanish, Dutch, Italian,
+    # Portuguese; no accents
     "absent": f"""(un|non)({TELLING}|response)|unk|unkn|missing|blanks?|empty|tb[da]|withheld|
     decline[sd]?|declining|refuse[sd]?|refusal|unbekannt|fehlt|fehlend|leer|
     verweigert|inconnue?|manquante?|vide|refus|desconocid[oa]|vaci[oa]|onbekend|leeg|
     sconosciut[oa]|ignot[oa]|mancante|desconhecid[oa]|ignorad[oa]""",
-    "not": "not|non|cannot|unwilling|(do|does|did|wo|ca)nt|nicht|ne|pas|niet|nao",
-    "determiner": "no|keine?|ohne|sans|aucune?|sin|geen|nessuna?|senza|sem",
+    "not": "not|never|non|cannot|unwilling|(do|does|did|wo|ca)nt|nicht|ne|pas|niet|nao",
+    "no": "no|keine?|ohne|sans|aucune?|sin|geen|nessuna?|senza|sem",
     "wish": r"""pref(er|ier|ir)\w*|rather|wish(es)?|want(s|ed)?|chose|elect(s|ed)?|opt(s|ed)?|
     mochten?|souhaite|desea|desidera|wil|liever""",
-    "pick": "select|choose|auswahlen|wahlen|selectionner|seleccione?|selecione|seleziona",
+    "choose": "select|choose|auswahlen|wahlen|selectionner|seleccione?|selecione|seleziona",
     "out": "out",
-    "telling": TELLING,
-    "information": """response|reply|data|info|information|selection|value|entry|angaben?|antwort|
+    "tell": TELLING,
+    "answer": """response|reply|data|info|information|selection|value|entry|angaben?|antwort|
     auskunft|daten|reponse|respuesta|datos?|informacion|opgave|antwoord|gegevens|risposta|resposta|
-    informacao|informazion[ei]""",
-    "everybody": """sex|gender|race|ethnic|ethnicity|origin|identity|age|nationality|geschlecht|
+    informacao|informazion[ei]|objet""",
+    "question": """sex|gender|race|ethnic|ethnicity|origin|identity|age|nationality|geschlecht|
     sexe|genre|sexo|genero|raza|geslacht|sesso|genere""",
-    "some": "disabilit(y|ies)|veterans?|religion|belief|faith|caste|condition|orientation",
+    "condition": "disabilit(y|ies)|veterans?|religion|belief|faith|caste|condition|orientation",
     "filler": """i|we|he|she|they|me|it|candidate|applicant|employee|person|user|respondent|to|do|
     does|did|be|been|is|was|has|have|had|will|willing|would|d|wo|ca|self|an?|the|this|these|my|
     your|their|at|time|yet|or|and|question|one|option|any|of|by|on|for|please|from|list|here|
-    protected|status|group|category|na|nan|null|bitte|ich|das|zu|es|je|j|n|se|ik|dat|van|de|la|le|
-    lo|l|il|di|su|mi|em""",
+    protected|status|group|category|na|nan|null|bitte|ich|machen|gemacht|das|zu|es|je|j|n|se|ik|
+    dat|van|de|la|le|lo|l|il|di|su|mi|em""",
 }
-WORDS = {name: re.compile(re.sub(r"\s", "", words)) for name, words in WORDS.items()}
-# in initials of WORDS: a word that says it alone; a negation, and a verb of telling or of wishing;
-# "opted out"; "no answer"; "no race given" (but not "no known disability"); "please select"
-SAYS_MISSING = re.compile(r"(?=.*(a|n.*[twip]|[twip].*n|wo|d.*i|d[^s]*[tw][^s]*$))\w+|f*p[feis]*")
+KINDS = {kind: re.compile(re.sub(r"\s", "", words)) for kind, words in KINDS.items()}
 ROUNDED = re.compile(r"\d([.,]\d+)?e\+\d+", re.I)  # 2.02611E+11, 2E+11
 ID = "(id|uuid|guid|number|no|key)"
 PERSON = (  # columns that name a person, blanks and underscores left out; the likelier first
@@ -124,11 +122,19 @@ def fold_labels(cells, column, unknown="in no comparison"):
         if key is not None and len(words) > 1:
             remarks.append(f"{column}: {', '.join(words)} are taken as one group, {label}.")
     if missing:
-        spelled = ", ".join(f"{word} {n}" for word, n in missing.most_common(8))
-        n = sum(missing.values())
-        portion = f"{n:,} of {len(cells):,} rows ({100 * n / len(cells):.1f} %)"
-        remarks.append(f"{column}: unknown for {portion}, {unknown} (written: {spelled}).")
+        remarks.append(unknown_remark(column, missing, len(cells), unknown))
     return [names[cell or ""] for cell in cells], remarks
+
+
+def unknown_remark(column, missing, n, effect):
+    """How many of n rows are unknown in a column, as what they stand (effect), how it is written.
+
+    missing  {spelling: rows}
+    """
+    spelled = ", ".join(f"{word} {rows}" for word, rows in missing.most_common(8))
+    rows = sum(missing.values())
+    portion = f"{rows:,} of {n:,} rows ({100 * rows / n:.1f} %)"
+    return f"{column}: unknown for {portion}, {effect} (written: {spelled})."
 
 
 def group_key(cell, column):
@@ -159,17 +165,35 @@ def is_missing(cell, column=""):
     (True, False, True)
     """
     text, own = fold(cell), words_of(column)
-    has_none = any(map(WORDS["some"].fullmatch, own))
+    has_none = any(map(KINDS["condition"].fullmatch, own))
     if is_blank(cell):
         return text != "none" or not has_none
     if re.search(r"\d", text):
         return False
-    initials = ""
-    for word in words_of(ABBREVIATED.sub(" missing ", text.replace("n't", " not"))):
-        kinds = [kind[0] for kind, pattern in WORDS.items() if pattern.fullmatch(word)]
-        kinds += ["es"[has_none]] * (word in own) + ["n"] * (word == "none" and not has_none)
-        initials += next(iter(kinds), "?")
-    return "?" not in initials and bool(SAYS_MISSING.fullmatch(initials))
+    others = {} if has_none else {"none": "not"}
+    others |= dict.fromkeys(own, "condition" if has_none else "question")
+    words = words_of(ABBREVIATED.sub(" missing ", text.replace("n't", " not")))
+    fitting = ([k for k, pattern in KINDS.items() if pattern.fullmatch(word)] for word in words)
+    kinds = [k[0] if k else others.get(word) for word, k in zip(words, fitting)]
+    return None not in kinds and say_missing(kinds)
+
+
+def say_missing(kinds):
+    """Whether words of these `KINDS`, in the order of a cell, say "missing"."""
+    after_no = kinds[kinds.index("no") :] if "no" in kinds else []
+    return bool(
+        "absent" in kinds  # unknown, declined to state
+        or "not" in kinds
+        and {"tell", "wish", "answer", "choose"} & {*kinds}  # did not say
+        or "answer" in after_no  # no response; but "response: no" is an answer
+        # no race given; but "no known disability" is an answer
+        or {"tell", "wish"} & {*after_no}
+        and "condition" not in after_no
+        or "wish" in kinds
+        and "out" in kinds  # opted out
+        or "choose" in kinds
+        and not after_no  # please select a gender
+    )
 
 
 def words_of(text):
@@ -241,6 +265,15 @@ def person_ids(columns, n, flag):
         spelled = {c: first.setdefault(key, visible(c)) for c, key in keys[column].items()}
         ids = [r if c in unknown else spelled[c] for c, r in zip(columns[column], own)]
         people = len(set(ids))
+        if missing := Counter(visible(c) or "empty" for c in columns[column] if c in unknown):
+            words.append(unknown_remark(column, missing, n, "each taken as a person"))
+        pairs = {visible(c): x for c, x in spelled.items() if c not in unknown and x != visible(c)}
+        if pairs:
+            examples = "; ".join(f"{x}, {other}" for other, x in [*pairs.items()][:4])
+            words.append(
+                f"{column}: ids that differ in case alone are taken as one person ({examples}; "
+                f"{len(pairs)} in all): if they are several, write them apart."
+            )
         if people < n:
             words.append(
                 f"{n:,} rows of {people:,} people: rows with the same {column} are one person, and "

@@ -451,10 +451,12 @@ Applicant did not respond; Sex unknown; Race/Ethnicity Not Specified; N/A (decli
 weiß nicht; keine Angabe; k. A.; o.A.; unbekannt; nicht angegeben; Möchte ich nicht sagen; non renseigné; inconnu
 ne souhaite pas répondre; Sans réponse; desconocido; Prefiero no decirlo; Sin datos; n/d; onbekend
 Wil niet zeggen; geen opgave; n.v.t.; sconosciuto; Preferisco non rispondere; não informado
-sem informação; prefiro não responder; Disability not known; disability unknown; Can't say"""
+sem informação; prefiro não responder; Disability not known; disability unknown; Can't say
+Möchte keine Angaben machen; Sans objet; Never asked; Gender: please select; Disability: no wish to say"""
 STAYS = """Did not graduate; Did not serve; Other; Two or more races; Non-binary; No; Non; Not Hispanic
 Prefer to self-describe; I do not have a disability; I am not a protected veteran; Not listed; Said
-Not completed; Not selected; Nicht weiß; Unwilling; Not employed; Mixed / unknown; Unitarian; Unknown father; Data; They; Out; ♀; +; Selected; Known"""
+Not completed; Not selected; Nicht weiß; Unwilling; Not employed; Mixed / unknown; Unitarian; Unknown father; Data; They; Out; ♀; +; Selected; Known
+Response: no; Declared: no; Never married"""
 STAYS_HERE = "None; No disability; No known disability; No disability reported; none declared"
 
 
@@ -529,6 +531,9 @@ def test_spellings_of_one_id_are_one_person(tmp_path):
     out = run_audit(tmp_path, "", write(tmp_path / "t.csv", rows, "id,race,pred"))
     found = [row["entity_id"] for row in out[2][:10]]
     assert found[:6] == ["C1"] * 4 + ["Amy@x.com"] * 2 and len({*found[6:]}) == 4
+    words = " ".join(out[1]["decisions"][0]["words"])
+    assert "(C1, c1; Amy@x.com, amy@X.com; C12, c12; 3 in all): if they are several" in words
+    assert "id: unknown for 2 of 20 rows (10.0 %), each taken as a person (written: NA 2)" in words
     rows = [("2.02611E+11", "ab"[i % 2], i // 2 % 2) for i in range(8)]
     table = write(tmp_path / "t.csv", rows, "id,race,pred")
     error = error_of(run_audit, tmp_path, "", table)
