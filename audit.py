@@ -58,8 +58,9 @@ from parts.rates import (
     sentences,
     yardstick_size,
 )
-from parts.reports import check_out, read_csv
+from parts.reports import check_out
 from parts.stats import number, share
+from parts.tables import read_csv
 from parts.verdicts import (
     CROSSED,
     FAIL_ON,

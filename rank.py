@@ -36,14 +36,13 @@ from parts.reports import (
     check_out,
     default_run,
     raw_scorer,
-    read_csv,
     read_run,
     training_files,
     write_report,
 )
 from parts.rows import check_prompt, plain_text
 from parts.stats import standings
-from parts.tables import write_csv
+from parts.tables import read_csv, write_csv
 
 RANK_ORDER = "Which candidate fits this role?"  # first line of the task rank; data/README.md
 RANKED = ("rank", "id", "score", "percentile", "truncated")

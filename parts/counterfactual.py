@@ -5,13 +5,12 @@ Left out     1. pronouns (a name of another sex meets the old pronoun)   2. what
              a group without a name   3. a preference for the group that the whole text gives away
 """
 
-import csv
-import io
 import random
 import re
 from collections import Counter
 
-from parts.files import UserError, brief, counts_in_words
+from parts.files import UserError, counts_in_words
+from parts.people import fold, read_names
 from parts.rows import plain_text
 
 NAME_PARTS, CELL = ("name", "first", "last"), ("sex", "race_ethnicity")
@@ -108,34 +107,16 @@ def cell(person):
 
 def load_names(path):
     """Rows of a CSV of names, without those whose `split` is heldout: these are for the audits.
-
-    Cells are separated by commas, semicolons or tabs; blanks around them are no part of a name, and
-    spellings that differ in case or hyphens are one group.
-    """
-    flag, columns, rows, spelled = f"--counterfactual-augment {path}", (*NAME_PARTS, *CELL), [], {}
-    try:
-        with open(path, encoding="utf-8-sig", newline="") as file:
-            text = file.read()
-    except (OSError, UnicodeDecodeError) as error:
-        raise UserError(f"{flag}: cannot be read as CSV ({brief(error)})") from None
-    for mark in "\t;,":  # Excel's own depends on the country
-        reader = csv.DictReader(io.StringIO(text, newline=""), delimiter=mark, restval="")
-        reader.fieldnames = [name.strip() for name in reader.fieldnames or ()]
-        if {*columns} <= {*reader.fieldnames}:
-            break
-    for row in reader:
-        row = {key: value.strip() for key, value in row.items() if key}
-        if not any(row.values()):  # a row that a spreadsheet left behind
-            continue
-        if not all(map(row.get, columns)):
-            raise UserError(f"{flag}:{reader.line_num}: expected {', '.join(columns)} in every row")
-        for key in CELL:
-            words = re.sub(r"[\W_]+", " ", row[key].casefold())
-            row[key] = spelled.setdefault((key, words), row[key])
-        if row.get("split", "").casefold() != "heldout":
+    Spellings that differ in case or hyphens are one group."""
+    flag, rows, spelled = "--counterfactual-augment", [], {}
+    for _, row in read_names(path, flag):
+        row |= {key: spelled.setdefault((key, fold(row[key])), row[key]) for key in CELL}
+        if fold(row.get("split", "")).replace(" ", "") != "heldout":
             rows.append(row)
     if len({cell(row) for row in rows}) < 2:
-        raise UserError(f"{flag}: needs names from at least two groups of sex × race_ethnicity")
+        raise UserError(
+            f"{flag} {path}: needs names from at least two groups of sex × race_ethnicity"
+        )
     return rows
 
 

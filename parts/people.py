@@ -13,6 +13,7 @@ from functools import lru_cache
 
 from parts import files
 from parts.files import UserError
+from parts.tables import read_csv
 
 YES_NO = {"1": 1, "true": 1, "yes": 1, "positive": 1, "0": 0, "false": 0, "no": 0, "negative": 0}
 
@@ -204,6 +205,25 @@ def words_of(text):
     """
     text = unicodedata.normalize("NFKD", re.sub(r"(?<=[a-z])(?=[A-Z])", " ", text))
     return re.findall(r"[^\W\d_]+", re.sub("[\u0300-\u036f]", "", text).casefold())
+
+
+NAME_COLUMNS = ("name", "first", "last", "sex", "race_ethnicity")
+
+
+def read_names(path, flag):
+    """(line, row) of a CSV of names, blanks around cells left out. None may be empty, nor a group
+    one that says "missing": twins of an unknown group would be compared with the others."""
+    for line, row in read_csv(path, flag, NAME_COLUMNS):
+        row = {column: cell.strip() for column, cell in row.items()}
+        for column in NAME_COLUMNS:
+            cell, is_group = row[column], column in NAME_COLUMNS[3:]
+            if not cell or is_group and is_missing(cell, column):
+                reason = f'{column} {cell!r} says "missing"' if cell else f"{column} is empty"
+                fix = "write the group in words (NA: Native American) or delete the line"
+                raise UserError(
+                    f"{flag} {path}:{line}: {reason}; {fix if is_group else 'fill it in'}"
+                )
+        yield line, row
 
 
 def read_age(cell):

@@ -1,11 +1,62 @@
-"""parts/tables.py: CSV that a spreadsheet opens, complete or not there."""
+"""parts/tables.py: CSV as a spreadsheet writes it, and as it opens it, complete or not there."""
 
 import csv
 import io
 import re
 from pathlib import Path
 
-from parts.files import PRIVATE, replacing
+from parts.files import PRIVATE, UserError, replacing
+
+FOREIGN = {b"PK": "an Excel workbook", b"\xff\xfe": "UTF-16", b'{"': "JSON"}
+
+
+def read_csv(path, flag, needed=()):
+    """(line, row) of a CSV file with a header, a row at a time; every value is a text.
+
+    Cells are separated by what the header has most of: commas, semicolons or tabs.
+    """
+    if not Path(path).is_file():
+        raise UserError(f"{flag} {path}: no such file; expected a CSV with a header")
+    data = Path(path).read_bytes()
+    if data[:2] in FOREIGN:
+        raise UserError(f"{flag} {path}: this is {FOREIGN[data[:2]]}; save it as CSV UTF-8")
+    try:
+        text = io.StringIO(data.decode("utf-8-sig"), newline="")
+    except UnicodeDecodeError:
+        raise UserError(f"{flag} {path}: not UTF-8; save it as CSV UTF-8") from None
+    mark, skipped = separator(text)
+    reader, row = csv.DictReader(text, delimiter=mark, strict=True), None
+    try:
+        names = (re.sub(r"\s*[\r\n]+\s*", " ", name) for name in reader.fieldnames or [])
+        header = reader.fieldnames = [name.strip() for name in names]
+        if twice := [c for c in header if c and header.count(c) > 1]:
+            raise ValueError(f"two columns are called {twice[0]!r}; rename one")
+        if gone := [c for c in needed if c not in header]:
+            raise ValueError(f"no column {gone[0]!r}; there is {', '.join(header) or 'nothing'}")
+        for row in reader:
+            if None in row or None in row.values():
+                amount = "more" if None in row else "fewer"
+                raise ValueError(f"{amount} cells than the {len(header)} columns of the header")
+            if not any(map(str.strip, row.values())):  # a row that a spreadsheet left behind
+                continue
+            yield skipped + reader.line_num, row
+        if row is None:
+            raise ValueError("the file is empty; expected rows below a header")
+    except (csv.Error, ValueError) as error:
+        raise UserError(f"{flag} {path}:{skipped + reader.line_num}: {error}") from None
+
+
+QUOTED = r'(?:^|(?<=[,;\t]))"(?:[^"]|"")*"'  # a cell, which may hold separators and line ends
+
+
+def separator(text):
+    """(the separator of a CSV, lines above its header) of a file, which then stands at the header:
+    what Excel's line "sep=;" says, else what the header has most of outside quotes."""
+    if stated := re.fullmatch(r'(?i)"?sep=([,;\t])"?\s*', text.readline()):
+        return stated[1], 1
+    header = re.match(rf"(?:{QUOTED}|[^\r\n])*", text.getvalue())[0]
+    text.seek(0)
+    return max(",;\t", key=re.sub(QUOTED, "", header).count), 0
 
 
 def write_csv(path, rows, mode=PRIVATE):

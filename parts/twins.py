@@ -22,10 +22,10 @@ from parts.biasguard import COLUMNS
 from parts.blinding import unaccented
 from parts.files import UserError
 from parts.pages import number as show
-from parts.people import fold, is_missing
-from parts.reports import read_csv
+from parts.people import NAME_COLUMNS, fold, read_names
 from parts.rows import check_messages, check_prompt, check_response
 from parts.stats import holm, number
+from parts.tables import read_csv
 from parts.verdicts import MARGIN, REFERENCE, verdict
 
 DRAWS = 2000  # of the bootstrap
@@ -131,8 +131,6 @@ def as_answer(prompt, text):
 #  "answer": […], "prefix": "Strengths: … Recommendation:", "rank_prompt": […],
 #  "profile": "{name}, 8 years. …", "expected_decision": "advance"}
 
-NAME_COLUMNS = ("name", "first", "last", "sex", "race_ethnicity")
-
 
 def checked_people(people, where):
     """The people; a comparison needs two groups or more, of two or more each."""
@@ -147,8 +145,8 @@ def name_cells(path):
     """{(sex, race): {name: Person}} of a file of names. A group is called by its first spelling,
     but Female, Male and White by these."""
     cells, spelled, written = {}, {"white": "White"}, set()
-    for line, row in read_csv(path, "--names", NAME_COLUMNS):
-        name, first, last, sex, race = values = [row[column].strip() for column in NAME_COLUMNS]
+    for line, row in read_names(path, "--names"):
+        name, first, last, sex, race = (row[column] for column in NAME_COLUMNS)
         as_written = sex
         written.add(sex.casefold())
         if {"h", "m"} <= written:
@@ -157,8 +155,8 @@ def name_cells(path):
         sex = SEX_OF.get(sex.casefold()) or spelled.setdefault(fold(sex), sex)
         race = spelled.setdefault(fold(race), race)
         cell = cells.setdefault((sex, race), {})
-        if not all(values) or is_missing(sex) or is_missing(race) or name in cell:
-            reason = "has an empty or unknown cell, or stands twice in its group"
+        if name in cell:
+            reason = "stands twice in its group; delete one of the lines"
             raise UserError(f"--names {path}:{line}: {name!r} {reason}")
         groups = dict(zip(REFERENCE, (sex, race)))
         cell[name] = Person(groups, slot_values(name, first, last, sex), as_written)

@@ -780,6 +780,7 @@ b"\xff\xfep\0,\0g\0\n\0001\0,\0a\0\n\0000\0,\0b\0\n\0" | this is UTF-16; save it
 b"PK\x03\x04\x14\x00\x08" | this is an Excel workbook; save it as CSV UTF-8
 b'{"p": "0"}' | this is JSON; save it as CSV UTF-8
 b"sep=;\np;g\n1;a\n2;b\n" | t.csv:4: p: '2' given
+b"SEP=; \np;g\n1;a\n2;b\n" | t.csv:4: p: '2' given
 b"p,g\n1,wei\xdf\n" | not UTF-8; save it as CSV UTF-8
 """
 GOOD = b"p,third,g,same,s\n1,0,a,x,5\n0,2,b,x,1\n1,1,b,x,2\n"

@@ -235,17 +235,18 @@ def test_a_run_counts_votes_and_keeps_its_names(stage, key, tmp_path, llama_fold
 
 
 HEAD = "name,first,last,sex,race_ethnicity\n"
-NEEDED = "expected name, first, last, sex, race_ethnicity in every row"
 BAD = [  # what the CSV holds, what its one line says
-    (None, "No such file"),
-    ("name,first,last,sex\nA B,A,B,F\n", f"names.csv:2: {NEEDED}"),
-    (f"{HEAD}A B,A,B,F,x\nC D,C,,M,y\n", f"names.csv:3: {NEEDED}"),
-    (f"{HEAD}A B,A\n", f"names.csv:2: {NEEDED}"),
+    (None, "no such file"),
+    ("name,first,last,sex\nA B,A,B,F\n", "no column 'race_ethnicity'"),
+    (f"{HEAD}A B,A,B,F,x\nC D,C,,M,y\n", "names.csv:3: last is empty"),
+    (f"{HEAD}A B,A\n", "names.csv:2: fewer cells"),
     (f"{HEAD}A B,A,B,F,x\nC D,C,D,F,x\n", "at least two groups"),
     (f"{HEAD}A B,A,B,F,x\nC D,C,D,F ,X\n", "at least two groups"),
-    (f"{HEAD}\n\nA B,A,,F,x\n", f"names.csv:4: {NEEDED}"),
-    (f"{HEAD}José B,José,B,F,x\n".encode("latin-1"), "cannot be read as CSV"),
-]
+    (f"{HEAD}\n\nA B,A,,F,x\n", "names.csv:4: last is empty"),
+    (f"{HEAD}José B,José,B,F,x\n".encode("latin-1"), "not UTF-8"),
+    (f"{HEAD}A B,A,B,F,x\nC D,C,D,F,NA\n", """names.csv:3: race_ethnicity 'NA' says "missing"; write"""),
+    (f"{HEAD}A B,A,B,F,x\nC D,C,D,Unknown,x\n", """names.csv:3: sex 'Unknown' says "missing"; write"""),
+]  # fmt: skip
 
 
 @pytest.mark.parametrize("content, said", BAD)
@@ -268,9 +269,9 @@ def test_names_of_another_spreadsheet(tmp_path):
         ",,,,,",
         "C D,C, D,female,white,",
     ]
-    lines += ["E F,E,F,Male,White,x", "G H,G,H,Male,Asian, Heldout"]
-    for mark in ",;\t":
-        (tmp_path / "n.csv").write_text("\r\n".join(lines).replace(",", mark))
+    lines += ["E F,E,F,Male,White,x", "G H,G,H,Male,Asian, Held-out"]
+    for mark, first in ((",", ""), (";", ""), ("\t", ""), (";", "SEP=;\r\n"), (";", "sep=; \r\n")):
+        (tmp_path / "n.csv").write_text(first + "\r\n".join(lines).replace(",", mark))
         names = counterfactual.load_names(tmp_path / "n.csv")
         assert [[row[key] for key in COLUMNS] for row in names] == [
             ["A B", "A", "B", "Female", "White"], ["C D", "C", "D", "Female", "White"], ["E F", "E", "F", "Male", "White"]

@@ -513,8 +513,8 @@ file | content | argv | said
 n.csv | 'name,first,last,sex,race_ethnicity\nA B,A,B,Male,White\nC D,C,D,Male,Black\nE F,E,F,Male,Black\n' |  | expected two groups of two or more, better 25; found Male Black 1, Male White 1
 n.csv | 'name,first,last,sex,race_ethnicity\nA B,A,B,Male,White\nC D,C,D,Male,White\n' |  | n.csv: expected two groups of two or more, better 25; found Male White 2
 n.csv | 'name,first,last,sex\nA B,A,B,Male\n' |  | no column 'race_ethnicity'
-n.csv | 'name,first,last,sex,race_ethnicity\nA B,A,B,,White\n' |  | n.csv:2: 'A B' has an empty or unknown cell
-n.csv | 'name,first,last,sex,race_ethnicity\nA B,A,B,Male,White\nA B,A,B,Male ,White\n' |  | n.csv:3: 'A B' has an empty or unknown cell, or stands twice
+n.csv | 'name,first,last,sex,race_ethnicity\nA B,A,B,,White\n' |  | n.csv:2: sex is empty; write the group in words
+n.csv | 'name,first,last,sex,race_ethnicity\nA B,A,B,Male,White\nA B,A,B,Male ,White\n' |  | n.csv:3: 'A B' stands twice in its group
 t.jsonl | '{"prompt": "Assess Amy."}\n' |  | t.jsonl:1: no slot of
 t.jsonl |  |  | the file is empty
 t.jsonl | '{"rank_prompt": "Is {name} fit?"}\n' |  | nothing to measure
@@ -522,7 +522,7 @@ t.jsonl | '{"prompt": ["Assess {name}."], "answer": "x"}\n' |  | t.jsonl:1: "pro
 t.jsonl | '{"prompt": "Assess {name}.", "answer": 3}\n' |  | t.jsonl:1: "answer" is int
 t.jsonl | '{\n' |  | t.jsonl:1: not valid JSON
 t.jsonl | '{"prompt": "Assess {name}.", "prefix": "For {name}:"}\n' |  | t.jsonl:1: "prefix" holds a slot
-n.csv | 'name,first,last,sex,race_ethnicity\nA B,A,B,Male,N/A\n' |  | n.csv:2: 'A B' has an empty or unknown cell
+n.csv | 'name,first,last,sex,race_ethnicity\nA B,A,B,Male,N/A\n' |  | n.csv:2: race_ethnicity 'N/A' says "missing"; write the group in words (NA: Native American)
 s.csv | 'slot,group,value\nage,old,1970\nage,old,1971\n' | --slot age=S | expected two groups of two or more, better 25; found old 2
 s.csv | 'slot,group,value\nage,old,1\nage,old,2\nage,young,3\nage,young,4\n' | --slot age=S | t.jsonl:1: no slot of {age}
 n.csv | 'name,first,last,sex,race_ethnicity\nA B,A,B,M,White\nC D,C,D,H,White\n' |  | n.csv:3: m beside h is a woman in Spanish

@@ -52,7 +52,7 @@ parts.card             parts: files
 parts.card_sections    parts: card files
 parts.tables           parts: files
 parts.turns            parts: dialogue tokens
-parts.counterfactual   parts: files rows
+parts.counterfactual   parts: files people rows
 parts.families         parts: files
 parts.folders          parts: dialogue
 parts.memory           parts: families parallel
@@ -64,7 +64,7 @@ parts.pages            parts: files
 parts.verdicts         parts: pages reports stats
 parts.two_groups       parts: means stats
 parts.rates            parts: means two_groups files pages stats verdicts
-parts.people           parts: files
+parts.people           parts: files tables
 parts.ll144            VERDICTS parts: files people stats
 parts.viewer           parts: files pages
 parts.parallel         parts: files
