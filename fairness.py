@@ -66,12 +66,13 @@ from parts.stats import number, share
 from parts.twins import (
     cell_notes,
     contrasts_of,
+    differing_texts,
     filled,
+    left_out_notes,
     load_names,
     load_slot,
     load_twins,
     message_texts,
-    same_texts,
     sex_notes,
     twin_table,
 )
@@ -389,8 +390,11 @@ def study_twins(args, models, interviews):
     notes = [] if args.slot else cell_notes(args.names, args.names_per_cell)
     study["twins"] |= {"pronouns": pronouns, "notes": sex_notes(people) + notes}
     groups = {key: np.array([p.groups[key] for p in people]) for key in people[0].groups}
-    same = {s: same_texts(twins, SURFACES[s][2], people, groups) for s in surfaces}
-    study |= effects_and_changes(args, scores, groups, twins, pronouns, same)
+    differing = {s: differing_texts(twins, SURFACES[s][2], people, groups) for s in surfaces}
+    study |= effects_and_changes(args, scores, groups, twins, pronouns, differing)
+    for part in study["surfaces"]:
+        notes = left_out_notes(part["rows"], len(twins), SURFACES[part["surface"]][0])
+        study["twins"]["notes"] += [note for note in notes if note not in study["twins"]["notes"]]
     study["policy_decisions"] = export_decisions(args, scores, groups, twins)
     study["files"] = [part["file"] for part in study["policy_decisions"]]
     study["biasguard"] = [line for part in study["policy_decisions"] for line in part["lines"]]
@@ -407,10 +411,10 @@ def names_the_words(row, words):
     return all(re.search(rf"(?<!\w){re.escape(word)}(?!\w)", text, re.I) for word in words)
 
 
-def effects_and_changes(args, scores, groups, twins, pronouns, same):
+def effects_and_changes(args, scores, groups, twins, pronouns, differing):
     """{"surfaces": effects of every model, "changes": the same twins before and after}
 
-    same  {surface: `same_texts` of it}
+    differing  {surface: `differing_texts` of it}
     """
     surfaces, changes, base, base_part = [], [], None, None
     for of_model in scores:
@@ -433,7 +437,7 @@ def effects_and_changes(args, scores, groups, twins, pronouns, same):
             part["prompt_names_words"] = all(named)
             missing = undecided(part, twins)
         # (3) statistics
-        more = pronouns, same[of_model.surface]
+        more = pronouns, differing[of_model.surface]
         part["rows"] = twin_table(values, groups, args.seed, None, missing, *more)
         surfaces.append(part)
         # (4) change

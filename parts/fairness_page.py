@@ -92,7 +92,9 @@ def twin_section(part):
     words += [mass_words(part)] if "mass" in part else []
     if min(min(row["names"]) for row in part["rows"]) < FEW:
         words.append(f"Fewer than {FEW} names a group: never called alike.")
-    if part["R"] < FEW:  # p permutes names, so it says nothing about other résumés
+    if (
+        min((row["resumes"] for row in part["rows"] if "p" in row), default=FEW) < FEW
+    ):  # p permutes names, so it says nothing about other résumés
         words.append(f"Fewer than {FEW} résumés: a difference holds for these, others may differ.")
     if "before" in part:
         words.append("Levels before and after: a bias that was there before and stays is in both.")

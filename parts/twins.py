@@ -26,7 +26,7 @@ from parts.people import NAME_COLUMNS, fold, read_names
 from parts.rows import check_messages, check_prompt, check_response
 from parts.stats import holm, number
 from parts.tables import read_csv
-from parts.verdicts import MARGIN, REFERENCE, verdict
+from parts.verdicts import MARGIN, REFERENCE, title_of, verdict
 
 DRAWS = 2000  # of the bootstrap
 PERMUTATIONS = 5000  # of names among groups
@@ -255,8 +255,9 @@ def load_twins(path, resumes, people):
     return rows[:resumes]
 
 
-def same_texts(rows, fields, people, groups):
-    """[why not, or None] of each contrast: its groups must read different texts in every résumé.
+def differing_texts(rows, fields, people, groups):
+    """[(R,) bool] of each contrast: the résumés in which its two groups read different texts. In
+    the others, which do not hold the name, there is nothing to compare.
 
     fields  of a twin that a model reads;  groups {attribute: (N,) labels}
     """
@@ -264,10 +265,22 @@ def same_texts(rows, fields, people, groups):
     out = []
     for _, weights, _ in contrasts_of(groups):
         a, b = np.flatnonzero(weights > 0), np.flatnonzero(weights < 0)
-        n = sum({of_row[i] for i in a} == {of_row[i] for i in b} for of_row in texts)
-        alike = f"both groups read the same text in {n} of {len(rows)} résumés: no name in it"
-        out.append(alike if n else None)
+        differ = [{of_row[i] for i in a} != {of_row[i] for i in b} for of_row in texts]
+        out.append(np.array(differ))
     return out
+
+
+def left_out_notes(rows, R, surface):
+    """[sentence] on the résumés that measured contrasts leave out, as both groups read one text."""
+    titles = {}  # {résumés left out: contrasts}
+    for row in rows:
+        if "p" in row and row["resumes"] < R:
+            titles.setdefault(R - row["resumes"], []).append(title_of(row))
+    words = f"of {R} résumés are left out of"
+    return [
+        f"{surface}: {n} {words} {', '.join(contrasts)}: both groups read the same text in them."
+        for n, contrasts in titles.items()
+    ]
 
 
 # ---- the statistics ----
@@ -341,6 +354,7 @@ def bootstrap_effects(matrices, weights, cells, draws, seed=0):
     return out
 
 
+BOOTSTRAP = "bootstrap over résumés and names within cells"
 BECAME = {
     "larger": "is larger than",
     "smaller": "is smaller than",
@@ -350,7 +364,7 @@ BECAME = {
 KINDS = {"sex": "{} names", "race_ethnicity": "names read as {}"}
 
 
-def twin_table(scores, groups, seed=0, before=None, missing=None, pronouns=False, same=None):
+def twin_table(scores, groups, seed=0, before=None, missing=None, pronouns=False, differing=None):
     """Every contrast of one (R, N) matrix, or its change from `before`: effects, p, verdicts.
 
     groups   {attribute: (N,) labels}
@@ -358,47 +372,56 @@ def twin_table(scores, groups, seed=0, before=None, missing=None, pronouns=False
     before   (R, N) of the same twins: D = d_after − d_before, each in its own SD, under one
              bootstrap; both levels stand beside it: a bias that stays is no change
     missing  why nothing can be measured here, if so;  pronouns  do they change with the sex?
-    same     `same_texts`: why a contrast cannot
+    differing  `differing_texts`: the résumés of each contrast; default: all of them
     """
     effect_name, matrices = ("d", [scores]) if before is None else ("D", [before, scores])
     contrasts, cells = contrasts_of(groups), [" ".join(cell) for cell in zip(*groups.values())]
-    R, N = scores.shape
-    missing, rows = missing or unmeasurable(matrices, cells), []
-    for (row, weight, _), alike in zip(contrasts, same or [None] * len(contrasts)):
-        confounded = None if weight.any() else "the names differ in the other attribute as well"
-        if reason := missing or confounded or alike:
+    R, rows, measured = len(scores), [], []
+    missing = missing or unmeasurable(matrices, cells)
+    for i, (row, weights, strata) in enumerate(contrasts):
+        differ = np.ones(R, bool) if differing is None else differing[i]
+        row["resumes"] = n = int(differ.sum())
+        of_contrast = [S[differ] for S in matrices]
+        confounded = None if weights.any() else "the names differ in the other attribute as well"
+        same = f"both groups read the same text in {R - n} of {R} résumés: no name in it"
+        alike = same if n < FEWEST_RESUMES else None
+        if reason := missing or confounded or alike or unmeasurable(of_contrast, cells):
             row[effect_name] = number(None, 0, reason=reason)
             row["verdict"] = f"not measured ({reason})"
+        else:
+            effect, draws = effect_of(of_contrast, weights, strata, cells, seed)
+            row |= effect
+            measured.append((row, draws))
         rows.append(row)
-    contrasts = [contrast for contrast in contrasts if "verdict" not in contrast[0]]
-    if not contrasts:
-        return rows
-    sds = [S.mean(1).std(ddof=1) for S in matrices]
-    means = [S.mean(0) / sd for S, sd in zip(matrices, sds)]  # (N,) each
-    weights = np.stack([weight for _, weight, _ in contrasts], 1)  # (N, C)
-    samples = bootstrap_effects(matrices, weights, cells, DRAWS, seed)  # (B, C) each
-    name_means = means[-1] if before is None else means[1] - means[0]
-    p = [name_permutation(name_means, *contrast, PERMUTATIONS, seed) for _, *contrast in contrasts]
-    method = "bootstrap over résumés and names within cells"
-    for i, (p_adjusted, (row, weight, _)) in enumerate(zip(holm(p), contrasts)):
-        effects = [draws[:, i] for draws in samples]  # (B,) before and after, or one
-        low, high, *ends90 = ends_of(effects[-1] if before is None else effects[1] - effects[0])
-        effect = number(weight @ name_means, R * sum(row["names"]), (low, high), method, seed)
-        row |= {
-            effect_name: effect,
-            "levels": [float(weight @ mean) for mean in means],
-            "p": p[i],
-            "p_adjusted": p_adjusted,
-            "verdict": verdict(effect, ends90, p_adjusted, min(row["names"])),
-        }
-        if R < FEW and not row["verdict"].startswith("difference found"):
+    for (row, draws), p_adjusted in zip(measured, holm([row["p"] for row, _ in measured])):
+        levels = row["levels"]
+        value, draws_of_value = levels[-1], draws[-1]
+        if before is not None:
+            value, draws_of_value = levels[1] - levels[0], draws[1] - draws[0]
+        low, high, *ends90 = ends_of(draws_of_value)
+        n = row["resumes"] * sum(row["names"])
+        row[effect_name] = effect = number(value, n, (low, high), BOOTSTRAP, seed)
+        row["p_adjusted"] = p_adjusted
+        row["verdict"] = verdict(effect, ends90, p_adjusted, min(row["names"]))
+        if row["resumes"] < FEW and not row["verdict"].startswith("difference found"):
             row["verdict"] = f"inconclusive ({FEW} résumés or more are needed)"
         if before is not None:
-            change = change_of(row["levels"], effects)
+            change = change_of(levels, draws)
             text = row["verdict"].replace("found", f"found: {change} after")
             row["verdict"] = text + (": unchanged" if text.startswith("equivalent") else "")
         row["direction"] = direction_of(row, effect_name, pronouns)
     return rows
+
+
+def effect_of(matrices, weights, strata, cells, seed):
+    """({"levels": the gap in each (R, N) matrix, "p"}, [(B,) bootstrap draws of each gap]) of one
+    contrast; p is of the change where there are two matrices."""
+    means = [S.mean(0) / S.mean(1).std(ddof=1) for S in matrices]  # (N,) each
+    name_means = means[0] if len(means) == 1 else means[1] - means[0]
+    p = name_permutation(name_means, weights, strata, PERMUTATIONS, seed)
+    draws = bootstrap_effects(matrices, weights[:, None], cells, DRAWS, seed)  # (B, 1) each
+    levels = [float(weights @ mean) for mean in means]
+    return {"levels": levels, "p": p}, [of_matrix[:, 0] for of_matrix in draws]
 
 
 def unmeasurable(matrices, cells):

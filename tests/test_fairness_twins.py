@@ -366,14 +366,17 @@ prompts | profile | sex_a | race_a | sex_b | race_b
 the candidate | {name} | 10 of 10 | 10 of 10 | inconclusive | inconclusive
 {subj} | {name} {poss} | inconclusive | 10 of 10 | inconclusive | inconclusive
 {last} {poss} | {obj} | inconclusive | inconclusive | inconclusive | 10 of 10
-mixed | {name} | 1 of 10 | 1 of 10 | inconclusive | inconclusive
+mixed | {name} | inconclusive | inconclusive | inconclusive | inconclusive
+most | {name} | 6 of 10 | 6 of 10 | inconclusive | inconclusive
 """)
 def test_a_text_without_the_name_is_not_alike(tmp_path, reward_folder, prompts, profile, sex_a, race_a, sex_b, race_b):  # fmt: skip
-    """A moving slot anywhere in a résumé was enough: what never held the name was "equivalent"."""
+    """A moving slot anywhere in a résumé was enough: what never held the name was "equivalent".
+    Later one such résumé in ten left the contrast unmeasured: it is left out, and counted."""
     flags = inputs(tmp_path)
     rows = list(read_jsonl(flags[3]))
     for i, row in enumerate(rows):
-        slot = prompts if prompts != "mixed" else "{name}" if i else "x"
+        without_name = {"mixed": 1, "most": 6}.get(prompts)  # of these résumés
+        slot = prompts if without_name is None else "{name}" if i >= without_name else "x"
         row |= {"prompt": row["prompt"].replace("{name}", slot), "profile": f"{profile} {i}"}
         row["profile"] += " well" * i
     write(Path(flags[3]), rows)
@@ -384,6 +387,8 @@ def test_a_text_without_the_name_is_not_alike(tmp_path, reward_folder, prompts, 
     for key, expected in zip((("a", "sex"), ("a", "race_ethnicity"), ("b", "sex"), ("b", "race_ethnicity")), (sex_a, race_a, sex_b, race_b)):  # fmt: skip
         same = f"not measured (both groups read the same text in {expected} résumés: no name in it)"
         assert found[key] == same if " of " in expected else not found[key].startswith("not")
+    left_out = "score of the answer: 1 of 10 résumés are left out of Female − Male, Black − White: both groups read the same text in them."  # fmt: skip
+    assert (left_out in report["twins"]["notes"]) == (prompts == "mixed")
 
 
 def test_log_odds_by_teacher_forcing(llama_folder):
