@@ -215,7 +215,7 @@ def reasons_of(sample, kind):
     sizes = {g: sample.units(g) if people else n for g, (_, n) in counts.items()}
     few = {g: one if n else "nobody" for g, n in sizes.items() if n < 2}
     if people and not any(k for g, (k, _) in counts.items() if g not in few):  # else the gap is 0
-        return dict.fromkeys(counts, "nobody is selected") | few
+        return dict.fromkeys(counts, "nobody in the compared groups is selected") | few
     if sum(n > 0 for n in sizes.values()) < 2:
         return dict.fromkeys(counts, "one group: not a comparison")
     return few

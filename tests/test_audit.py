@@ -101,7 +101,7 @@ def test_what_is_compared_with_what():
     assert all(row["verdict"].startswith("not measured (more than 20 groups") for row in rows)
     assert all("--age-40" in row["verdict"] for row in rows)
     row = rows_of({"a": (0, 10), "b": (0, 10)})["b"]
-    assert row["verdict"] == "not measured (nobody is selected)"
+    assert row["verdict"] == "not measured (nobody in the compared groups is selected)"
 
 
 def test_a_small_share_of_the_people_is_no_small_group():
@@ -232,7 +232,7 @@ def test_one_person_of_several_rows_is_not_shown():
     shown = {row["category"]: (row["k"], row["rate"]["value"], row["ir"]) for row in rows}
     assert shown == {"N": (None, None, None), "M": (0, 0.0, 0.0), "F": (15, 0.5, 1.0)}
     row = {row["group"]: row for row in compare("NFFMM", [1, 0, 0, 0, 0])}["F"]
-    assert row["verdict"] == "not measured (nobody is selected)"  # of those shown
+    assert row["verdict"] == "not measured (nobody in the compared groups is selected)"
 
 
 def test_a_role_of_unknown_groups_alone(tmp_path):
@@ -845,7 +845,9 @@ def test_error_rates_of_nobody(tmp_path):
     flags = "--y-pred p --y-true y --group sex --reference Male --overwrite"
     *_, (title, table) = audited(tmp_path, "p,y,sex", rows, flags)["tables"].items()
     assert "false positives" in title
-    assert {row["verdict"] for row in table} == {"not measured (nobody is selected)"}
+    assert {row["verdict"] for row in table} == {
+        "not measured (nobody in the compared groups is selected)"
+    }
 
 
 STUB = """#!{python}

@@ -70,6 +70,7 @@ Candidate motivée, bonnes références.
 Refus : manque d'expérience.
 ¿Es usted casada?
 Candidata fuerte para el puesto.
+El Candidato cumple.
 Heeft u kinderen?
 Goede kandidaat met sterke referenties.
 Lei è incinta?
@@ -89,7 +90,10 @@ Capable plumber, tidy finish, own van.
 Bilingual receptionist, friendly, organised, punctual.
 Exceeds expectations across every criterion.
 Chef de cuisine, Paris trained, award winning.
-Vincent van der Berg: decent Go."""
+Vincent van der Berg: decent Go.
+El Camino Real, Los Gatos campus.
+Las Vegas, El Paso, Los Angeles.
+Maria del Carmen Ruiz, Rio de Janeiro."""
 
 
 def test_what_is_not_english():
@@ -217,9 +221,9 @@ def test_votes_in_other_words_are_not_measured(tmp_path):
 
 def test_answers_of_a_policy_in_another_language_are_not_measured():
     part = fairness.study_risky("m", FOREIGN.split("\n"))
-    assert part["answers"]["value"] is None and part["answers"]["n"] == 33
+    assert part["answers"]["value"] is None and part["answers"]["n"] == 34
     assert "not measured" in fairness.counted_verdicts({"risky": [part | {"kind": "aligned"}]})
-    assert "m: not measured in 33 answers" in fairness_page.answers({"risky": [part]})[0]["sentences"][0]  # fmt: skip
+    assert "m: not measured in 34 answers" in fairness_page.answers({"risky": [part]})[0]["sentences"][0]  # fmt: skip
 
 
 def test_text_command(tmp_path, capsys):
