@@ -464,8 +464,8 @@ def undecided(part, twins):
 def decision_files(out):
     """The names of the decisions-*.csv that the report in a folder lists."""
     try:
-        parts = json.loads((out / "report.json").read_bytes())["policy_decisions"]
-        return {file.name for file in out.glob("decisions-*.csv")} & {x["file"] for x in parts}
+        listed = json.loads((out / "report.json").read_bytes())["files"]
+        return {file.name for file in out.glob("decisions-*.csv")}.intersection(listed)
     except (OSError, ValueError, KeyError, TypeError):  # none, or of another command
         return set()
 

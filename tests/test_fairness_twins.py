@@ -690,8 +690,8 @@ def test_decisions_for_biasguard(tmp_path, llama_folder, monkeypatch):
     board.write_text("of no report: it was deleted")
     refused = error_of(fairness.main, argv)
     assert "holds decisions-board.csv, which is of no report" in refused
-    listed = [{"file": "decisions-old.csv"}, {"file": "../n.csv"}]
-    for name, content in (("report.json", {"policy_decisions": listed}), ("decisions-old.csv", 0)):
+    listed = ["decisions-old.csv", "../n.csv"]
+    for name, content in (("report.json", {"files": listed}), ("decisions-old.csv", 0)):
         (out / name).write_text(json.dumps(content))
     _, report = report_of([*argv, "--decision-words", "yes,no", "--overwrite"])
     assert board.exists() and (tmp_path / "n.csv").exists()
