@@ -10,7 +10,6 @@ import re
 import shutil
 import signal
 import sys
-import traceback
 from pathlib import Path
 from types import SimpleNamespace
 from unittest.mock import Mock
@@ -26,7 +25,16 @@ from parts.card import base_of, commands, write_card
 from parts.card_sections import add_result, add_section
 from parts.files import UserError
 from parts.guard import write_summary
-from tiny import error_of, read_json, table, tiny_model, tiny_reward_model, words, write_rows
+from tiny import (
+    error_of,
+    printed,
+    read_json,
+    table,
+    tiny_model,
+    tiny_reward_model,
+    words,
+    write_rows,
+)
 
 if sys.platform != "linux":
     pytest.skip("forks and signals as on Linux", allow_module_level=True)
@@ -124,7 +132,8 @@ def whole(tmp_path_factory, small, tokenizer):
 
 
 def contents(folder):
-    return {p: p.read_bytes() for p in Path(folder).rglob("*") if p.is_file()}
+    """{path: bytes, or None of a folder}."""
+    return {p: p.read_bytes() if p.is_file() else None for p in Path(folder).rglob("*")}
 
 
 def norm(model):
@@ -258,50 +267,39 @@ def test_a_foreign_args_json_or_a_broken_log_is_one_line(toy):
 
 
 def test_an_fp16_overflow_skips_the_step(toy):
-    """Steps 2 and 3 of six overflow and halve the scale; from 1024 the 11th is no overflow. The loss
-    of step 5 is infinite (it ended the run, though the next scale would have done)."""
+    """Steps 2 and 3 overflow and halve the scale; from 1024 the 11th in a row is no overflow. A loss
+    that is infinite (it ended the run, though the next scale would have done) skips its step, too:
+    in step 5 with its gradient, in step 6 alone: counted as skipped, it moved the weights."""
+    scales, weights = [], []
 
-    def overflow(*at, loss_at=None):
+    def overflow(*at, losses=()):
         def spoil(run, step):
             weight = next(run.model.parameters())
             if step in at:
                 weight.grad[0, 0] = math.inf
-            if step == loss_at:
-                run.backward(weight.sum() * math.inf)
-            before.append(weight.detach().clone())
+            if step in losses:
+                run.backward(losses[step](weight.sum()))
+            weights.append(weight.detach().clone())
             scales.append(run.scaler.get_scale())
 
         return spoil
 
-    scales, before = [], []
-    assert toy.train("--dtype fp16 --stop-after 4", during=overflow(2, 3)) == 0
-    assert toy.train("--dtype fp16 --resume", during=overflow(loss_at=5)) == 0
-    rows = [r for r in toy.rows() if "lr" in r]
-    assert [r["skipped_steps"] for r in rows] == [0, 1, 1, 0, 1, 0]
-    assert scales == [2.0**n for n in (10, 10, 9, 8, 8, 7)]
-    assert [torch.equal(a, b) for a, b in itertools.pairwise(before)] == [0, 1, 1, 0, 1]
-    finite = [r["loss"] for r in rows if r["loss"] is not None]
+    flags, losses = (
+        "--dtype fp16 --steps 7",
+        {5: lambda x: x * math.inf, 6: lambda x: x * 0 + math.inf},
+    )
+    assert toy.train(flags, "--stop-after 4", during=overflow(2, 3)) == 0
+    assert toy.train(flags, "--resume", during=overflow(losses=losses)) == 0
+    rows = [row for row in toy.rows() if "lr" in row]
+    assert [row["skipped_steps"] for row in rows] == [0, 1, 1, 0, 1, 1, 0]
+    assert scales == [2.0**n for n in (10, 10, 9, 8, 8, 7, 7)]
+    assert [torch.equal(*pair) for pair in itertools.pairwise(weights)] == [0, 1, 1, 0, 1, 1]
+    finite = [row["loss"] for row in rows if row["loss"] is not None]
     assert len(finite) == 5 and max(finite) < 1000, "what is logged is not scaled"
     flags = "--dtype fp16 --overwrite --steps 20 --save-every 50"
     assert toy.train(flags, during=overflow(*range(2, 12))) == 0
     with pytest.raises(UserError, match="gradient norm (inf|nan): not finite; rows file:12"):
         toy.train(flags, during=overflow(*range(2, 13)))
-
-
-def test_a_step_that_is_counted_as_skipped_moves_nothing(toy):
-    """A loss of infinity with a finite gradient: "skipped_steps" was 1, and the weights moved."""
-    weights = []
-
-    def spoil(run, step):
-        weight = next(run.model.parameters())
-        weights.append(weight.detach().clone())
-        if step == 2:
-            run.backward(weight.sum() * 0 + math.inf)
-
-    assert toy.train("--dtype fp16", during=spoil) == 0
-    skipped = [row["skipped_steps"] for row in toy.rows() if "lr" in row]
-    moved = [not torch.equal(a, b) for a, b in itertools.pairwise(weights)]
-    assert skipped[:4] == [0, 1, 0, 0] and moved[:3] == [True, False, True]
 
 
 def test_a_folder_that_may_not_be_used_is_untouched(toy, tmp_path):
@@ -340,7 +338,7 @@ def test_overwrite_removes_the_run_and_nothing_else(toy):
         (toy.out / name).write_text("of a run that wrote shards")
     assert toy.train("--overwrite --seed 5", during=watch) == 0
     assert all((toy.out / name).read_text() == "mine" for name in mine)
-    now = {str(path.relative_to(toy.out)) for path in seen[0]}
+    now = {str(p.relative_to(toy.out)) for p, data in seen[0].items() if data is not None}
     new = {"args.json", "metrics.jsonl", "samples.jsonl"}
     assert now == {*new, *mine}, "as the first step found it: a model is written at the end"
     assert toy.record()["args"]["seed"] == 5 and toy.numbers() == [0, 1, 2, 3, 4, 5, 6, 6]
@@ -426,26 +424,30 @@ def test_rows_are_written_at_once(toy, monkeypatch, capsys):
 
     def read(run, step):
         run.write("rollouts.jsonl", [{"step": step, "x": math.inf}])
-        seen.append((len(toy.rows()), toy.rows("rollouts")[-1]))
+        written.append((len(toy.rows()), toy.rows("rollouts")[-1]))
 
-    seen, calls = [], []
-    wandb_run = dict(log=lambda row, step: calls.append(step), finish=lambda: calls.append(-1))
-    wandb = SimpleNamespace(init=lambda **_: SimpleNamespace(**wandb_run))
+    written, wandb = [], Mock()
     monkeypatch.setitem(sys.modules, "wandb", wandb)
     for end in ("--stop-after 2", "--resume"):
         assert toy.train("--wandb-project mine", end, during=read) == 0
-    assert calls == [0, 1, 2, -1, 3, 4, 5, 6, 6, -1]
-    assert seen == [(step, {"step": step, "x": None}) for step in range(1, 7)]
+    calls = wandb.init.return_value.method_calls  # .log(row, step=…) and .finish()
+    logged = [call.kwargs.get("step", "finish") for call in calls]
+    assert logged == [0, 1, 2, "finish", 3, 4, 5, 6, 6, "finish"]
+    assert written == [(step, {"step": step, "x": None}) for step in range(1, 7)]
     first, second, *_ = toy.rows()
     assert (first["step"], first["eval/loss"], first["val/gold"]) == (0, 2.0, None)
     assert second["tokens_per_s"] > 0 and second["time_s"] >= 0 and second["peak_mem_mb"] > 10
     assert toy.rows("samples") == [{"step": s, "prompt": "p", "answer": f"é {s}"} for s in (0, 6)]
-    said = " ".join(capsys.readouterr().out.split())
-    model = "model 0.03 M of 0.03 M weights are trained, lr 0.01, on cpu in torch.float32"
-    for part in (model, "eval/loss before 2.0000 after 0.1667", "before é 0", "after é 6"):
-        assert part in said
-    assert said.endswith("next: python evaluate.py")
-    assert "val/gold" not in said, "not measured here"
+    text = printed(capsys)
+    for part in (
+        "model 0.03 M of 0.03 M weights are trained, lr 0.01, on cpu in torch.float32",
+        "eval/loss before 2.0000 after 0.1667",
+        "before é 0",
+        "after é 6",
+    ):
+        assert part in text
+    assert text.endswith("next: python evaluate.py")
+    assert "val/gold" not in text, "not measured here"
 
 
 def test_two_checkpoints_are_kept_and_the_newest_is_loaded(toy, capsys):
@@ -489,57 +491,46 @@ def test_a_damaged_checkpoint_is_named(toy, tmp_path, monkeypatch):
     toy.refuses("holds no run with a checkpoint/", "--resume")
 
 
-def killed_at(number, act):
-    """act() in a child killed at its n-th change of the disk; True if it lived to the end."""
-    child = os.fork()
-    if child:
-        status = os.waitpid(child, 0)[1]
-        assert status == 0 or os.WTERMSIG(status) == signal.SIGKILL, f"the child failed: {status}"
-        return status == 0
-    left, save = iter(range(number - 1)), torch.save
+def before_each_change(folder, patch):
+    """A list that gets what lies in the folder before each change of it, while `patch` is in force."""
+    states, save = [], torch.save
 
-    def tick():
-        if next(left, None) is None:
-            os.kill(os.getpid(), signal.SIGKILL)
-
-    def counted(function):
-        return lambda *args, **kwargs: (tick(), function(*args, **kwargs))[1]
+    def counted(change):
+        return lambda *args, **kwargs: (states.append(contents(folder)), change(*args, **kwargs))[1]
 
     def in_halves(state, file):  # the file is torn in its middle, then whole but not flushed
         save(state, buffer := io.BytesIO())
         for part in (buffer.getvalue()[:1000], buffer.getvalue()[1000:]):
-            tick()
+            states.append(contents(folder))
             file.write(part)
             file.flush()
-        tick()
+        states.append(contents(folder))
 
-    try:
-        for name in ("rename", "replace", "fsync", "mkdir", "rmdir", "unlink", "chmod"):
-            setattr(os, name, counted(getattr(os, name)))
-        os.fsync = counted(lambda descriptor: None)  # no power fails here
-        torch.save = in_halves
-        act()
-        os._exit(0)
-    except BaseException:
-        traceback.print_exc()
-    os._exit(1)
+    for name in ("rename", "replace", "mkdir", "rmdir", "unlink", "chmod"):
+        patch.setattr(os, name, counted(getattr(os, name)))
+    patch.setattr(os, "fsync", counted(lambda descriptor: None))  # no power fails here
+    patch.setattr(torch, "save", in_halves)
+    return states
 
 
 @pytest.mark.slow
-def test_killed_at_each_change_of_the_disk(toy, tmp_path):
-    toy.train("--stop-after 1")
-    old, new = shutil.copytree(toy.out, tmp_path / "old"), "--seed 5 --steps 3"
+def test_killed_at_each_change_of_the_disk(toy, monkeypatch):
+    """A kill leaves what lay there before the change that it prevents: a run that replaces another,
+    is stopped and resumed, and then each of the states that it went through, resumed or replaced."""
+    new = "--seed 5 --steps 3"
     toy.train("--overwrite", new)
     expected = toy.outcome()
-
-    def act():
+    toy.train("--overwrite --stop-after 1")  # the run that lies there
+    with monkeypatch.context() as patch:
+        states = before_each_change(toy.out, patch)
         toy.train("--overwrite --stop-after 2", new)
         toy.train("--resume", new)
-
-    for number in itertools.count(1):
+    assert toy.outcome() == expected and len(states) > 50
+    different = [state for i, state in enumerate(states) if state not in states[:i]]
+    for state in [*different, contents(toy.out)]:
         shutil.rmtree(toy.out)
-        shutil.copytree(old, toy.out)
-        lived = killed_at(number, act)
+        for path, content in {toy.out: None, **state}.items():
+            path.mkdir() if content is None else path.write_bytes(content)
         try:
             try:
                 common.load_tokenizer(toy.out)
@@ -554,9 +545,6 @@ def test_killed_at_each_change_of_the_disk(toy, tmp_path):
             assert re.search("--seed was 0, is 5|no run with a checkpoint", str(error))
             toy.train("--overwrite", new)
         assert toy.outcome() == expected
-        if lived:
-            break
-    assert number > 50
 
 
 @pytest.mark.parametrize("number", SIGNALS)
