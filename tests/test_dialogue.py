@@ -6,6 +6,8 @@ dates, system messages, blanks, ends, earlier turns.
 """
 
 import json
+import re
+from dataclasses import dataclass
 
 import pytest
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, processors, trainers
@@ -18,7 +20,9 @@ from parts import dialogue, pairs, tokens
 from parts.turns import continued_ids, encode_conversation
 from tiny import SENTENCES, tiny_model, tiny_tokenizer
 
-IM = ("<|im_start|>", "<|im_end|>", "<|endoftext|>")
+# special tokens
+IM = "<|im_start|> <|im_end|> <|endoftext|>"
+OSS = "<|start|> <|end|> <|message|> <|channel|> <|return|>"
 # pieces of templates: the content of m without its thought, the thought, the last user's turn
 BARE = "{% set c = m.content.split('</think>')[-1].lstrip('\n') %}"
 THOUGHT = (
@@ -54,6 +58,7 @@ def template(turn, opening, head="", each="", tail=""):
 
 ANSWER = "<|im_start|>assistant\n{{ m.content }}<|im_end|>\n"
 OPEN = "<|im_start|>assistant\n"
+PLAIN = template(ANSWER, OPEN)
 LATEST = (  # a thought in the last answer, empty where there is none; earlier ones are dropped
     f"{THOUGHT}{BARE}<|im_start|>assistant\n{{% if loop.index0 > ns.last %}}<think>\n{{{{ t }}}}\n"
     "</think>\n\n{% endif %}{{ c }}<|im_end|>\n"
@@ -68,74 +73,91 @@ FINAL = (
     "<|start|>assistant<|channel|>final<|message|>{{ m.content }}"
     "{% if loop.last and not add_generation_prompt %}<|return|>{% else %}<|end|>{% endif %}"
 )
-# family: (template, special tokens, EOS, BOS or None, sentencepiece)
+
+
+@dataclass
+class Family:
+    """How a family writes. `pieces`: its tokenizer is sentencepiece, with ▁ in front of a text
+    ("first") or behind each special token, too ("always")."""
+
+    chat: str
+    specials: str = IM
+    eos: str = "<|im_end|>"
+    bos: str | None = None
+    pieces: str | None = None
+
+    def tokenizer(self):
+        make = sentencepiece if self.pieces else byte_level
+        made = make(self, self.specials.split())
+        made.date = "2026-03-09"
+        return made
+
+
 FAMILIES = {
-    "smollm2": (
+    "smollm2": Family(
         template(ANSWER, OPEN, "{% if messages[0].role != 'system' %}<|im_start|>system\nYou help."
-                 "<|im_end|>\n{% endif %}"), IM, "<|im_end|>", None, False),
-    "smollm3": (
+                 "<|im_end|>\n{% endif %}")),
+    "smollm3": Family(
         template(LATEST, OPEN, LAST + "<|im_start|>system\n{{ strftime_now('%d %B %Y') }}<|im_end|>"
-                 "\n"), IM, "<|im_end|>", None, False),
-    "qwen2.5": (template(ANSWER, OPEN, TOOLS), IM, "<|im_end|>", None, False),
-    "qwen3": (template(LATEST, OPEN, LAST + TOOLS), IM, "<|im_end|>", None, False),
-    "qwen3.5": (template(LATEST, OPEN + "<think>\n", LAST + TOOLS), IM, "<|im_end|>", None, False),
-    "qwen3.5, no thoughts": (
-        template(LATEST, OPEN + "<think>\n\n</think>\n\n", LAST), IM, "<|endoftext|>", None, False),
-    "lfm2.5": (
+                 "\n")),
+    "qwen2.5": Family(template(ANSWER, OPEN, TOOLS)),
+    "qwen3": Family(template(LATEST, OPEN, LAST + TOOLS)),
+    "qwen3.5": Family(template(LATEST, OPEN + "<think>\n", LAST + TOOLS)),
+    "qwen3.5, no thoughts": Family(
+        template(LATEST, OPEN + "<think>\n\n</think>\n\n", LAST), eos="<|endoftext|>"),
+    "lfm2.5": Family(
         template(f"{OPEN}{{% set c = m.content %}}{{% if loop.index0 < ns.last %}}{BARE}{{% endif %}}"
-                 "{{ c }}<|im_end|>\n", OPEN, LAST), IM, "<|im_end|>", None, False),
-    "nemotron3": (
+                 "{{ c }}<|im_end|>\n", OPEN, LAST)),
+    "nemotron3": Family(
         template(f"{THOUGHT}{BARE}{OPEN}{{% if t %}}<think>\n{{{{ t }}}}\n</think>\n\n{{% else %}}"
-                 "<think></think>{% endif %}{{ c }}<|im_end|>\n", OPEN + "<think>\n"),
-        IM, "<|im_end|>", None, False),
-    "glm4": (
+                 "<think></think>{% endif %}{{ c }}<|im_end|>\n", OPEN + "<think>\n")),
+    "glm4": Family(
         template("<|assistant|>\n{{ m.content }}", "<|assistant|>", "[gMASK]<sop>",
                  "<|{{ m.role }}|>\n{{ m.content }}"),
-        ("[gMASK]", "<sop>", "<|endoftext|>", "<|user|>", "<|assistant|>", "<|system|>"),
-        "<|endoftext|>", None, False),
-    "gpt-oss": (
+        "[gMASK] <sop> <|endoftext|> <|user|> <|assistant|> <|system|>", "<|endoftext|>"),
+    "gpt-oss": Family(
         template(FINAL, "<|start|>assistant", "<|start|>system<|message|>"
-                 "{{ strftime_now('%Y-%m-%d') }}<|end|>", HARMONY),
-        ("<|start|>", "<|end|>", "<|message|>", "<|channel|>", "<|return|>"),
-        "<|return|>", None, False),
-    "llama3": (
+                 "{{ strftime_now('%Y-%m-%d') }}<|end|>", HARMONY), OSS, "<|return|>"),
+    "llama3": Family(
         template(HEADER, "<|start_header_id|>assistant<|end_header_id|>\n\n", DATED, HEADER),
-        ("<|begin_of_text|>", "<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>"),
-        "<|eot_id|>", "<|begin_of_text|>", False),
-    "deepseek r1": (
+        "<|begin_of_text|> <|start_header_id|> <|end_header_id|> <|eot_id|>", "<|eot_id|>",
+        "<|begin_of_text|>"),
+    "deepseek r1": Family(
         template(f"{BARE}<|Assistant|>{{{{ c }}}}{{{{ eos_token }}}}", "<|Assistant|><think>\n",
                  "{{ bos_token }}", "{% if m.role == 'user' %}<|User|>{% endif %}{{ m.content }}"),
-        ("<|User|>", "<|Assistant|>", "<|eos|>", "<|bos|>"), "<|eos|>", "<|bos|>", False),
-    "phi3": (
+        "<|User|> <|Assistant|> <|eos|> <|bos|>", "<|eos|>", "<|bos|>"),
+    "phi3": Family(
         template("<|assistant|>\n{{ m.content }}<|end|>\n", "<|assistant|>\n", "",
                  "<|{{ m.role }}|>\n{{ m.content }}<|end|>\n", "{{ eos_token }}"),
-        ("<|system|>", "<|user|>", "<|assistant|>", "<|end|>", "<|endoftext|>"),
-        "<|endoftext|>", None, False),
-    "gemma": (
+        "<|system|> <|user|> <|assistant|> <|end|> <|endoftext|>", "<|endoftext|>"),
+    "gemma": Family(
         template(f"{ALTERNATE}<start_of_turn>model\n{{{{ m.content | trim }}}}<end_of_turn>\n",
                  "<start_of_turn>model\n", "{{ bos_token }}" + NO_SYSTEM,
                  ALTERNATE + "<start_of_turn>user\n{{ m.content | trim }}<end_of_turn>\n"),
-        ("<start_of_turn>", "<end_of_turn>", "<eos>", "<bos>"), "<eos>", "<bos>", True),
-    "mistral": (
+        "<start_of_turn> <end_of_turn> <eos> <bos>", "<eos>", "<bos>", "first"),
+    "mistral": Family(
         template(f"{ALTERNATE} {{{{ m.content | trim }}}}{{{{ eos_token }}}}", "",
                  "{{ bos_token }}" + NO_SYSTEM, ALTERNATE + "[INST] {{ m.content }} [/INST]"),
-        ("<s>", "</s>"), "</s>", "<s>", True),
-    "zephyr": (
+        "<s> </s>", "</s>", "<s>", "first"),
+    "zephyr": Family(
         template("<|assistant|>\n{{ m.content }}{{ eos_token }}\n", "<|assistant|>\n", "",
                  "<|{{ m.role }}|>\n{{ m.content }}{{ eos_token }}\n"),
-        ("<s>", "</s>"), "</s>", "<s>", True),
-    "llama2": (
+        "<s> </s>", "</s>", "<s>", "first"),
+    "llama2": Family(
         template("{{ m.content }} {{ eos_token }}", "", "", "{{ bos_token }}[INST] {{ m.content }} "
-                 "[/INST]"), ("<s>", "</s>"), "</s>", "<s>", "legacy"),
+                 "[/INST]"), "<s> </s>", "</s>", "<s>", "always"),
 }  # fmt: skip
 
 
-def sentencepiece(legacy, specials, eos, bos, chat_template):
-    """A tokenizer that puts ▁ in front of a text: of its first word, or (legacy) behind each special
-    token, too."""
+def byte_level(family, specials):
+    bos = family.bos
+    options = dict(eos=family.eos, bos=bos, add_bos=bool(bos), template=family.chat)
+    return tiny_tokenizer(pad=None, more=specials, **options)
+
+
+def sentencepiece(family, specials):
     backend = Tokenizer(models.BPE(unk_token="<unk>", byte_fallback=True, fuse_unk=True))
-    scheme = "always" if legacy else "first"
-    backend.pre_tokenizer = pre_tokenizers.Metaspace("▁", scheme, split=False)
+    backend.pre_tokenizer = pre_tokenizers.Metaspace("▁", family.pieces, split=False)
     bytes_ = [f"<0x{i:02X}>" for i in range(256)]
     trainer = trainers.BpeTrainer(
         vocab_size=600, special_tokens=["<unk>", *specials, *bytes_], show_progress=False
@@ -144,31 +166,23 @@ def sentencepiece(legacy, specials, eos, bos, chat_template):
     backend.decoder = decoders.Sequence(
         [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(),
          decoders.Strip(" ", 1, 0)])  # fmt: skip
-    known = [(bos, backend.token_to_id(bos))]
+    known = [(family.bos, backend.token_to_id(family.bos))]
     backend.post_processor = processors.TemplateProcessing(
-        single=f"{bos}:0 $A:0", special_tokens=known
+        single=f"{family.bos}:0 $A:0", special_tokens=known
     )
     state = json.loads(backend.to_str())  # bytes are vocabulary, not special tokens
     state["added_tokens"] = [t for t in state["added_tokens"] if t["content"] not in bytes_]
-    backend = Tokenizer.from_str(json.dumps(state))
     return PreTrainedTokenizerFast(
-        tokenizer_object=backend, eos_token=eos, bos_token=bos, chat_template=chat_template,
-        additional_special_tokens=list(specials), clean_up_tokenization_spaces=False,
+        tokenizer_object=Tokenizer.from_str(json.dumps(state)), eos_token=family.eos,
+        bos_token=family.bos, chat_template=family.chat, additional_special_tokens=specials,
+        clean_up_tokenization_spaces=False,
     )  # fmt: skip
 
 
 @pytest.fixture(scope="module")
 def tokenizers():
-    made = {}
-    for family, (chat, specials, eos, bos, pieces) in FAMILIES.items():
-        if pieces:
-            made[family] = sentencepiece(pieces == "legacy", specials, eos, bos, chat)
-        else:
-            made[family] = tiny_tokenizer(
-                pad=None, eos=eos, bos=bos, template=chat, add_bos=bos is not None, more=specials
-            )
-        made[family].date = "2026-03-09"
-    return made
+    made = {name: family.tokenizer() for name, family in FAMILIES.items()}
+    return made | {"plain": tiny_tokenizer(template=None)}
 
 
 def user(text):
@@ -179,13 +193,14 @@ def said(text):
     return {"role": "assistant", "content": text}
 
 
+BRIEF = {"role": "system", "content": "Be brief."}
 ASK, EARLY = user("Which shift?"), said("The early one.")
 THINK = "<think>\nlook at the rota\n</think>\n\n"
 TOOL = [{"type": "function", "function": {"name": "search", "parameters": {}}}]
 CASES = {  # prompt, answer
     "text": ("Which shift?", "The early one."),
     "one turn": ([ASK], [EARLY]),
-    "system": ([{"role": "system", "content": "Be brief."}, ASK], [EARLY]),
+    "system": ([BRIEF, ASK], [EARLY]),
     "two turns": ([ASK, EARLY, user("From when?")], [said("From May.")]),
     "a thought": ([ASK], [said(THINK + "The early one.")]),
     "two thoughts": (
@@ -240,7 +255,7 @@ def test_an_answer_is_what_the_model_would_have_written(family, case, tokenizers
         assert common.encode_prompt(tokenizer, opened) == bos + ids
     assert ids == common.encode_prompt(tokenizer, prompt, tools=tools)
     tail = expected(family, case, opened, whole, answer[0]["content"])
-    if not FAMILIES[family][4]:  # sentencepiece decodes the blank in front of a text away
+    if not FAMILIES[family].pieces:  # sentencepiece decodes the blank in front of a text away
         assert tokenizer.decode(ids) == opened
     text = tokenizer.decode(ids + written[:-1])[len(tokenizer.decode(ids)) :]
     ends = {*common.end_ids(tokenizer)}
@@ -253,36 +268,34 @@ def test_an_answer_is_what_the_model_would_have_written(family, case, tokenizers
         assert row[: len(ids + written[:-1])] == ids + written[:-1]
 
 
+# families that need several rows: they hide earlier thoughts; gpt-oss ends its last turn with another
+# token, glm4 with none; what opens a thought in the prompt alone does not show it later
+SEVERAL_ROWS = ("qwen3", "qwen3.5", "smollm3", "lfm2.5", "qwen3.5, no thoughts")
+SEVERAL_ROWS += ("gpt-oss", "glm4", "deepseek r1", "nemotron3")
+
+
 @pytest.mark.parametrize("family", FAMILIES)
 def test_every_turn_of_a_dialogue_is_trained_once(family, tokenizers):
     """In the row of the whole, or, where the template shows it otherwise later, in a row of its own:
     each with the prompt and the ids of the dialogue when it was its last turn."""
-    tokenizer = tokenizers[family]
+    tokenizer, trained = tokenizers[family], []
     if family == "llama2":  # every turn begins with a BOS
         assert tokenizer.encode("x")[0] == tokenizer.bos_token_id
-    dialogue_of_three = [
-        ASK, said(THINK + "The early one."), user("From when?"), said("From May."), user("Sure?"),
-        said("<think>\nyes\n</think>\n\nSure."),
-    ]  # fmt: skip
-    rows, trained = encode_conversation(tokenizer, dialogue_of_three), []
-    for ids, mask in rows:
-        runs, start = [], None
-        for t, on in enumerate([*mask, False]):
-            start = t if on and start is None else start
-            if not on and start is not None:
-                runs.append((ids[:start], ids[start:t]))
-                start = None
-        trained += runs
     turns = [
-        common.encode_pair(tokenizer, dialogue_of_three[:i], [dialogue_of_three[i]])
-        for i in (1, 3, 5)
+        ASK,
+        said(THINK + "The early one."),
+        user("From when?"),
+        said("From May."),
+        user("Sure?"),
     ]
-    assert sorted(trained) == sorted(turns)
-    hides_thoughts = family in ("qwen3", "qwen3.5", "smollm3", "lfm2.5", "qwen3.5, no thoughts")
-    # gpt-oss ends its last turn with another token, glm4 none; what opens a thought in the prompt
-    # alone does not show it later
-    others = ("gpt-oss", "glm4", "deepseek r1", "nemotron3")
-    assert (len(rows) > 1) == (hides_thoughts or family in others)
+    turns.append(said("<think>\nyes\n</think>\n\nSure."))
+    rows = encode_conversation(tokenizer, turns)
+    for ids, mask in rows:
+        for run in re.finditer("1+", "".join(str(int(on)) for on in mask)):
+            trained.append((ids[: run.start()], ids[run.start() : run.end()]))
+    alone = [common.encode_pair(tokenizer, turns[:i], [turns[i]]) for i in (1, 3, 5)]
+    assert sorted(trained) == sorted(alone)
+    assert (len(rows) > 1) == (family in SEVERAL_ROWS)
 
 
 def test_the_date_is_fixed(tokenizers, monkeypatch):
@@ -310,7 +323,7 @@ GRADED = [  # family, what was sampled behind its prompt, the answer's text, wha
 @pytest.mark.parametrize("family", FAMILIES)
 def test_a_mark_changes_no_other_token(family, tokenizers):
     """Ids between special tokens, of a text with a MARK where nothing is special: the plain ones."""
-    tokenizer, special = tokenizers[family], FAMILIES[family][1][0]
+    tokenizer, special = tokenizers[family], FAMILIES[family].specials.split()[0]
     for text in ("the first", f"the first{special}the second", f"{special}the first{special}"):
         marked = text.replace("first", f"fi{tokens.MARK}rst").replace("sec", f"s{tokens.MARK}ec")
         ids = tokenizer.encode(text, add_special_tokens=False)
@@ -364,7 +377,6 @@ CALL = {
     ],
 }
 NAME = "{% if m.tool_calls %}[{{ m.tool_calls[0].function.name }}]{% endif %}"
-OSS = FAMILIES["gpt-oss"][1]
 SYSTEM_LAST = (  # Mistral 7B v0.3: a system message stands in the last user's turn, if it is last
     "{{ bos_token }}{% for m in messages %}{% if m.role == 'user' %}[INST] "
     "{% if loop.last and messages[0].role == 'system' %}{{ messages[0].content }}\n\n{% endif %}"
@@ -374,72 +386,70 @@ SYSTEM_LAST = (  # Mistral 7B v0.3: a system message stands in the last user's t
 CALLED = "{% if m.tool_calls %}{{ m.tool_calls[0].function.arguments | tojson }}{% endif %}"
 TEXT = "{% if m.tool_calls %}{{ '!' + m.tool_calls[0].function.arguments }}{% endif %}"
 JSON_CALL = {**CALL, "tool_calls": [{"function": {"name": "f", "arguments": '{"city": "Ulm"}'}}]}
-THINKING = (*IM, "<think>", "</think>")
-ODD = {  # template, special tokens, EOS; prompt, answer; what is trained; what is counted
-    "a template for each use": (
-        {"default": template(ANSWER, OPEN), "tool_use": template(ANSWER, OPEN, "tools")},
-        IM, "<|im_end|>", [ASK], EARLY, "The early one.<|im_end|>", []),
-    "a call that ends with a token of its own": (
-        template("{% if m.tool_calls %}<|start|>assistant to={{ m.tool_calls[0].function.name }}"
-                 f"<|call|>{{% else %}}{FINAL}{{% endif %}}", "<|start|>assistant", "", HARMONY),
-        (*OSS, "<|call|>"), "<|return|>", [ASK], CALL, " to=search<|call|>", []),
-    "a call behind an opened thought": (
-        template(f"<|Assistant|>{{{{ m.content }}}}{NAME}{{{{ eos_token }}}}", "<|Assistant|><think>\n"),
-        ("<|Assistant|>", "<|eos|>"), "<|eos|>", [ASK], CALL, "\n</think>\n\n[search]<|eos|>",
-        ["thoughts closed empty, because the prompt opens one"]),
-    "a thought and a call": (
-        template(f"{BARE}<|Assistant|>{{{{ c }}}}{NAME}{{{{ eos_token }}}}", "<|Assistant|><think>\n"),
-        ("<|Assistant|>", "<|eos|>"), "<|eos|>", [ASK], {**CALL, "content": THINK},
-        "look at the rota\n</think>\n\n[search]<|eos|>", []),
-    "a thought in a key of its own": (
-        template(ANSWER, OPEN), IM, "<|im_end|>", [ASK], {**EARLY, "reasoning_content": "hm"},
-        "The early one.<|im_end|>", ["not used: reasoning_content of an answer"]),
-    "a system message in the last turn": (
-        SYSTEM_LAST, ("<s>", "</s>"), "</s>", [{"role": "system", "content": "Brief."}, ASK], EARLY,
-        " The early one.</s>",
-        ["answers as after their last message alone: the template rewrites their prompt"]),
-    "a thought that only the prompt closes": (
-        template(ANSWER, OPEN + "<think>\n\n</think>\n\n"), IM, "<|im_end|>", [ASK], EARLY,
-        "The early one.<|im_end|>",
-        ["answers without an empty thought, because the prompt closes it"]),
-    "arguments as JSON text": (
-        template(ANSWER.replace("<|im_end|>", CALLED + "<|im_end|>"), OPEN), IM, "<|im_end|>", [ASK],
-        JSON_CALL, '{"city": "Ulm"}<|im_end|>', []),
-    "a template that wants arguments as text": (
-        template(ANSWER.replace("<|im_end|>", TEXT + "<|im_end|>"), OPEN), IM, "<|im_end|>", [ASK], JSON_CALL,
-        '!{"city": "Ulm"}<|im_end|>', []),
-    "an end token that is spelled": (
-        template(ANSWER, OPEN), IM, "<|im_end|>", [ASK], said("Yes.<|im_end|> \n"), "Yes.<|im_end|>",
-        ["answers that spell their end token, which is written once"]),
-    "a character of private use": (
-        template(ANSWER, OPEN), IM, "<|im_end|>", [ASK], said("\ue0ff <|im_end|>."),
-        "\ue0ff <|im_end|>.<|im_end|>", []),
-    "a key of 0": (
-        template(ANSWER, OPEN), IM, "<|im_end|>", [ASK], {**EARLY, "weight": 0, "refusal": None},
-        "The early one.<|im_end|>", ["not used: weight of an answer"]),
-    "a template that shortens": (
-        template(ANSWER.replace("m.content", "m.content[:3]"), OPEN), IM, "<|im_end|>", [ASK],
-        EARLY, "The<|im_end|>", ["answers that the template shows otherwise"]),
+# the template's family, prompt and answer; what of it is trained; what is counted
+USUAL = dict(family=Family(PLAIN), prompt=[ASK], answer=EARLY, trained="The early one.<|im_end|>",
+             counted=[])  # fmt: skip
+ODD = {  # what differs from USUAL
+    "a template for each use": dict(
+        family=Family({"default": PLAIN, "tool_use": template(ANSWER, OPEN, "tools")})),
+    "a call that ends with a token of its own": dict(
+        family=Family(
+            template("{% if m.tool_calls %}<|start|>assistant to={{ m.tool_calls[0].function.name }}"
+                     f"<|call|>{{% else %}}{FINAL}{{% endif %}}", "<|start|>assistant", "", HARMONY),
+            OSS + " <|call|>", "<|return|>"),
+        answer=CALL, trained=" to=search<|call|>"),
+    "a call behind an opened thought": dict(
+        family=Family(
+            template(f"<|Assistant|>{{{{ m.content }}}}{NAME}{{{{ eos_token }}}}",
+                     "<|Assistant|><think>\n"), "<|Assistant|> <|eos|>", "<|eos|>"),
+        answer=CALL, trained="\n</think>\n\n[search]<|eos|>",
+        counted=["thoughts closed empty, because the prompt opens one"]),
+    "a thought and a call": dict(
+        family=Family(
+            template(f"{BARE}<|Assistant|>{{{{ c }}}}{NAME}{{{{ eos_token }}}}",
+                     "<|Assistant|><think>\n"), "<|Assistant|> <|eos|>", "<|eos|>"),
+        answer={**CALL, "content": THINK}, trained="look at the rota\n</think>\n\n[search]<|eos|>"),
+    "a thought in a key of its own": dict(
+        answer={**EARLY, "reasoning_content": "hm"},
+        counted=["not used: reasoning_content of an answer"]),
+    "a system message in the last turn": dict(
+        family=Family(SYSTEM_LAST, "<s> </s>", "</s>", "<s>"), prompt=[BRIEF, ASK],
+        trained=" The early one.</s>",
+        counted=["answers as after their last message alone: the template rewrites their prompt"]),
+    "a thought that only the prompt closes": dict(
+        family=Family(template(ANSWER, OPEN + "<think>\n\n</think>\n\n")),
+        counted=["answers without an empty thought, because the prompt closes it"]),
+    "arguments as JSON text": dict(
+        family=Family(template(ANSWER.replace("<|im_end|>", CALLED + "<|im_end|>"), OPEN)),
+        answer=JSON_CALL, trained='{"city": "Ulm"}<|im_end|>'),
+    "a template that wants arguments as text": dict(
+        family=Family(template(ANSWER.replace("<|im_end|>", TEXT + "<|im_end|>"), OPEN)),
+        answer=JSON_CALL, trained='!{"city": "Ulm"}<|im_end|>'),
+    "an end token that is spelled": dict(
+        answer=said("Yes.<|im_end|> \n"), trained="Yes.<|im_end|>",
+        counted=["answers that spell their end token, which is written once"]),
+    "a character of private use": dict(
+        answer=said("\ue0ff <|im_end|>."), trained="\ue0ff <|im_end|>.<|im_end|>"),
+    "a key of 0": dict(
+        answer={**EARLY, "weight": 0, "refusal": None}, counted=["not used: weight of an answer"]),
+    "a template that shortens": dict(
+        family=Family(template(ANSWER.replace("m.content", "m.content[:3]"), OPEN)),
+        trained="The<|im_end|>", counted=["answers that the template shows otherwise"]),
 }  # fmt: skip
 
 
 @pytest.mark.parametrize("case", ODD)
 def test_odd_templates(case):
-    chat, specials, eos, prompt, answer, trained, counted = ODD[case]
-    bos, counts = "<s>" if "<s>" in specials else None, dialogue.Counter()
-    tokenizer = tiny_tokenizer(
-        pad=None, eos=eos, bos=bos, template=chat, add_bos=bool(bos), more=specials
-    )
-    tokenizer.date = "2026-03-09"
-    _, ids = common.encode_pair(tokenizer, prompt, [answer], counts=counts)
-    assert tokenizer.decode(ids) == trained
-    assert [*+counts] == counted
+    odd, counts = USUAL | ODD[case], dialogue.Counter()
+    tokenizer = odd["family"].tokenizer()
+    _, ids = common.encode_pair(tokenizer, odd["prompt"], [odd["answer"]], counts=counts)
+    assert tokenizer.decode(ids) == odd["trained"]
+    assert [*+counts] == odd["counted"]
 
 
 def test_thoughts_are_tokens_beside_a_spelled_one():
     """Where <think> is a special token."""
-    chat = template(ANSWER, OPEN)
-    tokenizer = tiny_tokenizer(pad=None, eos="<|im_end|>", template=chat, more=THINKING)
+    tokenizer = Family(PLAIN, IM + " <think> </think>").tokenizer()
     ids = common.encode_pair(tokenizer, [ASK], [said("<think>a <|im_end|></think>b")])[1]
     tokens_of = tokenizer.convert_ids_to_tokens(ids)
     assert [tokens_of.count(t) for t in ("<think>", "</think>", "<|im_end|>")] == [1, 1, 1]
@@ -454,21 +464,21 @@ IDS = (  # Mistral v0.3: whatever stands behind a call, and its result, needs th
 CALLS = [{"id": "abcdefghi", "function": {"name": "f", "arguments": {}}}]
 HISTORY = [ASK, {**said(""), "tool_calls": CALLS},
            {"role": "tool", "content": "12", "tool_call_id": "abcdefghi"}]  # fmt: skip
-BRIEF = {"role": "system", "content": "Be brief."}
 HIDES = template(ANSWER, OPEN, each="{% if m.role == 'user' %}{{ m.content }}{% endif %}")
 DEFAULT = (
     "{% if messages[0].role != 'system' %}<|im_start|>system\nBe brief.<|im_end|>\n{% endif %}"
 )
-UNREAD = {  # template, prompt, a row's columns, what is counted
-    "a template that wants a key": (IDS, HISTORY, {}, []),
-    "a system message": (HIDES, [BRIEF, ASK], {}, ["system message of a prompt"]),
+SHOWS_TOOLS, TOOLS_AS_TEXT = FAMILIES["qwen2.5"].chat, {"tools": json.dumps(TOOL)}
+UNREAD = {  # template, prompt, a row's columns; what is counted
+    "a template that wants a key": (IDS, HISTORY, {}),
+    "a system message": (HIDES, [BRIEF, ASK], {}, "system message of a prompt"),
     "a developer's": (HIDES, [{**BRIEF, "role": "developer"}, ASK], {},
-                      ["developer message of a prompt"]),
-    "the default system message": (template(ANSWER, OPEN, DEFAULT), [BRIEF, ASK], {}, []),
-    "a name": (HIDES, [ASK, EARLY, {**ASK, "name": "kim"}], {}, ["name of a prompt"]),
-    "tools as text": (template(ANSWER, OPEN, TOOLS), [ASK], {"tools": json.dumps(TOOL)}, []),
-    "no tools as text": (template(ANSWER, OPEN, TOOLS), [ASK], {"tools": "[]"}, []),
-    "tools as text, hidden": (HIDES, [ASK], {"tools": json.dumps(TOOL)}, ["column tools"]),
+                      "developer message of a prompt"),
+    "the default system message": (template(ANSWER, OPEN, DEFAULT), [BRIEF, ASK], {}),
+    "a name": (HIDES, [ASK, EARLY, {**ASK, "name": "kim"}], {}, "name of a prompt"),
+    "tools as text": (SHOWS_TOOLS, [ASK], TOOLS_AS_TEXT),
+    "no tools as text": (SHOWS_TOOLS, [ASK], {"tools": "[]"}),
+    "tools as text, hidden": (HIDES, [ASK], TOOLS_AS_TEXT, "column tools"),
 }  # fmt: skip
 
 
@@ -476,15 +486,13 @@ UNREAD = {  # template, prompt, a row's columns, what is counted
 def test_what_of_a_prompt_is_not_read(case):
     """One rule for columns, messages and their keys: the template shows it, or it is counted. Of a
     dialogue to imitate all turns are read."""
-    chat, prompt, columns, counted = UNREAD[case]
-    tokenizer = tiny_tokenizer(pad=None, eos="<|im_end|>", template=chat, more=IM)
-    counts = dialogue.Counter()
+    chat, prompt, columns, *counted = UNREAD[case]
+    tokenizer, counts = Family(chat).tokenizer(), dialogue.Counter()
     tools = pairs.count_unread(tokenizer, prompt, columns, counts)
     assert [*+counts] == [f"not used: {name}" for name in counted]
     assert (tools or None) == (TOOL if case == "tools as text" else None)
-    (ids, _), *_ = sft.encode_row(
-        tokenizer, {"messages": [*prompt, EARLY], **columns}, 999, counts
-    )[0]
+    row = {"messages": [*prompt, EARLY], **columns}
+    (ids, _), *_ = sft.encode_row(tokenizer, row, 999, counts)[0]
     assert [*(+counts).values()] == [2] * len(counted)
     assert ids[-1] in common.end_ids(tokenizer)
 
@@ -494,27 +502,27 @@ def test_tools_that_are_no_json():
         pairs.count_unread(tiny_tokenizer(), [ASK], {"tools": "search"}, dialogue.Counter())
 
 
-def test_tokens_that_take_in_blanks(tokenizers):
+def test_tokens_that_take_in_blanks():
     """Phi 3's special tokens take in the line break behind them, beside a spelled one, too."""
-    tokenizer = tiny_tokenizer(eos="<|endoftext|>", template=FAMILIES["phi3"][0], more=("<unk>",))
-    names = FAMILIES["phi3"][1][:-1]
-    tokenizer.add_special_tokens(
-        {"additional_special_tokens": [AddedToken(x, rstrip=True, special=True) for x in names]}
-    )
-    plain = common.encode_pair(tokenizer, [user("a")], [said("b")])
-    spelled = common.encode_pair(tokenizer, [user("a <|end|>")], [said("b <|end|> c")])
-    assert [tokenizer.decode(ids) for ids in plain] == ["<|user|>a<|end|><|assistant|>", "b<|end|>"]
-    assert [tokenizer.decode(ids) for ids in spelled] == [
-        "<|user|>a <|end|><|end|><|assistant|>",
-        "b <|end|> c<|end|>",
-    ]
+    phi3 = FAMILIES["phi3"]
+    tokenizer = tiny_tokenizer(eos=phi3.eos, template=phi3.chat, more=("<unk>",))
+    greedy = [AddedToken(x, rstrip=True, special=True) for x in phi3.specials.split()[:-1]]
+    tokenizer.add_special_tokens({"additional_special_tokens": greedy})
+    for asked, answered, texts in (
+        ("a", "b", ["<|user|>a<|end|><|assistant|>", "b<|end|>"]),
+        (
+            "a <|end|>",
+            "b <|end|> c",
+            ["<|user|>a <|end|><|end|><|assistant|>", "b <|end|> c<|end|>"],
+        ),
+    ):
+        rows = common.encode_pair(tokenizer, [user(asked)], [said(answered)])
+        assert [tokenizer.decode(ids) for ids in rows] == texts
 
 
 def test_an_end_token_is_special(tmp_path):
     """Whatever its folder says: a text that spells it is text, and is not graded."""
-    tokenizer = tiny_tokenizer(
-        eos="<|endoftext|>", template=template(ANSWER, OPEN).replace("im_", "x_")
-    )
+    tokenizer = tiny_tokenizer(eos="<|endoftext|>", template=PLAIN.replace("im_", "x_"))
     tokenizer.add_tokens([AddedToken("<|x_start|>"), AddedToken("<|x_end|>")])
     tokenizer = common.load_tokenizer(tiny_model("llama", tmp_path, tokenizer))
     prompt, ids = common.encode_pair(tokenizer, [user("a<|x_end|>b")], [said("c<|x_end|>d")])
@@ -534,18 +542,9 @@ def test_unknown_characters_are_counted():
     assert [*counts] == ["answers with characters that the tokenizer does not know"]
 
 
-def test_a_text_that_is_a_dialogue(capsys):
-    """A job title is not a turn: only a last line, or a dialogue with both sides, is continued."""
-    tokenizer = tiny_tokenizer(template=template(ANSWER, OPEN), more=IM)
-    for text, turn in (
-        ("Roles:\nAssistant: two years.\nWhich fits?", True),
-        ("\n\nHuman: Hi\n\nAssistant: Yes?\n\nHuman: Who?", False),
-        ("Who?\n\nBot:", False),
-    ):
-        assert isinstance(dialogue.as_turns(tokenizer, text)[0], list) == turn
-
-
-RENDERED = {  # family: texts that a template has written, and that another program has shortened
+# family: texts that are continued as they stand: a template has written them, and another program
+# has shortened some
+RENDERED = {
     "qwen3": (f"{{}}{OPEN}<think>\n\n</think>\n\n", f"{{}}{OPEN}<think>\n", f"{{}}{OPEN[:-1]}",
               f"{{}}{OPEN}Strengths:"),
     "qwen3.5": (f"{{}}{OPEN}<think>\n\n</think>\n\n", f"{{}}{OPEN}"),
@@ -558,51 +557,74 @@ RENDERED = {  # family: texts that a template has written, and that another prog
 @pytest.mark.parametrize("family", RENDERED)
 def test_a_text_that_is_rendered_is_not_rendered_again(family, tokenizers):
     tokenizer = tokenizers[family]
-    for text in RENDERED[family]:
-        text = text.format("<|im_start|>user\nHi<|im_end|>\n")
+    texts = [text.format("<|im_start|>user\nHi<|im_end|>\n") for text in RENDERED[family]]
+    for text in texts:
         assert dialogue.as_turns(tokenizer, text) == [text]
         ids = common.encode_prompt(tokenizer, text)
         assert ids == tokenizer(text)["input_ids"], "special tokens, and one BOS"
-    quoted = f"Sum up this CV: {RENDERED[family][-1]}".format("<|im_start|>user\nHi<|im_end|>\n")
+    quoted = f"Sum up this CV: {texts[-1]}"
     for text in ("Is <|im_end|> HTML?", "What does [/INST] do?", "user\nassistant", quoted):
         assert isinstance(dialogue.as_turns(tokenizer, text)[0], list)
 
 
-def test_what_sft_reads(tmp_path):
-    """A corpus that ends a text itself gets no second end; bad answers are not imitated; a column that
-    another layout would read is named."""
-    tokenizer, counts = tiny_tokenizer(template=template(ANSWER, OPEN), more=IM), dialogue.Counter()
+def test_a_text_that_is_a_dialogue(tokenizers):
+    """A job title is not a turn: only a last line, or a dialogue with both sides, is continued."""
+    for text, turn in (
+        ("Roles:\nAssistant: two years.\nWhich fits?", True),
+        ("\n\nHuman: Hi\n\nAssistant: Yes?\n\nHuman: Who?", False),
+        ("Who?\n\nBot:", False),
+    ):
+        assert isinstance(dialogue.as_turns(tokenizers["qwen2.5"], text)[0], list) == turn
+
+
+def test_what_sft_reads():
+    """A corpus that ends a text itself gets no second end; a column that another layout would read is
+    named; of a dialogue the turns of weight 0 are not trained."""
+    tokenizer = tiny_tokenizer(template=PLAIN, more=IM.split())
     text = "<|im_start|>user\nx<|im_end|>\n"
-    (ids, _), *_ = sft.encode_row(tokenizer, {"text": text}, 99, counts)[0]
+    (ids, _), *_ = sft.encode_row(tokenizer, {"text": text}, 99, dialogue.Counter())[0]
     assert tokenizer.decode(ids) == text
-    row = {"messages": [ASK, EARLY], "text": "x", "prompt": "y", "chat_template_kwargs": {"a": 1}}
-    sft.encode_row(tokenizer, row, 99, counts)
-    names = ("prompt", "text", "chat_template_kwargs")
-    assert [*+counts] == [f"not used: column {name}" for name in names]
-    columns = {"prompt": None, "text": None, "label": True}  # null is absent
-    for reason, row in (
-        ("label false", {"prompt": "x", "completion": "y", "label": False}),
-        ("label false", {"messages": [ASK, EARLY], **columns, "label": False}),
-        ("weight 0", {"messages": [ASK, {**EARLY, "weight": 0}]}),
-        ("weight 0", {"prompt": [ASK], "completion": [{**EARLY, "train": False}]}),
-        ("weight 0", {"prompt": [ASK], "chosen": [{**EARLY, "loss": False}], "rejected": [said("")]}
-         | {"rejected": [said("No.")]}),
-        (None, {"messages": [{**ASK, "train": False}, {**EARLY, "train": True}], **columns}),
-    ):  # fmt: skip
-        sft.check_row(row)
-        assert (reason or "") in row.get("drop", "") and ("drop" in row) == bool(reason)
-        assert "text" not in row and sft.form_of(row) in row
+    other = {"text": "x", "prompt": "y", "chat_template_kwargs": {"a": 1}}
     turns = [
         ASK,
         {**EARLY, "weight": 0},
         user("No. Which?"),
         {**said("The late one."), "weight": 1},
     ]
-    counts = dialogue.Counter()
-    (ids, mask), *more = sft.encode_row(tokenizer, {"messages": [*turns, ASK]}, 999, counts)[0]
-    trained = tokenizer.decode([i for i, on in zip(ids, mask) if on])
-    assert trained == "The late one.<|im_end|>" and not more and not +counts
-    sft.check_row({"prompt": [ASK], "completion": [CALL]})  # an answer, though it has no text
+    for row, trained, unread in (
+        ({"messages": [ASK, EARLY], **other}, "The early one.<|im_end|>",
+         ["prompt", "text", "chat_template_kwargs"]),
+        ({"messages": [*turns, ASK]}, "The late one.<|im_end|>", []),
+    ):  # fmt: skip
+        counts = dialogue.Counter()
+        ((ids, mask),) = sft.encode_row(tokenizer, row, 999, counts)[0]
+        assert tokenizer.decode([i for i, on in zip(ids, mask) if on]) == trained
+        assert [*+counts] == [f"not used: column {name}" for name in unread]
+
+
+ABSENT = {"prompt": None, "text": None}  # null is no column
+
+
+@pytest.mark.parametrize(
+    "row, reason",
+    [
+        ({"prompt": "x", "completion": "y", "label": False}, "label false"),
+        ({"messages": [ASK, EARLY], **ABSENT, "label": False}, "label false"),
+        ({"messages": [ASK, {**EARLY, "weight": 0}]}, "weight 0"),
+        ({"prompt": [ASK], "completion": [{**EARLY, "train": False}]}, "weight 0"),
+        ({"prompt": [ASK], "chosen": [{**EARLY, "loss": False}], "rejected": [said("No.")]}, "weight 0"),
+        ({"messages": [{**ASK, "train": False}, {**EARLY, "train": True}], **ABSENT, "label": True}, None),
+        ({"prompt": [ASK], "completion": [CALL]}, None),  # an answer, though it has no text
+    ],
+)  # fmt: skip
+def test_bad_answers_are_not_imitated(row, reason):
+    sft.check_row(row)
+    assert (reason or "") in row.get("drop", "") and ("drop" in row) == bool(reason)
+    assert "text" not in row and sft.form_of(row) in row
+
+
+def end_of(tokenizer):
+    return dialogue.template_end(tokenizer) or dialogue.text_end(tokenizer)
 
 
 SAMPLED = [("plain", text) for text in (" Yes.", "\nYes.", "")] + [
@@ -613,37 +635,30 @@ SAMPLED = [("plain", text) for text in (" Yes.", "\nYes.", "")] + [
 @pytest.mark.parametrize("family, sampled", SAMPLED)
 def test_a_reward_model_reads_what_was_sampled(family, sampled, tokenizers):
     """Through a text, and a template or none: the same ids, with an unfinished thought, too."""
-    tokenizer = tiny_tokenizer(template=None) if family == "plain" else tokenizers[family]
-    end = dialogue.template_end(tokenizer) or dialogue.text_end(tokenizer)
-    ids = [*tokenizer.encode(sampled, add_special_tokens=False), end]
+    tokenizer = tokenizers[family]
+    ids = [*tokenizer.encode(sampled, add_special_tokens=False), end_of(tokenizer)]
     (text,) = dialogue.answer_texts(tokenizer, [common.encode_prompt(tokenizer, [ASK])], [ids])
     assert common.encode_pair(tokenizer, [ASK], text)[1] == ids
 
 
-@pytest.mark.parametrize(
-    "family", ["smollm2", "qwen2.5", "llama3", "zephyr", "gemma", "llama2", "plain"]
-)
+@pytest.mark.parametrize("family", "smollm2 qwen2.5 llama3 zephyr gemma llama2 plain".split())
 def test_a_dialogue_goes_on_behind_what_was_sampled(family, tokenizers):
     """The sampled ids stay, and one end of turn stands between them and the next message."""
-    tokenizer = tiny_tokenizer(template=None) if family == "plain" else tokenizers[family]
-    prompt, blank = common.encode_prompt(tokenizer, [ASK]), " " * (family == "plain")
-    tail = tokens.behind_guard(tokenizer, blank + "Yes.")
-    end = dialogue.template_end(tokenizer) or dialogue.text_end(tokenizer)
-    turns = [said(blank + "Yes."), user("From when?")]
+    tokenizer, answer = tokenizers[family], " " * (family == "plain") + "Yes."
+    ids = common.encode_prompt(tokenizer, [ASK]) + tokens.behind_guard(tokenizer, answer)
+    end, turns = end_of(tokenizer), [said(answer), user("From when?")]
     whole = common.encode_prompt(tokenizer, [ASK, *turns])
-    for ids in ([*prompt, *tail, end], [*prompt, *tail]):  # the second one was cut
-        longer = continued_ids(tokenizer, [ASK], turns, ids)
-        assert longer[: len(ids)] == ids and longer[-8:] == whole[-8:]
+    for sampled in ([*ids, end], ids):  # the second one was cut
+        longer = continued_ids(tokenizer, [ASK], turns, sampled)
+        assert longer[: len(sampled)] == sampled and longer[-8:] == whole[-8:]
         assert longer.count(end) == whole.count(end)
 
 
 def test_refused_dialogues_are_counted_together():
     """Each length of a dialogue was a reason of its own: a line of counts longer than the screen."""
-    refuse = "{% if messages[0].role == 'system' %}{{ raise_exception('no system') }}{% endif %}"
-    tokenizer, reasons = tiny_tokenizer(template=refuse + BARE), set()
+    tokenizer, reasons = tiny_tokenizer(template=NO_SYSTEM + BARE), set()
     for n in range(2, 6):
-        turns = [{"role": r, "content": "x"} for _ in range(n) for r in ("user", "assistant")]
         with pytest.raises(dialogue.Refused) as error:
-            dialogue.render(tokenizer, [{"role": "system", "content": "x"}, *turns])
+            dialogue.render(tokenizer, [BRIEF, *[ASK, EARLY] * n])
         reasons.add(str(error.value))
     assert len(reasons) == 1 and all("'system', 'user', 'assistant'" in x for x in reasons)
