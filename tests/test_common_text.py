@@ -1,5 +1,6 @@
 """From a file to token ids: what every stage trusts `common.py` with before a model is loaded."""
 
+import itertools
 import json
 import math
 import random
@@ -15,7 +16,7 @@ from common import UserError
 from parts import files, identities, prompting, reward_models
 from parts.pairs import TokenRows, held_out, read_pairs
 from parts.rows import split_prompt
-from tiny import CHATML, TEMPLATE, pair_rows, table, tiny_model, tiny_tokenizer, write_rows
+from tiny import CHATML, TEMPLATE, cases, pair_rows, table, tiny_model, tiny_tokenizer, write_rows
 
 
 def user(text):
@@ -264,7 +265,8 @@ def numbers_as_text(n):
 # room for the prompt is max(20 − 9, 10) = 11; both answers stay whole and keep their end. Second:
 # max(20 − 31, 10) = 10 for the prompt and 10 for each answer: the long one loses its end. An empty
 # prompt is its first token
-CUTS = table("""
+@cases("""
+n | answers | limit | lengths | counted
 40 | [4, 8] | 20 | [11, 5, 9] | {"prompts cut": 1}
 40 | [4, 30] | 20 | [10, 5, 10] | {"prompts cut": 1, "responses cut": 1}
 10 | [9] | 20 | [10, 10] | {}
@@ -272,9 +274,6 @@ CUTS = table("""
 3 | [30] | 20 | [3, 17] | {"responses cut": 1}
 0 | [30, 2] | 2 | [1, 1, 1] | {"responses cut": 2}
 """)
-
-
-@pytest.mark.parametrize("n, answers, limit, lengths, counted", CUTS)
 def test_cutting(n, answers, limit, lengths, counted, plain):
     """First the prompt from its left, then answers from their right, without their end id."""
     counts, tokenizer = Counter(), plain
@@ -288,20 +287,25 @@ def test_cutting(n, answers, limit, lengths, counted, plain):
 
 
 def test_a_dialogue_loses_its_oldest_turns_whole(tokenizer):
-    """What is left is exactly the short dialogue's own rendering, system message first."""
+    """What is left is exactly the short dialogue's own rendering, system message first; of 301 turns
+    the longest end that fits."""
     system, last = {"role": "system", "content": "Be fair."}, user("Third question?")
     turns = [system, user("First question?"), *said("First answer.")]
     turns += [user("Second question?"), *said("Second."), last]
     parts = ([system, *turns[i:]] for i in (1, 3, 5))
     whole, middle, short = (common.encode_prompt(tokenizer, part) for part in parts)
-    for limit, ids in ((len(whole), whole), (len(whole) - 1, middle), (len(middle) - 1, short)):
+    for limit, ids in (
+        (len(whole), whole),
+        (len(whole) - 1, middle),
+        (len(middle) - 1, short),
+        (len(short) - 4, short[4:]),  # then by tokens
+    ):
         assert common.encode_prompt(tokenizer, turns, limit) == ids
-    assert common.encode_prompt(tokenizer, turns, len(short) - 4) == short[4:], "then by tokens"
     assert turns[0] == system and len(turns) == 6, "the user's list is not edited"
     turns = [user(f"turn {i}") if i % 2 == 0 else said(f"turn {i}")[0] for i in range(301)]
-    tails = [common.encode_prompt(tokenizer, turns[i:]) for i in range(0, 301, 2)]
-    ids = common.encode_prompt(tokenizer, turns, 128)
-    assert ids == next(tail for tail in tails if len(tail) <= 128)
+    ends = (common.encode_prompt(tokenizer, turns[i:]) for i in range(300, -1, -2))
+    *_, longest = itertools.takewhile(lambda ids: len(ids) <= 128, ends)
+    assert common.encode_prompt(tokenizer, turns, 128) == longest
 
 
 # Anthropic's layout first: the blank before the answer belongs to the answer
@@ -365,7 +369,10 @@ GOOD = {"prompt": "Assess", "chosen": "hold", "rejected": "reject"}
 
 
 BASES = {"good": GOOD, "chat": {"prompt": USER, "chosen": ANSWER, "rejected": said("no")}, "": {}}
-MALFORMED = table(r"""
+
+
+@cases(r"""
+base | change | reason
 | {"prompt": "Assess", "completion": "hold"} | completion
 | {"chosen": "alpha", "rejected": "beta"} | share no beginning
 | {"messages": "x", "chosen": "Answer: a", "rejected": "Answer: b"} | found columns ['chosen', 'messages', 'rejected']
@@ -391,9 +398,6 @@ chat | {"prompt": [{"role": "boss", "content": "x"}]} | "role" (system
 chat | {"prompt": [{"role": "user", "content": ["x"]}]} | one text (join its parts)
 chat | {"prompt": [{"role": "user", "content": "\udfff"}]} | surrogate
 """)
-
-
-@pytest.mark.parametrize("base, change, reason", MALFORMED)
 def test_a_malformed_row_stops_with_file_and_line(tmp_path, base, change, reason, tokenizer):
     """Line 4, as one is blank. JSON reads 1e999 as infinity; 1e39 is one in fp32."""
     lines = [json.dumps(GOOD), "", json.dumps(GOOD), json.dumps({**BASES[base], **change})]
@@ -454,30 +458,34 @@ def test_no_usable_row_stops_and_says_why(tmp_path, tokenizer, reason):
 
 
 def test_prompts_never_part(tmp_path, tokenizer):
-    """300 prompts, three rows each: the same ones in any order, .2 ± 3 sd (60 ± 21)."""
+    """300 prompts, two rows each: the same ones in any order, .2 ± 3 sd (60 ± 21)."""
     rows, held, file = [], [], tmp_path / "p.jsonl"
-    for i in range(900):
-        texts = {"prompt": f"Role {i // 3}", "chosen": f"hold {i % 3}", "rejected": "reject"}
-        chat = {k: [user(v)] if k == "prompt" else said(v) for k, v in texts.items()}
-        rows.append(chat if i % 6 < 3 else texts)
+    for i in range(600):
+        row = {"prompt": f"Role {i // 2}", "chosen": f"hold {i % 2}", "rejected": "reject"}
+        if i % 20 < 2:
+            row = {k: [user(v)] if k == "prompt" else said(v) for k, v in row.items()}
+        rows.append(row)
     for seed in (0, 1):
         random.Random(seed).shuffle(rows)
         pairs = read_pairs([write_rows(file, rows)], tokenizer, 64, False, 0.2)
-        sides = [{tuple(pairs.prompts[i]) for i in part} for part in (pairs.train, pairs.eval)]
-        assert not sides[0] & sides[1] and len(sides[0] | sides[1]) == 300
-        assert sorted([*pairs.train, *pairs.eval]) == list(range(900))
-        held.append(sides[1])
+        trained, evaluated = (
+            {tuple(pairs.prompts[i]) for i in part} for part in (pairs.train, pairs.eval)
+        )
+        assert not trained & evaluated and len(trained | evaluated) == 300
+        assert sorted([*pairs.train, *pairs.eval]) == list(range(600))
+        held.append(evaluated)
     assert held[0] == held[1] and 39 <= len(held[0]) <= 81
     few = read_pairs([write_rows(file, [GOOD])], tokenizer, 64, False, 0.999)
     assert (len(few.train), len(few.eval)) == (1, 0), "if all were held out, none are"
     assert not held_out("x", 0.0) and held_out("x", 1.0)
     turn = user("x")
     for fraction in np.linspace(0, 1, 20):  # the order of the keys in the file is no difference
-        turned = [dict(reversed(turn.items()))]
-        assert held_out([turn], fraction) == held_out(turned, fraction)
-    rows = [
-        {"prompt": f"Role {i}"} for i in range(40)
-    ]  # a sorted file: its first 8 are of one role
+        assert held_out([turn], fraction) == held_out([dict(reversed(turn.items()))], fraction)
+
+
+def test_some_prompts_are_of_all_roles():
+    """The first 8 of a sorted file are of one role."""
+    rows = [{"prompt": f"Role {i}"} for i in range(40)]
     some = prompting.some_prompts(rows, 8)
     assert some == prompting.some_prompts(rows[::-1], 8) and len(some) == 8 and some != rows[:8]
 
