@@ -51,26 +51,27 @@ def test_samples_are_those_of_a_loop_without_cache(family, folders, tmp_path, mo
     monkeypatch.setattr(torch.Tensor, "new_empty", poison)
     window = family == "window" and tiny_model("mistral", tmp_path, sliding_window=8)
     model, tokenizer = load(window or folders[family], MANY_ENDS)
-    how = {"max_new_tokens": 10, "temperature": 0.8, "seed": 3}
-    rollout = sampling.sample(model, tokenizer, PROMPTS, n=2, **how)
-    for i in range(8):
-        ids, logps, finished = slow_row(model, tokenizer, PROMPTS[i // 2], i, 3, 10, 0.8)
-        assert rollout.prompt_ids[i] == PROMPTS[i // 2]
-        assert rollout.response_ids[i] == ids and rollout.finished[i] == finished
+    rollout = sampling.sample(
+        model, tokenizer, PROMPTS, n=2, max_new_tokens=10, temperature=0.8, seed=3
+    )
+    for i, ids in enumerate(rollout.response_ids):
+        prompt = PROMPTS[i // 2]
+        slow_ids, logps, finished = slow_row(model, tokenizer, prompt, i, 3, 10, 0.8)
+        assert (rollout.prompt_ids[i], ids, rollout.finished[i]) == (prompt, slow_ids, finished)
         assert rollout.logps[i] == pytest.approx(logps, abs=2e-5)
-    expected = [tokenizer.decode(r, skip_special_tokens=True) for r in rollout.response_ids]
-    assert rollout.texts == expected and type(rollout.logps[0][0]) is float
-    lengths = {len(r) for r in rollout.response_ids}
+        assert rollout.texts[i] == tokenizer.decode(ids, skip_special_tokens=True)
+    lengths = {len(ids) for ids in rollout.response_ids}
     assert len(lengths) > 2 and 0 < sum(rollout.finished), "rows must end at different places"
-    rollout = sampling.sample(model, tokenizer, PROMPTS, max_new_tokens=12, temperature=0)
+    assert len(rollout.texts) == 8 and type(rollout.logps[0][0]) is float
+    greedy = sampling.sample(model, tokenizer, PROMPTS, max_new_tokens=12, temperature=0)
     ends = common.end_ids(tokenizer, model)
-    how = {"do_sample": False, "max_new_tokens": 12, "eos_token_id": ends, "pad_token_id": 7}
-    for prompt, ids, finished in zip(PROMPTS, rollout.response_ids, rollout.finished):
+    options = {"do_sample": False, "max_new_tokens": 12, "eos_token_id": ends, "pad_token_id": 7}
+    for prompt, ids, finished in zip(PROMPTS, greedy.response_ids, greedy.finished):
         row = torch.tensor([prompt])
-        theirs = model.generate(row, attention_mask=torch.ones_like(row), **how)
+        theirs = model.generate(row, attention_mask=torch.ones_like(row), **options)
         assert ids == theirs[0, len(prompt) :].tolist() and finished == (ids[-1] in ends)
     _, logps, _ = slow_row(model, tokenizer, PROMPTS[1], 1, 0, 12, 0)
-    assert rollout.logps[1] == pytest.approx(logps, abs=2e-5)
+    assert greedy.logps[1] == pytest.approx(logps, abs=2e-5)
 
 
 def test_nothing_of_the_generation_config_cuts_the_vocabulary(tmp_path, monkeypatch):
@@ -95,21 +96,17 @@ def test_nothing_of_the_generation_config_cuts_the_vocabulary(tmp_path, monkeypa
 
 
 def test_inverse_cdf_by_hand():
-    """p = (0, .5, .3, .2): token 0 is never drawn, not even by u = 0."""
+    """p = (0, .5, .3, .2): token 0 is never drawn, not even by u = 0. Of the most likely tokens top-p
+    keeps those before which less than p lies: at .5 the first alone, at .51 two, of .8 together."""
     probs = torch.tensor([0.0, 0.5, 0.3, 0.2], dtype=torch.float64)
     u = torch.tensor([0.0, 0.49, 0.51, 0.79, 0.81, 1 - 2**-53], dtype=torch.float64)
-    logits = probs.log().expand(6, 4)
-    assert sampling.draw_token(logits, u).tolist() == [1, 1, 2, 2, 3, 3]
-    assert sampling.draw_token(logits, u, top_p=0.5).tolist() == [1] * 6  # .5 alone is half
-    assert sampling.draw_token(logits, u, top_p=0.51).tolist() == [
-        1,
-        1,
-        1,
-        2,
-        2,
-        2,
-    ]  # .5 of .8, .3 of .8
-    assert sampling.draw_token(logits, u, top_p=0.99).tolist() == [1, 1, 2, 2, 3, 3]
+    for top_p, tokens in (
+        (1.0, [1, 1, 2, 2, 3, 3]),
+        (0.5, [1, 1, 1, 1, 1, 1]),
+        (0.51, [1, 1, 1, 2, 2, 2]),
+        (0.99, [1, 1, 2, 2, 3, 3]),
+    ):
+        assert sampling.draw_token(probs.log().expand(6, 4), u, top_p).tolist() == tokens
 
 
 def test_a_row_depends_on_the_seed_and_its_number_alone(folders):
