@@ -442,102 +442,90 @@ def test_only_rank_0_copies_a_merged_model(folders, monkeypatch):
     assert lora.merged_state(model, torch.float32) == {}
 
 
+@torch.no_grad()
+def logits_of(model):
+    """Of a language model at each token, of a reward model per row."""
+    ids, attention_mask, _ = batch()
+    logits = model(input_ids=ids, attention_mask=attention_mask.long()).logits
+    return logits[attention_mask] if logits.ndim == 3 else logits[:, 0]
+
+
+DENSE, ODD = (
+    "gpt2 llama gpt_neox opt".split(),
+    "deepseek_v3 qwen3_next gemma4 zamba2 falcon_h1".split(),
+)
+ADAPTERS = [(family, "policy") for family in DENSE + ODD] + [(family, "reward") for family in DENSE]
+
+
 @pytest.mark.filterwarnings("ignore:.*gradient_checkpointing:FutureWarning")  # peft's own
-@pytest.mark.parametrize("family", ["gpt2", "llama", "gpt_neox", "opt"])
-@pytest.mark.parametrize("kind", ["policy", "reward"])
+@pytest.mark.parametrize("family, kind", ADAPTERS)
 def test_adapter_folders_are_pefts(family, kind, folders, tmp_path, tokenizer):
-    """`peft` loads ours unchanged, to 1e-5, with the score head (theirs: test_trl_parity.py)."""
+    """`peft` loads ours unchanged, to 1e-5, with the score head (theirs: test_trl_parity.py). Adapters
+    of dense layers beside experts went to other layers in silence; bare names hit another tower, or a
+    layer that is none; PEFT refused Mamba's out_proj."""
     peft = pytest.importorskip("peft")
     folder, load, auto, options = folders[family], common.load_policy, AutoModelForCausalLM, {}
     if kind == "reward":
         load = lambda name, **k: reward_models.load_reward_model(name, tokenizer, **k)  # noqa: E731
         auto, options = AutoModelForSequenceClassification, {"num_labels": 1, "pad_token_id": 7}
-    model = filled(lora.add_lora(load(folder), 4))
+    model, merged = filled(load(folder, lora_rank=4)), tmp_path / "merged"
     expected = outputs(model)
     assert (expected - outputs(load(folder))).abs().max() > 0.01
-    merged = tmp_path / "merged"
     common.save_model(model, tokenizer, merged)
     assert (outputs(load(str(merged))) - expected).abs().max() < 1e-4
     refused = error_of(load, str(merged / "adapter"))
     assert re.search("holds an adapter .* merge it into its base with PEFT", refused)
-    base, (ids, attention_mask, mask) = auto.from_pretrained(folder, **options), batch()
+    base = auto.from_pretrained(folder, **options)
     theirs = peft.PeftModel.from_pretrained(base, merged / "adapter").eval()
-    with torch.no_grad():
-        logits = theirs(ids, attention_mask=attention_mask.long()).logits
-    found = logits[:, 0]
-    if kind == "policy":
-        found = F.log_softmax(logits[:, :-1], -1).gather(-1, ids[:, 1:, None]).squeeze(-1)
-        found = F.pad(found, (1, 0)) * mask
-    assert (found - expected).abs().max() < 1e-5
+    assert (logits_of(theirs) - logits_of(model)).abs().max() < 1e-5
+    plain = auto.from_pretrained(merged)
+    assert (logits_of(theirs) - logits_of(plain)).abs().max() < 1e-4
 
 
-@pytest.mark.parametrize("family", ["deepseek_v3", "qwen3_next", "gemma4", "zamba2", "falcon_h1"])
-def test_peft_reads_what_the_merged_model_is(family, tmp_path, tokenizer):
-    """Adapters of dense layers beside experts went to other layers in silence; bare names hit
-    another tower, or a layer that is none; PEFT refused Mamba's out_proj."""
-    peft = pytest.importorskip("peft")
-    folder, (ids, attention_mask, _) = tiny_model(family, tmp_path), batch()
-    model = filled(common.load_policy(folder, lora_rank=2))
-    common.save_model(model, tokenizer, tmp_path / "merged")
-    base, merged = (AutoModelForCausalLM.from_pretrained(f) for f in (folder, tmp_path / "merged"))
-    theirs = peft.PeftModel.from_pretrained(base, tmp_path / "merged" / "adapter").eval()
-    with torch.no_grad():
-        given = {"input_ids": ids, "attention_mask": attention_mask.long()}
-        found, expected = (m(**given).logits for m in (theirs, merged.eval()))
-    assert (found - expected)[attention_mask].abs().max() < 1e-4
-
-
-FOLDERS = {  # name: kind, precision
-    "tied": ("policy", torch.float32),
-    "untied": ("policy", torch.float32),
-    "half": ("policy", torch.float16),
-    "half reward": ("reward", torch.float16),
-    "fresh": ("reward", torch.float32),  # from a language model
-}
-
-
-@pytest.mark.parametrize("name", FOLDERS)
-def test_folders_open_in_plain_transformers(name, tmp_path, folders, reward_folders, tokenizer):
-    kind, dtype = FOLDERS[name]
-    source = (reward_folders if name == "half reward" else folders)["llama"]
-    if name == "untied":
-        source = tiny_model("llama", tmp_path, tie_word_embeddings=False)
-    out, (ids, attention_mask, _) = tmp_path / "out", batch()
-    if kind == "policy":
-        model, auto = common.load_policy(source), AutoModelForCausalLM
-    else:
-        model = reward_models.load_reward_model(source, tokenizer)
-        auto = AutoModelForSequenceClassification
-        zeros = reward_models.reward_scores(model, ids, attention_mask).tolist() == [0, 0, 0]
-        assert model.fresh_head == zeros == (name == "fresh")
-    filled(model)
-    before = copy.deepcopy(model.state_dict())
+def saved_and_opened(auto, model, tokenizer, out, dtype=torch.float32):
+    """The model as plain transformers opens our folder, and the folder's weights; ours stay."""
+    before = copy.deepcopy(filled(model).state_dict())
     common.save_model(model, tokenizer, out, dtype)
-    assert all(torch.equal(w, before[k]) for k, w in model.state_dict().items())
+    assert all(torch.equal(w, before[name]) for name, w in model.state_dict().items())
     opened, info = auto.from_pretrained(out, output_loading_info=True)
     assert not any(info[key] for key in ("missing_keys", "unexpected_keys", "mismatched_keys"))
-    with torch.no_grad():
-        logits = [m(ids, attention_mask=attention_mask.long()).logits for m in (model, opened)]
-    gap = (logits[0] - logits[1].float()).abs()
-    gap = gap if kind == "reward" else gap[attention_mask]
+    gap = (logits_of(model) - logits_of(opened).float()).abs()
     assert gap.max() < (0.1 if dtype == torch.float16 else 3e-5)
     assert common.load_tokenizer(str(out)).chat_template == tokenizer.chat_template
     assert all(path.stat().st_mode & 0o777 == 0o644 for path in out.glob("*.*"))
-    assert not [*tmp_path.rglob(".writing-*")]
+    assert not [*out.parent.rglob(".writing-*")]
     weights = load_file(out / "model.safetensors")
-    stored = {w.dtype for k, w in weights.items() if k != "score.weight"}
+    stored = {w.dtype for name, w in weights.items() if name != "score.weight"}
     assert stored == {dtype} == {next(opened.parameters()).dtype}
-    if kind == "policy":
-        embeddings = opened.get_output_embeddings().weight, opened.get_input_embeddings().weight
-        tied = name != "untied"
-        assert (embeddings[0] is embeddings[1]) == tied == model.config.tie_word_embeddings
-        assert ("lm_head.weight" in weights) != tied
-        assert opened.generation_config.eos_token_id == [tokenizer.eos_token_id]
-    else:
-        assert weights["score.weight"].dtype == torch.float32
-        config = read_json(out / "config.json")
-        assert config["architectures"] == ["LlamaForSequenceClassification"]
-        assert config["pad_token_id"] == common.pad_id(tokenizer) != tokenizer.eos_token_id
+    return opened, weights
+
+
+@pytest.mark.parametrize("tied", [True, False])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+def test_a_policy_opens_in_plain_transformers(tied, dtype, tmp_path, tokenizer):
+    model = common.load_policy(tiny_model("llama", tmp_path, tie_word_embeddings=tied))
+    out, auto = tmp_path / "out", AutoModelForCausalLM
+    opened, weights = saved_and_opened(auto, model, tokenizer, out, dtype)
+    shared = opened.get_output_embeddings().weight is opened.get_input_embeddings().weight
+    assert shared == tied == model.config.tie_word_embeddings
+    assert ("lm_head.weight" in weights) != tied
+    assert opened.generation_config.eos_token_id == [tokenizer.eos_token_id]
+
+
+# "fresh": made of a language model
+@pytest.mark.parametrize("name, dtype", [("fresh", torch.float32), ("reward", torch.float16)])
+def test_a_reward_model_opens_in_plain_transformers(
+    name, dtype, tmp_path, folders, reward_folders, tokenizer
+):
+    source, out = folders if name == "fresh" else reward_folders, tmp_path / "out"
+    model = reward_models.load_reward_model(source["llama"], tokenizer)
+    assert model.fresh_head == (outputs(model).tolist() == [0, 0, 0]) == (name == "fresh")
+    auto = AutoModelForSequenceClassification
+    weights = saved_and_opened(auto, model, tokenizer, out, dtype)[1]
+    assert weights["score.weight"].dtype == torch.float32
+    config = read_json(out / "config.json")
+    assert config["architectures"] == ["LlamaForSequenceClassification"]
+    assert config["pad_token_id"] == common.pad_id(tokenizer) != tokenizer.eos_token_id
 
 
 @pytest.mark.parametrize("sampling", [False, True])
