@@ -9,18 +9,14 @@ import shutil
 import sys
 import traceback
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
 from safetensors.torch import load_file
-from transformers import (
-    AutoConfig,
-    AutoModelForCausalLM,
-    AutoModelForSequenceClassification,
-    AutoTokenizer,
-)
+from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification, AutoTokenizer
 
 import common
 import dpo
@@ -74,34 +70,44 @@ def steps(rows, key):
     return [row[key] for row in rows if "lr" in row]
 
 
-def test_sft_loss_before_step_one_is_cross_entropy(tmp_path, llama_folder, capsys):
+@pytest.fixture
+def trained(tmp_path, llama_folder):
+    """trained(stage, rows, *flags): the log of a run on these rows, in tmp_path / "out"."""
+
+    def trained(stage, rows, *flags, model=llama_folder):
+        data = write_rows(tmp_path / "rows.jsonl", rows)
+        return train(stage, data, model, tmp_path / "out", "--overwrite", *flags)
+
+    return trained
+
+
+def test_sft_loss_before_step_one_is_cross_entropy(trained, llama_folder, capsys):
     """E1, as a textbook loop computes it, of a row built by hand from the template's text."""
     turns = [{"role": "user", "content": "Which fits?"}, {"role": "assistant", "content": "First."}]
-    data = write_rows(tmp_path / "one.jsonl", [{"prompt": turns[:1], "completion": turns[1:]}])
-    log = train(sft, data, llama_folder, tmp_path / "out")
+    log = trained(sft, [{"prompt": turns[:1], "completion": turns[1:]}])
     tokenizer = AutoTokenizer.from_pretrained(llama_folder)
     texts = "<|user|>Which fits?<|end|><|assistant|>", "First.<|end|>"
     context, answer = (tokenizer.encode(text, add_special_tokens=False) for text in texts)
     ids, n = torch.tensor([context + answer]), len(answer)
     logits = AutoModelForCausalLM.from_pretrained(llama_folder)(ids).logits
     expected = F.cross_entropy(logits[0, -n - 1 : -1], ids[0, -n:]).item()
-    printed = capsys.readouterr().out
-    assert steps(log, "loss")[0] == pytest.approx(expected, abs=1e-5)
-    assert "our log-probs and the model's: 0.0000, expected 0.0000 (± 1e-04)" in printed
-    assert f"{n} of {ids.numel()} tokens trained" in printed and printed.count("◆<|end|>") == 1
+    text = capsys.readouterr().out
+    assert steps(log, "loss") == [pytest.approx(expected, abs=1e-5)]
+    assert "our log-probs and the model's: 0.0000, expected 0.0000 (± 1e-04)" in text
+    assert f"{n} of {ids.numel()} tokens trained" in text and text.count("◆<|end|>") == 1
 
 
-def test_reward_preflight_is_log_2(tmp_path, llama_folder, reward_folder, pairs_file, capsys):
+def test_reward_preflight_is_log_2(trained, reward_folder, capsys):
     """A fresh head is zero: log 2 = 0.6931. What is a reward model already must not claim it."""
-    rows = train(reward_train, pairs_file, llama_folder, tmp_path / "fresh")
-    printed = capsys.readouterr().out
-    assert "with a zero head: 0.6931, expected 0.6931" in printed
-    assert printed.count("◆<|end|>") == 1 and "▮" not in printed, "one token carries the reward"
-    assert steps(rows, "loss")[0] == pytest.approx(LOG2, abs=1e-6)
-    rows = train(reward_train, pairs_file, reward_folder, tmp_path / "again")
-    printed = capsys.readouterr().out
-    assert "is a reward model already: loss" in printed and "zero head" not in printed
-    assert abs(steps(rows, "loss")[0] - LOG2) > 1e-3
+    (loss,) = steps(trained(reward_train, pair_rows()), "loss")
+    text = capsys.readouterr().out
+    assert "with a zero head: 0.6931, expected 0.6931" in text
+    assert text.count("◆<|end|>") == 1 and "▮" not in text, "one token carries the reward"
+    assert loss == pytest.approx(LOG2, abs=1e-6)
+    (loss,) = steps(trained(reward_train, pair_rows(), model=reward_folder), "loss")
+    text = capsys.readouterr().out
+    assert "is a reward model already: loss" in text and "zero head" not in text
+    assert abs(loss - LOG2) > 1e-3
 
 
 @cases("""
@@ -117,38 +123,33 @@ sigmoid | 0.1 | --nll-coef 0.3 | 0.693147 | 0.3
 sigmoid | 0.1 |  | 0.693147 | 1
 robust | 0.1 |  | 0.693147 | 0
 """)
-def test_dpo_preflight(
-    tmp_path, llama_folder, pairs_file, capsys, loss_type, beta, more, expected, nll_coef
-):
+def test_dpo_preflight(trained, capsys, loss_type, beta, more, expected, nll_coef):
     """Policy = reference, so z = 0: log 2, 1 (hinge), 1/(4β²) (IPO); β = 100 scales rounding. The
     likelihood of the chosen answer joins behind it, by default for sigmoid alone."""
-    flags = f"--loss-type {loss_type} --beta {beta} {more}"
-    rows = train(dpo, pairs_file, llama_folder, tmp_path / "out", flags)
-    printed = capsys.readouterr().out
-    assert f"loss before step one: {expected:.4f}, expected {expected:.4f}" in printed
-    assert "implicit rewards: 0.0000, expected 0.0000" in printed
-    whole = expected + nll_coef * steps(rows, "nll")[0]
-    assert steps(rows, "loss")[0] == pytest.approx(whole, rel=1e-5 * max(1, beta))
-    assert steps(rows, "rewards/accuracies") == [0.5]  # equal scores count one half
+    log = trained(dpo, pair_rows(), f"--loss-type {loss_type} --beta {beta} {more}")
+    text = capsys.readouterr().out
+    assert f"loss before step one: {expected:.4f}, expected {expected:.4f}" in text
+    assert "implicit rewards: 0.0000, expected 0.0000" in text
+    whole = expected + nll_coef * steps(log, "nll")[0]
+    assert steps(log, "loss")[0] == pytest.approx(whole, rel=1e-5 * max(1, beta))
+    assert steps(log, "rewards/accuracies") == [0.5]  # equal scores count one half
 
 
-def test_sft_learns_its_answers(tmp_path, llama_folder):
+def test_sft_learns_its_answers(trained):
     """E5. Every answer is "… hold."; an off-by-one target learns the prompt's bigrams instead."""
-    data = write_pairs(tmp_path / "pairs.jsonl", 48)
-    flags = CURE, "--steps 40 --lr 5e-3 --eval-fraction 0.2"
-    rows = train(sft, data, llama_folder, tmp_path / "out", *flags)
-    before, after = (row for row in rows if "eval/loss" in row)
+    log = trained(sft, pair_rows(48), CURE, "--steps 40 --lr 5e-3 --eval-fraction 0.2")
+    before, after = (row for row in log if "eval/loss" in row)
     assert before["eval/loss"] > 4 and after["eval/loss"] < 1.5
     assert after["eval/token_accuracy"] > 0.7
     assert after["eval/perplexity"] == pytest.approx(math.exp(after["eval/loss"]))
     assert before["eval/n"] == after["eval/n"] > 0  # three rows decided, and no n was printed
 
 
-def test_reward_model_learns_a_separable_set(tmp_path, llama_folder):
-    data, held = (write_pairs(tmp_path / f"{n}.jsonl", n, seed=n) for n in (48, 24))
+def test_reward_model_learns_a_separable_set(trained, tmp_path):
+    held = write_pairs(tmp_path / "held.jsonl", 24, seed=24)
     flags = CURE, "--steps 40 --lr 2e-3 --eval-pairs", held
-    rows = train(reward_train, data, llama_folder, tmp_path / "out", *flags)
-    before, after = (row for row in rows if "eval/accuracy" in row)
+    log = trained(reward_train, pair_rows(48, seed=48), *flags)
+    before, after = (row for row in log if "eval/accuracy" in row)
     assert before["eval/accuracy"] == 0.5  # a zero head: every pair is equal
     assert (after["eval/accuracy"], after["eval/n"]) == (1.0, 24) and after["eval/nll"] < 0.1
     assert after["eval/accuracy_low"] == pytest.approx(24 / (24 + 1.959964**2))  # Wilson at k = n
@@ -157,9 +158,9 @@ def test_reward_model_learns_a_separable_set(tmp_path, llama_folder):
 
 
 @pytest.mark.parametrize("loss_type", dpo.LOSS_TYPES)
-def test_every_loss_type_learns(loss_type, tmp_path, llama_folder, pairs_file):
-    flags = CURE, f"--steps 8 --lr 3e-4 --loss-type {loss_type} --eval-pairs", pairs_file
-    rows = train(dpo, pairs_file, llama_folder, tmp_path / "out", *flags)
+def test_every_loss_type_learns(loss_type, trained, pairs_file):
+    flags = CURE, f"--steps 5 --lr 3e-4 --loss-type {loss_type} --eval-pairs", pairs_file
+    rows = trained(dpo, pair_rows(), *flags)
     for part in ("", "eval/"):
         log = [row for row in rows if f"{part}loss" in row]
         margins, losses = ([row[part + key] for row in log] for key in ("rewards/margins", "loss"))
@@ -167,58 +168,57 @@ def test_every_loss_type_learns(loss_type, tmp_path, llama_folder, pairs_file):
     assert loss_type == "simpo" or log[0]["eval/rewards/accuracies"] == 0.5
 
 
-def test_kto_learns_from_thumbs(tmp_path, llama_folder, monkeypatch, capsys):
+def test_kto_learns_from_thumbs(trained, llama_folder, monkeypatch):
     """The baseline is the mean log-ratio of answers to other prompts, by hand, never below 0."""
-    sides, rows = 8 * ["chosen", "rejected"], pair_rows(16)
-    for row, side in zip(rows, sides):
-        row |= {"completion": row[side], "label": side == "chosen"}
-        del row["chosen"], row["rejected"]
-    file, start = tmp_path / "thumbs.jsonl", common.load_policy(llama_folder, trainable=False)
-    real, seen = dpo.kl_baseline, []
+    sides, start = 8 * ["chosen", "rejected"], common.load_policy(llama_folder, trainable=False)
+    rows = [
+        {"prompt": row["prompt"], "completion": row[side], "label": side == "chosen"}
+        for row, side in zip(pair_rows(16), sides)
+    ]
+    real, baselines = dpo.kl_baseline, []
 
     @torch.no_grad()
     def spy(args, run, policy, pairs, refs, indices, pad):
-        found = real(args, run, policy, pairs, refs, indices, pad)
+        baseline = real(args, run, policy, pairs, refs, indices, pad)
         if len(indices):  # nothing is held out
-            said = [getattr(pairs, sides[(i + 8) % 16])[(i + 8) % 16] for i in indices]
-            both = common.pad_rows([pairs.prompts[i] for i in indices], said, pad)
-            now, then = (common.token_logps(m, *both).sum(1) for m in (policy, start))
-            seen.append(found)
-            assert found == pytest.approx(max(0.0, (now - then).mean().item()), abs=2e-3)
-        return found
+            answers = [getattr(pairs, sides[(i + 8) % 16])[(i + 8) % 16] for i in indices]
+            batch = common.pad_rows([pairs.prompts[i] for i in indices], answers, pad)
+            now, then = (common.token_logps(m, *batch).sum(1) for m in (policy, start))
+            baselines.append(baseline)
+            assert baseline == pytest.approx(max(0.0, (now - then).mean().item()), abs=2e-3)
+        return baseline
 
     monkeypatch.setattr(dpo, "kl_baseline", spy)
-    flags = CURE, "--steps 8 --lr 1e-3 --loss-type kto"
-    log = train(dpo, write_rows(file, rows), llama_folder, tmp_path / "out", *flags)
+    log = trained(dpo, rows, CURE, "--steps 8 --lr 1e-3 --loss-type kto")
     losses = steps(log, "loss")
     assert losses[0] == pytest.approx(0.5, abs=1e-4) and losses[-1] < losses[0]
-    assert steps(log, "rewards/margins")[-1] > 1e-3 and seen[0] < 1e-4 < max(seen)
+    assert steps(log, "rewards/margins")[-1] > 1e-3 and baselines[0] < 1e-4 < max(baselines)
     last = [row for row in log if "rewards/chosen" in row][-1]  # 8 of 16 rows have a chosen side
     margin = last["rewards/chosen"] - last["rewards/rejected"]
     assert last["rewards/margins"] == pytest.approx(margin)
-    text = [{"prompt": "Role: x.\n", "completion": f"{i}.", "label": i % 2 == 1} for i in range(16)]
-    texts = write_rows(tmp_path / "text.jsonl", text)
-    capsys.readouterr()
-    train(dpo, texts, llama_folder, tmp_path / "text", "--steps 1 --loss-type kto")
-    assert "▮0▮.◆<|end|>" in capsys.readouterr().out, "the strip of an answer with a thumb down"
-    write_rows(file, [*rows, rows[0] | {"label": 1}])
-    refused = error_of(train, dpo, str(file), llama_folder, tmp_path / "no", *flags)
+
+
+def test_thumbs_on_the_screen_and_a_label_that_is_none(trained, capsys):
+    """The strip of an answer with a thumb down shows it as trained, too."""
+    rows = [{"prompt": "Role: x.\n", "completion": f"{i}.", "label": i % 2 == 1} for i in range(16)]
+    trained(dpo, rows, "--loss-type kto")
+    assert "▮0▮.◆<|end|>" in capsys.readouterr().out
+    refused = error_of(trained, dpo, [*rows, rows[0] | {"label": 1}], "--loss-type kto")
     assert ':17: "label" is 1; expected true or false' in refused
 
 
-def test_kto_baseline_keeps_to_micro_tokens(tmp_path, llama_folder, monkeypatch):
+def test_kto_baseline_keeps_to_micro_tokens(trained, monkeypatch):
     """It reads each answer after the prompt of another row. Measured by that other row, a long answer
     made a forward of 7 × 256 tokens, where 250 were asked for."""
     answers = ["hold " * 60, *15 * ["hold"]]
     rows = [{"prompt": "Ask.", "completion": answer, "label": True} for answer in answers]
-    real, sizes = kto.pad_rows, []
-    monkeypatch.setattr(kto, "pad_rows", lambda *rows: sizes.append(real(*rows)) or sizes[-1])
-    flags = "--loss-type kto --batch-size 16 --micro-tokens 250"
-    train(dpo, write_rows(tmp_path / "thumbs.jsonl", rows), llama_folder, tmp_path / "out", flags)
-    lengths = [attention_mask.sum(1) for _, attention_mask, _ in sizes]
-    assert sum(map(len, lengths)) == 2 * 16, "the reference, and the policy at step one"
-    assert max(n.max() for n in lengths) > 250
-    assert all(len(n) == 1 or n.max() * len(n) <= 250 for n in lengths)
+    real, batches = kto.pad_rows, []
+    monkeypatch.setattr(kto, "pad_rows", lambda *rows: batches.append(real(*rows)) or batches[-1])
+    trained(dpo, rows, "--loss-type kto --batch-size 16 --micro-tokens 250")
+    shapes = [ids.shape for ids, _, _ in batches]
+    assert sum(n for n, _ in shapes) == 2 * 16, "the reference, and the policy at step one"
+    assert max(columns for _, columns in shapes) > 250
+    assert all(n == 1 or n * columns <= 250 for n, columns in shapes)
 
 
 TOKENIZERS = table("""
@@ -235,32 +235,38 @@ TOKENIZERS += [  # their texts hold a |
 ]
 
 
-@pytest.mark.parametrize("kind, options, as_messages", TOKENIZERS)
+@pytest.fixture(scope="module", params=TOKENIZERS, ids=lambda row: row[0])
+def odd(request, tmp_path_factory):
+    """A model with one of TOKENIZERS. As Qwen's, its generation config knows all its ends."""
+    kind, options, as_messages = request.param
+    home, tokenizer = tmp_path_factory.mktemp("odd"), tiny_tokenizer(**options)
+    folder = tiny_model("gpt2", home, tokenizer=tokenizer)
+    names = ["<|end|>", "<|im_end|>"][: 2 if kind == "two end ids" else 1]
+    ends = tokenizer.convert_tokens_to_ids(names)
+    path = Path(folder) / "generation_config.json"
+    path.write_text(json.dumps({**read_json(path), "eos_token_id": ends}))
+    turns = as_messages or options.get("template", True) is not None
+    return SimpleNamespace(folder=folder, ends=ends, as_messages=as_messages, turns=turns)
+
+
 @every_stage
-def test_tokenizers(stage, kind, options, as_messages, tmp_path, monkeypatch):
+def test_tokenizers(stage, odd, tmp_path, monkeypatch):
     """Without pad, pad = EOS (many trainers then mask the end token away), without a template, a
     BOS in template and post-processor, two end tokens: each row that enters a forward holds one BOS
     or none, and one end id, last and trained. (PPO's answers are drawn.)"""
-    model = tiny_model("gpt2", tmp_path, tokenizer=tiny_tokenizer(**options))
-    tokenizer = common.load_tokenizer(model)
-    names = ["<|end|>", "<|im_end|>"][: 2 if kind == "two end ids" else 1]
-    ends = tokenizer.convert_tokens_to_ids(names)
-    path = Path(model) / "generation_config.json"  # as Qwen: it knows more ends than the template
-    path.write_text(json.dumps({**read_json(path), "eos_token_id": ends}))
-    data = write_pairs(tmp_path / "pairs.jsonl", 8, as_messages=as_messages)
+    data = write_pairs(tmp_path / "pairs.jsonl", 8, as_messages=odd.as_messages)
     # where the stage finds `pad_rows`: pairs come by parts/pairs.py, PPO's by rollouts
-    home, batches = {sft: sft, ppo: rollouts}.get(stage, pairs), []
-    real, out = home.pad_rows, tmp_path / "out"
-    monkeypatch.setattr(home, "pad_rows", lambda *args: batches.append(args[:2]) or real(*args))
-    assert steps(train(stage, data, model, out, "--steps 3 --lr 1e-2"), "grad_norm")[0] > 0
-    kind = AutoModelForSequenceClassification if stage is reward_train else AutoModelForCausalLM
-    loaded, info = kind.from_pretrained(out, output_loading_info=True)
+    home, rows, out = {sft: sft, ppo: rollouts}.get(stage, pairs), [], tmp_path / "out"
+    real, ends = home.pad_rows, {*odd.ends}
+    monkeypatch.setattr(home, "pad_rows", lambda *x: rows.extend(zip(*x[:2])) or real(*x))
+    assert steps(train(stage, data, odd.folder, out), "grad_norm")[0] > 0
+    auto = AutoModelForSequenceClassification if stage is reward_train else AutoModelForCausalLM
+    loaded, info = auto.from_pretrained(out, output_loading_info=True)
     assert not info["missing_keys"] and not info["unexpected_keys"], "newly initialized"
-    saved, size = AutoTokenizer.from_pretrained(out), AutoConfig.from_pretrained(model).vocab_size
-    assert loaded.get_input_embeddings().num_embeddings == size
-    assert set(common.end_ids(saved, loaded)) == set(ends)
-    rows = [row for batch in batches for row in zip(*batch)]
-    rows = [r for r in rows if not (len(r[0]) and isinstance(r[0][0], (bool, np.bool_)))]
+    saved, size = AutoTokenizer.from_pretrained(out), read_json(f"{odd.folder}/config.json")
+    assert loaded.get_input_embeddings().num_embeddings == size["vocab_size"]
+    assert {*common.end_ids(saved, loaded)} == ends
+    rows = [row for row in rows if not (len(row[0]) and isinstance(row[0][0], (bool, np.bool_)))]
     assert len(rows) >= 8
     for row in rows:  # sft marks context as ~id, and its second call held masks
         prompt, response = ([~i if i < 0 else i for i in part] for part in row)
@@ -268,65 +274,61 @@ def test_tokenizers(stage, kind, options, as_messages, tmp_path, monkeypatch):
         if saved.bos_token_id is not None:
             assert ids.count(saved.bos_token_id) == 1 and ids[0] == saved.bos_token_id
         if stage is ppo:
-            raw = not as_messages and options.get("template", True) is None
-            assert not set(ends) & {*response[:-1], *(prompt if raw else [])}
+            assert not ends & {*response[:-1], *(() if odd.turns else prompt)}
         else:
-            assert ids[-1] == ends[-1], "the answer's end is trained, whatever pads"
-            turns = as_messages or options.get("template", True)  # each turn has its end
-            assert turns or sum(i in ends for i in ids) == 1
-    if as_messages:
-        prompt = pair_rows(1)[0]["prompt"]
+            assert ids[-1] == odd.ends[-1], "the answer's end is trained, whatever pads"
+            assert odd.turns or sum(i in ends for i in ids) == 1  # each turn has its end
+    if odd.as_messages:
+        prompt, tokenizer = pair_rows(1)[0]["prompt"], common.load_tokenizer(odd.folder)
         assert common.encode_prompt(saved, prompt) == common.encode_prompt(tokenizer, prompt)
         assert saved.chat_template
     if stage is reward_train:
         assert loaded.config.pad_token_id not in ends, "transformers would read the wrong position"
     else:
-        assert set(np.atleast_1d(loaded.generation_config.eos_token_id)) == set(ends)
+        assert {*np.atleast_1d(loaded.generation_config.eos_token_id)} == ends
 
 
-def test_ties(tmp_path, llama_folder, capsys):
+def test_ties(trained, capsys):
     ties = [{**row, "tie": True} for row in pair_rows(8)]
-    only = write_rows(tmp_path / "ties.jsonl", ties)
+    log = trained(reward_train, ties)
+    assert steps(log, "loss")[0] == pytest.approx(LOG2, abs=1e-6)
+    assert steps(log, "grad_norm")[0] < 1e-5
     long = dict(ties[0], tie=None)
     for key, end in (("chosen", " yes"), ("rejected", " no")):
         long[key] = [{"role": "assistant", "content": "hold " * 60 + end}]
     rows = [*ties[:3], *pair_rows(8, seed=1), {**long, "rejected": long["chosen"]}, long]
-    mixed = write_rows(tmp_path / "mixed.jsonl", rows)
     counted = "rows 13, dropped: tie 3, dropped: chosen = rejected 1, responses cut 2, "
     counted += "dropped: equal after cutting 1; training 8, held out 0"
-    log = train(reward_train, only, llama_folder, tmp_path / "out")
-    assert steps(log, "loss")[0] == pytest.approx(LOG2, abs=1e-6)
-    assert steps(log, "grad_norm")[0] < 1e-5
     for stage, drop in ((reward_train, "--ties drop"), (dpo, "")):
         capsys.readouterr()
-        flags = "--overwrite --max-length 120", drop
-        train(stage, mixed, llama_folder, tmp_path / "out", *flags)
+        trained(stage, rows, "--max-length 120", drop)
         assert counted in capsys.readouterr().out
 
 
-def test_sft_reads_its_four_forms(tmp_path, llama_folder, capsys):
-    """prompt + completion, messages and a preference train the same tokens, text all but its first.
-    "abcd" is 4 tokens and the end, also if it brings it or the template alone names it."""
+def test_sft_trains_a_text_to_its_end(trained, tmp_path, llama_folder, capsys):
+    """Nothing predicts the first of n tokens, and the end joins them: n are trained. "abcd" is 4
+    tokens and the end, also if it brings it or the template alone names it."""
     texts = [{"text": "abcd"}, {"text": "abcd<|end|>"}]
     endless = tiny_model("llama", tmp_path, tokenizer=tiny_tokenizer(eos=None))
-    data = write_rows(tmp_path / "text.jsonl", texts)
-    for i, model in enumerate((llama_folder, endless)):
-        assert steps(train(sft, data, model, tmp_path / f"text{i}"), "trained_tokens") == [8]
+    for model in (llama_folder, endless):
+        assert steps(trained(sft, texts, model=model), "trained_tokens") == [8]
     turns = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b" * 20}]
-    rows = [*texts, {"text": "x y " * 20}, {"messages": turns}, {"messages": turns * 2}]
-    data = write_rows(tmp_path / "long.jsonl", rows)
-    train(sft, data, llama_folder, tmp_path / "cut", "--max-length 12")
+    long = [{"text": "x y " * 20}, {"messages": turns}, {"messages": turns * 2}]
+    trained(sft, [*texts, *long], "--max-length 12")
     assert "rows 5, rows cut 3; training 5" in capsys.readouterr().out
-    row, seen = pair_rows(1)[0], []
-    text, turns = row["chosen"][0]["content"], [*row["prompt"], *row["chosen"]]
-    completion = {"prompt": row["prompt"], "completion": row["chosen"]}
-    for form in (completion, {"messages": turns}, row, {"text": text}):
-        data = write_rows(tmp_path / "rows.jsonl", [form])
-        rows = train(sft, data, llama_folder, tmp_path / "out", "--overwrite")
-        seen.append([steps(rows, key) for key in ("trained_tokens", "tokens", "loss")])
-    assert seen[0] == seen[1] == seen[2]
-    n = len(AutoTokenizer.from_pretrained(llama_folder).encode(text))
-    assert seen[3][:2] == [[n], [n + 1]]  # n tokens and the end; nothing predicts the first
+
+
+def test_sft_reads_its_four_forms(trained, tokenizer):
+    """prompt + completion, messages and a preference train the same tokens, text all but its first."""
+    pair, numbers = pair_rows(1)[0], []
+    text, turns = pair["chosen"][0]["content"], [*pair["prompt"], *pair["chosen"]]
+    completion = {"prompt": pair["prompt"], "completion": pair["chosen"]}
+    for form in (completion, {"messages": turns}, pair, {"text": text}):
+        log = trained(sft, [form])
+        numbers.append([steps(log, key) for key in ("trained_tokens", "tokens", "loss")])
+    assert numbers[0] == numbers[1] == numbers[2]
+    n = len(tokenizer.encode(text))
+    assert numbers[3][:2] == [[n], [n + 1]]
 
 
 @cases("""
@@ -336,9 +338,9 @@ flags | dtype
 --lora-rank 2 --save-dtype fp16 | float16
 --save-dtype bf16 | bfloat16
 """)
-def test_precision_of_the_written_weights(flags, dtype, tmp_path, pairs_file):
+def test_precision_of_the_written_weights(flags, dtype, trained, tmp_path):
     base, out = tiny_model("llama", tmp_path, dtype=torch.bfloat16), tmp_path / "out"
-    train(sft, pairs_file, base, out, flags)
+    trained(sft, pair_rows(), flags, model=base)
     written = {w.dtype for w in load_file(out / "model.safetensors").values()}
     loaded = AutoModelForCausalLM.from_pretrained(out, dtype="auto")
     assert written == {loaded.dtype} == {getattr(torch, dtype)}
@@ -354,42 +356,37 @@ def score(prompts, answers, rows):
 '''
 
 
-def test_prompts_and_gold(tmp_path, llama_folder, pairs_file):
+def test_prompts_and_gold(trained, tmp_path, llama_folder):
     rows = [{"prompt": r["prompt"], "note": f"n{i}"} for i, r in enumerate(pair_rows(6))]
     prompts, gold = write_rows(tmp_path / "prompts.jsonl", rows), tmp_path / "gold.py"
     gold.write_text(GOLD)
-    flags = ["--prompts", prompts, "--gold", f"{gold}:score", "--overwrite --eval-temperature 1"]
-    flags += ["--max-new-tokens 12 --lr 1e-2 --warmup 0 --steps 2"]
     model, tokenizer = common.load_policy(llama_folder), common.load_tokenizer(llama_folder)
-    asked = [r["prompt"] for r in prompting.some_prompts(rows, 64)]
-    drawn = prompting.generate(model, tokenizer, asked, 12, 1.0, seed=0)
-    again = prompting.generate(model, tokenizer, asked, 12, 1.0, seed=1)
-    answers, greedy = drawn.texts, sampling.sample(model, tokenizer, asked, 1, 12, 0).texts
+    given = model, tokenizer, [row["prompt"] for row in prompting.some_prompts(rows, 64)], 12
+    drawn, again = (prompting.generate(*given, 1.0, seed=seed) for seed in (0, 1))
+    greedy = sampling.sample(*given[:3], 1, 12, 0).texts
     assert drawn.texts != again.texts and drawn.prompt_ids == again.prompt_ids
-    assert prompting.generate(model, tokenizer, asked, 12, 0, rows=4).texts == greedy
-    shares = [sum(c in "aeiou" for c in a) / len(a) for a in answers if a]
-    expected = {"val/gold": np.mean(shares), "val/kl": 0}
+    assert prompting.generate(*given, 0, rows=4).texts == greedy
+    shares = [sum(c in "aeiou" for c in answer) / len(answer) for answer in drawn.texts if answer]
+    half = student_t_quantile(0.05, len(shares) - 1) * np.std(shares, ddof=1) / len(shares) ** 0.5
+    mean = np.mean(shares)
+    expected = {"val/gold": mean, "val/gold_low": mean - half, "val/gold_high": mean + half}
+    flags = ["--prompts", prompts, "--gold", f"{gold}:score", "--eval-temperature 1 --steps 2"]
+    flags += ["--max-new-tokens 12 --lr 1e-2 --warmup 0"]
     # with LoRA the reference is the policy with its adapter off
     for stage, more in ((dpo, ""), (dpo, "--lora-rank 4"), (sft, "")):
-        log = train(stage, pairs_file, llama_folder, tmp_path / "out", *flags, more)
+        log = trained(stage, pair_rows(), *flags, more)
         first, last = (row for row in log if "val/gold" in row)
-        keys = expected if stage is dpo else ["val/gold"]
-        assert near(first, {key: expected[key] for key in keys}, rel=1e-5, abs=1e-4)
-        assert last.get("val/kl", 1) > 1e-3
-        error = np.std(shares, ddof=1) / len(shares) ** 0.5
-        half = student_t_quantile(0.05, len(shares) - 1) * error
-        ends = [np.mean(shares) - half, np.mean(shares) + half]
-        assert [first["val/gold_low"], first["val/gold_high"]] == pytest.approx(ends, abs=1e-4)
-        assert first["val/n"] == 6
+        assert near(first, expected, rel=1e-5, abs=1e-4) and first["val/n"] == 6
+        if stage is dpo:
+            assert first["val/kl"] == pytest.approx(0, abs=1e-4) and last["val/kl"] > 1e-3
         shown = read(tmp_path / "out" / "samples.jsonl")[0]
         assert shown["answer"] == greedy[0], "the first choice"
 
 
-def test_a_prompt_that_is_only_shown_is_no_evaluation(tmp_path, llama_folder, pairs_file):
+def test_a_prompt_that_is_only_shown_is_no_evaluation(trained, tmp_path):
     """val/n said 1 where no --prompts were answered."""
     for stage in (dpo, sft):
-        flags = "--steps 1 --max-new-tokens 4 --eval-fraction 0.5", "--overwrite"
-        log = train(stage, pairs_file, llama_folder, tmp_path / "out", *flags)
+        log = trained(stage, pair_rows(), "--eval-fraction 0.5")
         assert read(tmp_path / "out" / "samples.jsonl")
         assert not any(key.startswith("val/") for row in log for key in row)
 
@@ -410,7 +407,7 @@ def test_evaluations_answer_validation_prompts(tmp_path, llama_folder, capsys):
 
 @each_stage
 def test_the_screen(stage, tmp_path, capfd):
-    rows = pair_rows(32)
+    rows = pair_rows(16)
     for row in rows:
         row["prompt"][0]["content"] *= 5
         row["chosen"][0]["content"] *= 2
@@ -419,7 +416,7 @@ def test_the_screen(stage, tmp_path, capfd):
     model, out = tiny_model("llama", tmp_path, max_position_embeddings=1024), tmp_path / "out"
     flags = ["--max-new-tokens 60 --prompts", prompts, "--gold", REWARD_FN]
     flags = ["--eval-pairs", data] if stage is reward_train else flags
-    argv = command(stage, data, model, out, *flags, "--lr 3e-4")
+    argv = command(stage, data, model, out, *flags, "--lr 3e-4 --batch-size 4")
     del argv[argv.index("--steps") : argv.index("--steps") + 2]
     assert stage.main(argv) == 0
     said = capfd.readouterr()
