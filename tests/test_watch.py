@@ -374,59 +374,66 @@ def test_a_rule_without_its_keys_is_never_passed(tmp_path, capsys):
 
 @cases(r"""
 content | words
-None | no such file
-'' | no complete row
-'{"step": 1, "re' | no complete row
-'{"step": 1}\n{"step": 2, "re\n{"step": 1}\n' | 2: expected
-'{"step": 1}\n[1, 2]\n' | 2: expected
-'{"step": 1.5}\n' | 1: expected
-'{"step": 1, "x": DEEP\n' | 1: expected
-'\x89PNG\r\n\x1a\n\0\n' | 1: expected
+None | : no such file
+'' | : no complete row
+'{"step": 1, "re' | : no complete row
+'{"step": 1}\n{"step": 2, "re\n{"step": 1}\n' | :2: expected
+'{"step": 1}\n[1, 2]\n' | :2: expected
+'{"step": 1.5}\n' | :1: expected
+'{"step": 1, "x": DEEP\n' | :1: expected
+'\x89PNG\r\n\x1a\n\0\n' | :1: expected
+'{"step": 1, "prompt": "p", "answer": "a"}\n' | : holds answers, not numbers
+'{"step": 1, "messages": []}\n' | : holds answers, not numbers
+'{"step": 1, "reward": 0.5, "kl": 0.1}\n' | : holds kl, reward, step, but none of val/gold, val/
+'{"step": 1, "val/score": "0.5"}\n' | : "val/score" is a text; expected a number
+'{"step": 2, "val/score": 0.5}\n{"step": 0, "val/score": 0.5}\n' | : step 0 follows step 2: two runs in
 """)
 def test_what_is_no_log(tmp_path, content, words):
+    """Answers, another tool's log, two runs in one file: "max_steps" or "healthy", status 0."""
     path = tmp_path / "metrics.jsonl"
     if content is not None:
         path.write_bytes(content.replace("DEEP", DEEP).encode("latin-1"))
-    line = error_of(watch.main, [str(path)])
-    assert line.startswith((f"{path}:{words}", f"{path}: {words}"))
+    assert error_of(watch.main, [str(path)]).startswith(f"{path}{words}")
 
 
 def test_the_cut_off_line_of_a_log_is_said(tmp_path, capsys):
-    path = tmp_path / "metrics.jsonl"
-    write_log(tmp_path, made({R: [0.5] * 3}), tail='{"step": 4, "reward/me')
+    path = write_log(tmp_path, made({R: [0.5] * 3}), tail='{"step": 4, "reward/me')
     assert "3 rows, line 4 is cut off" in run(capsys, path)[1]
 
 
-def test_a_killed_run_is_not_a_finished_one(tmp_path, capsys):
-    """Of a run killed in step 2 of 3 it said "none at step 1 of 1 (exit status 0)"."""
-    write_log(tmp_path, made({R: [0.5]}))
-    (tmp_path / "args.json").write_text(json.dumps({"args": {"steps": 3}}))
-    words = "the run has not finished: it goes on, or was killed and --resume continues it"
-    assert f"stop        none so far, at step 1; {words}\n" in run(capsys, tmp_path)[1]
-    (tmp_path / "config.json").touch()  # comes with the model, at the end
-    assert words not in run(capsys, tmp_path)[1]
-    # nor one that --stop-after or Ctrl-C ended: of its three steps it said "none at step 1 of 1"
-    planned = "; 3 steps were planned, and --resume continues the run\n"
-    assert f"none at step 1 of 1 (exit status 0){planned}" in run(capsys, tmp_path)[1]
-
-
-def test_the_flags_of_the_run_are_the_replays(tmp_path, capsys):
-    write_log(tmp_path, made(*curves("v 1..5/10 .5*9")))
-    assert "stop        none at step 65 " in run(capsys, tmp_path)[1]
-    assert "val_plateau at step 65 " in run(capsys, tmp_path, "--patience", 5)[1]
-    saved = {"patience": 3, "steps": 60, "out": "elsewhere", "lr": 1}
-    (tmp_path / "args.json").write_text(json.dumps({"args": saved}))
-    assert "val_plateau at step 45 " in run(capsys, tmp_path)[1]
-    assert "max_steps at step 60 " in run(capsys, tmp_path, "--patience", 0)[1]
-    argv = [str(tmp_path), "--patience", "0", "--baseline", "0.4"]
-    assert "add --patience" in error_of(watch.main, argv)
-    for cell, flags, status in table("""
-        text/repetition 0*3 .5 | | 0
-        text/repetition 0*3 .5 | --strict | 1
-        reward/mean .5*5 | --strict | 0
-        judge/failed_frac .9*3 | --strict | 4
-    """):
-        assert run(capsys, write_log(tmp_path, made(*curves(cell))), *flags.split())[0] == status
+# columns of the log; its args.json; is the model there, which comes at the end; flags of the replay
+@cases("""
+cell | saved | finished | flags | status | stop
+v 1..5/10 .5*9 | None | False | | 0 | none at step 65 of 65
+v 1..5/10 .5*9 | None | False | --patience 5 | 0 | val_plateau at step 65 of 65
+v 1..5/10 .5*9 | {"patience": 3, "steps": 60, "out": "x", "lr": 1} | False | | 0 | val_plateau at step 45 of 65
+v 1..5/10 .5*9 | {"patience": 3, "steps": 60, "out": "x", "lr": 1} | True | --patience 0 | 0 | max_steps at step 60 of 65
+v 1..5/10 .5*9 | {"patience": 3} | True | --patience 0 --baseline .4 | | error: add --patience
+text/repetition 0*3 .5 | None | False | | 0 | none at step 4 of 4
+text/repetition 0*3 .5 | None | False | --strict | 1 | none at step 4 of 4
+reward/mean .5*5 | None | False | --strict | 0 | none at step 5 of 5
+judge/failed_frac .9*3 | None | False | --strict | 4 | judge_down at step 3 of 3
+reward/mean .5 | {"steps": 3} | False | | 0 | none so far, at step 1; the run has not finished: it goes on, or was killed and --resume continues it
+reward/mean .5 | {"steps": 3} | True | | 0 | none at step 1 of 1 (exit status 0); 3 steps were planned, and --resume continues the run
+loss .7,.6; time_s 1*2 | {"pairs": ["pairs.jsonl"], "margin": "none", "steps": 2} | True | | 0 | max_steps at step 2 of 2
+""")
+def test_the_line_that_says_whether_a_run_stopped(
+    tmp_path, capsys, cell, saved, finished, flags, status, stop
+):
+    """The flags of the run are the replay's. Of a run killed in step 2 of 3, and of one that
+    --stop-after ended, it said "none at step 1 of 1 (exit status 0)". reward_train.py's --margin is
+    a column's name: its finished run was "not the args.json of a run"."""
+    write_log(tmp_path, made(*curves(cell)))
+    if saved:
+        (tmp_path / "args.json").write_text(json.dumps({"args": saved}))
+    if finished:
+        (tmp_path / "config.json").touch()
+    argv = [str(tmp_path), *flags.split()]
+    if stop.startswith("error: "):
+        assert stop.removeprefix("error: ") in error_of(watch.main, argv)
+    else:
+        found, report = run(capsys, *argv)
+        assert found == status and f"\nstop        {stop}" in report
 
 
 BROKEN_ARGS = r"""
@@ -578,50 +585,19 @@ def test_alarms_on_simulated_runs(kind, rule, share):
 
 
 @cases("""
-kind
-healthy, noisy
-slow
-slow, 64 answers
-flat, 64 answers
-slow, 1 answers
-flat, 2 answers
-flat, 4 answers
+kind | patience | runs | stopped
+healthy, noisy | 0 | 40 | (0, 3)
+slow | 0 | 40 | (0, 3)
+slow, 64 answers | 0 | 40 | (0, 3)
+flat, 64 answers | 0 | 40 | (0, 3)
+slow, 1 answers | 0 | 40 | (0, 3)
+flat, 2 answers | 0 | 40 | (0, 3)
+flat, 4 answers | 0 | 40 | (0, 3)
+slow | 10 | 25 | (0, 2)
+flat | 10 | 25 | (20, 25)
 """)
-def test_healthy_runs_are_not_stopped(kind):
-    """Of 40 runs at most 3 end early. Before, all 40 of the slow ones did, by patience 5, and
-    half or more of the noisy ones with status 3."""
-    assert sum(outcome(kind, seed)[1] is not None for seed in range(40)) <= 3
-
-
-def test_patience_on_request_spares_slow_progress():
-    """+5 points in 100 steps, noise 1.5: patience 5 ended it before in 25 of 25 runs."""
-    ended = [outcome("slow", seed, 10)[1] is not None for seed in range(25)]
-    assert sum(ended) <= 2
-    assert sum(outcome("flat", seed, 10)[1] is not None for seed in range(25)) >= 20
-
-
-def test_the_margin_of_a_reward_model_is_another_flag(tmp_path, capsys):
-    """reward_train.py's --margin is a column's name: its finished run was "not the args.json of a
-    run", with the advice to delete that file."""
-    write_log(tmp_path, made({"loss": [0.7, 0.6], "time_s": [1, 1]}))
-    saved = {"pairs": ["pairs.jsonl"], "margin": "none", "steps": 2}
-    (tmp_path / "args.json").write_text(json.dumps({"args": saved}))
-    (tmp_path / "config.json").touch()
-    status, printed = run(capsys, tmp_path)
-    assert status == 0 and "max_steps at step 2 of 2" in printed
-
-
-NO_LOGS = [
-    ([{"step": 1, "prompt": "p", "answer": "a"}], "holds answers, not numbers"),
-    ([{"step": 1, "messages": []}], "holds answers, not numbers"),
-    ([{"step": 1, "reward": 0.5, "kl": 0.1}], "holds kl, reward, step, but none of val/gold, val/"),
-    ([{"step": 1, "val/score": "0.5"}], '"val/score" is a text; expected a number'),
-    ([{"step": n % 3, "val/score": 0.5} for n in range(6)], "step 0 follows step 2: two runs in"),
-]
-
-
-@pytest.mark.parametrize("rows, wrong", NO_LOGS)
-def test_what_is_no_log_of_a_run(rows, wrong, tmp_path):
-    """Answers, another tool's log, two runs in one file: "max_steps" or "healthy", status 0."""
-    path = write_log(tmp_path, rows)
-    assert error_of(watch.main, [str(path)]).startswith(f"{path}: {wrong}")
+def test_progress_is_not_stopped(kind, patience, runs, stopped):
+    """How many may end early. Before, all 40 of the slow ones did, by patience 5 (+5 points in 100
+    steps, noise 1.5), and half or more of the noisy ones with status 3."""
+    n = sum(outcome(kind, seed, patience)[1] is not None for seed in range(runs))
+    assert stopped[0] <= n <= stopped[1]
