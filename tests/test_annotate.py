@@ -55,11 +55,11 @@ def stopped(app):
     return app.desk.out
 
 
-BODY = {"guidelines_sha256": "0" * 64, "ts_client": "2026-01-02T03:04:05.678Z", "comment": ""}
-BODY |= {"reasons": [], "ms_active": 5000, "ms_wall": 6000, "event": "vote"}
-BODY |= dict.fromkeys(("undoes", "item", "edit"))
-
-
+BODY = {
+    "event": "vote", "comment": "", "reasons": [], "undoes": None, "item": None, "edit": None,
+    "guidelines_sha256": "0" * 64, "ts_client": "2026-01-02T03:04:05.678Z",
+    "ms_active": 5000, "ms_wall": 6000,
+}  # fmt: skip
 KEYS = {}  # {(folder, name): key}, as a browser's cookies hold them
 
 
@@ -434,6 +434,7 @@ input column | {"input": "The CV."} | "input" belongs to the prompt
 tools column | {"tools": [{"name": "x"}]} | "tools" belongs to the prompt
 images | {"images": ["a.png"]} | "images" belongs to the prompt
 empty columns | {"system": "", "input": null, "tools": []} | 17
+turns behind a text | {"a": [{"role": "assistant", "content": "a"}, {"role": "user", "content": "u"}, {"role": "assistant", "content": "a"}], "b": [{"role": "assistant", "content": "a"}, {"role": "user", "content": "u"}, {"role": "assistant", "content": "b"}]} | "a" must be one assistant message
 tool call | {"prompt": [{"role": "user", "content": "x"}], "a": [{"role": "assistant", "content": "x", "tool_calls": [{"id": 1}]}], "b": [{"role": "assistant", "content": "y"}]} | "tool_calls" is not shown
 """.strip().split("\n")
 
@@ -679,11 +680,6 @@ def test_people_rate_criteria_for_the_audit(tmp_path, capsys):
     assert "--responses has no effect: they belong to a --criteria" in line
     again = annotate.parse_args(["--out", str(out)])
     assert list(annotate.read_items(again)) == ["fit:1", "fit:2", "mail:3"]
-    for flags, words in {
-        "": "1: \"response\" is missing", "--thumbs": "two kinds", "--items x": "no effect",
-    }.items():  # fmt: skip
-        flags = f"--criteria {mine} --out {tmp_path / 'new'} {flags}".split()
-        assert words in error_of(lambda f=flags: annotate.read_items(annotate.parse_args(f)))
     line = error_of(votes.read_log, out / "annotations.jsonl")
     assert "a rating of criteria, not a comparison" in line
 
@@ -694,22 +690,20 @@ def test_draw(tmp_path, llama_folder, monkeypatch, capsys):
     second = tiny_model("llama", tmp_path, seed=1)
     rows = [{"prompt": row["prompt"]} for row in pair_rows(8)]
     prompts = write_rows(tmp_path / "prompts.jsonl", rows)
-    known = write_rows(tmp_path / "gold.jsonl", item_rows(2, gold={0, 1}))
+    more = write_rows(tmp_path / "more.jsonl", [rows[0], *rows, {"prompt": " \n"}])
+    gold = write_rows(tmp_path / "gold.jsonl", item_rows(2, gold={0, 1}))
+    half = write_rows(tmp_path / "half.jsonl", item_rows(2, gold={0}))
 
     def draw(out, *more):
         flags = f"--prompts {prompts} --model {llama_folder} --max-new-tokens 8 --device cpu"
         command("draw", tmp_path / out, *flags.split(), *more)
         return list(votes.load_items(tmp_path / out / "items.jsonl").values())
 
-    write_rows(tmp_path / "gold.jsonl", item_rows(2, gold={0}))
-    line = error_of(draw, "two", "--gold-items", known)
-    assert "gold.jsonl: the item 'item-001' has no \"gold\"; " in line
-    write_rows(tmp_path / "gold.jsonl", item_rows(2, gold={0, 1}))
-    write_rows(tmp_path / "prompts.jsonl", [rows[0], *rows, {"prompt": " \n"}])
-    items = draw("two", "--model-b", second, "--gold-items", known)
+    line = error_of(draw, "two", "--gold-items", half)
+    assert "half.jsonl: the item 'item-001' has no \"gold\"; " in line
+    items = draw("two", "--prompts", more, "--model-b", second, "--gold-items", gold)
     counts = "rows 10, dropped: the prompt is blank 1, dropped: prompt there twice 1\n"
-    assert f"{prompts}: {counts}" in capsys.readouterr().out
-    write_rows(tmp_path / "prompts.jsonl", rows)
+    assert f"{more}: {counts}" in capsys.readouterr().out
     assert [row["id"] for row in items] == [f"item-{n:05d}" for n in range(len(items))]
     models = Counter((row["a_model"], row["b_model"]) for row in items if not row.get("gold"))
     assert list(models) == [(llama_folder, second)] and 6 <= models.total() == len(items) - 2
@@ -757,7 +751,6 @@ REFUSED = r"""
 item | {"id": null} | "id" is missing
 item | {"a": "text"} | both be text or both be message lists
 item | {"b": []} | one assistant message
-item | {"prompt": "p", "a": [A, U, A], "b": [A, U, B]} | "a" must be one assistant message
 item | {"gold": "c"} | "gold"
 item | {"task": 3} | "task"
 item | {"candidates": "x"} | "candidates"
@@ -788,6 +781,9 @@ flags | --host 0.0.0.0 --port 0 | --allow-host
 flags | --host :: --port 0 | --allow-host
 flags | --host 0 --port 0 | --allow-host
 flags | --host no.such.host.invalid --port 0 | expected an address of this machine
+flags | --criteria data/criteria.json | 1: "response" is missing
+flags | --criteria data/criteria.json --thumbs | two kinds
+flags | --criteria data/criteria.json --items x | no effect
 flags | --nonsense | unrecognized
 flags | nonsense | invalid
 """.strip().split("\n")
@@ -798,8 +794,6 @@ def test_refused_in_one_line(tmp_path, monkeypatch, case):
     monkeypatch.chdir(tmp_path)
     (kind, given, words), rows, log = case.split(" | "), item_rows(3), Path("out/annotations.jsonl")
     argv = given.split()
-    for name, role in (("A", "assistant"), ("U", "user"), ("B", "assistant")):
-        given = re.sub(rf"\b{name}\b", json.dumps({"role": role, "content": name.lower()}), given)
     if kind == "item":
         rows[2] |= json.loads(given)
         argv, words = ["--items", "data/items.jsonl"], f"items.jsonl:3: .*{re.escape(words)}"
@@ -810,6 +804,7 @@ def test_refused_in_one_line(tmp_path, monkeypatch, case):
         argv, words = ["export"], f"annotations.jsonl:2: .*{words}"
     Path("data").mkdir()
     Path("data/items.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    write_rows("data/criteria.json", RUBRICS)
     assert re.search(words, error_of(annotate.main, [*argv, "--out", "out"]))
     assert Path("out").exists() == (kind == "log")
 
@@ -832,27 +827,28 @@ def test_bad_bodies_are_refused_and_not_written(tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
-WIRE = """
-400 Host evil.test 127.0.0.1 127.0.0.1:5051 localhost:5050.evil.test localhost.:5050 -
-400 Host 0.0.0.0:5050 2130706433:5050 user@127.0.0.1:5050
-403 Origin http://evil.test http://127.0.0.1:8000 null
-403 X-Token - é
-415 Content-Type text/plain application/json+x -
-""".strip().split("\n")
+WIRE = table("""
+Host | evil.test 127.0.0.1 127.0.0.1:5051 localhost:5050.evil.test localhost.:5050 - | 400
+Host | 0.0.0.0:5050 2130706433:5050 user@127.0.0.1:5050 | 400
+Origin | http://evil.test http://127.0.0.1:8000 null | 403
+X-Token | - é | 403
+Content-Type | text/plain application/json+x - | 415
+""")
 
 
-@pytest.mark.parametrize("case", WIRE)
-def test_another_site_cannot_vote(tmp_path, case):
+def test_another_site_cannot_vote(tmp_path):
     app = make(tmp_path, 4)
-    (client, ours), body = visitor(app), Rater(app).body("left")
-    mine = {"annotator": "ann", "key": body["key"]}
-    assert client.post("/next", headers=ours, json=mine, base_url=ORIGIN).status_code == 200
-    request = {"data": json.dumps(body), "base_url": ORIGIN}
-    status, header, *values = case.split(" ")
-    for value in values:
-        reply = client.post("/vote", headers=ours | {header: value.strip("-")}, **request)
-        assert reply.status_code == int(status) and not log_of(tmp_path), value
-    assert client.post("/vote", headers=ours, **request).status_code == 200
+    (client, ours), body = visitor(app), json.dumps(Rater(app).body("left"))
+
+    def status_with(headers):
+        reply = client.post("/vote", data=body, headers=ours | headers, base_url=ORIGIN)
+        return reply.status_code
+
+    for header, values, status in WIRE:
+        for value in values.split():
+            assert status_with({header: value.strip("-")}) == status, value
+            assert not log_of(tmp_path), value
+    assert status_with({}) == 200
 
 
 def test_headers_and_broken_bodies(tmp_path):
