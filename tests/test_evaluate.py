@@ -162,7 +162,7 @@ def test_a_prompt_counts_once_and_what_no_model_sees_is_said(tmp_path, capsys):
     assert "not shown to the model: column system 1" in said
 
 
-def test_prompts_that_a_run_was_trained_on_are_counted(tmp_path):
+def test_prompts_that_a_run_was_trained_on_are_counted(world, written, tmp_path):
     """ppo.py's next command, on a file without a split, showed training prompts as a test."""
     rows = [
         {"prompt": f"p{i}", "split": split}
@@ -179,11 +179,9 @@ def test_prompts_that_a_run_was_trained_on_are_counted(tmp_path):
     asked = [{"prompt": prompting.after_examples(examples, row)} for row in chat[:2]]
     assert reports.trained_prompts(run, asked) == 2
     assert reports.trained_prompts(run | {"stage": "dpo"}, chat) == 0  # only its evaluations
-    report = {"runs": [{"name": "ppo", "trained_prompts": 2, "reward_fn": "r.py:f"}]}
-    report |= {"setup": {"n_prompts": 30, "gold": "r.py:f", "reward_model": "none"}, "models": []}
-    report |= {"scorers": ["gold"], "frontier": [], "comparisons": [], "equal_kl": None}
-    report["models"] = [{"name": x, "length": {"value": 9, "n": 30}, "gold": {"value": 1, "n": 30}} for x in ("base", "ppo")]  # fmt: skip
-    notes = evaluation_page.in_words(report)[1]
+    setup = written.report["setup"] | {"n_prompts": 30}
+    run = {"name": world["ppo"], "trained_prompts": 2, "reward_fn": setup["gold"]}
+    notes = evaluation_page.in_words(written.report | {"setup": setup, "runs": [run]})[1]
     assert "PPO was trained on the gold score, which it may exploit." in notes
     assert any("PPO was trained on a file with 2 of these 30 prompts" in note for note in notes)
 
@@ -270,6 +268,23 @@ GOLD = """def score(prompts, answers, rows=None):
 """
 
 
+def write_run(folder, args, rows, stage=None, digest="0"):
+    """What a trainer leaves beside the weights: args.json and the log."""
+    folder.mkdir(exist_ok=True)
+    record = {"stage": stage, "args": args, "sha256": {"val.jsonl": digest * 64}}
+    files.write_json(folder / "args.json", record)
+    tiny.write_rows(folder / "metrics.jsonl", rows)
+    return str(folder)
+
+
+def run_rows(golds):
+    rows, step = [], {"loss": 0.1, "episodes": 8, "answer_tokens": 80, "time_s": 1.0}
+    for i, gold in enumerate(golds):
+        values = {"val/gold": gold, "val/score": float(i), "val/kl": 0.25 * i * i, "time_s": 9.0}
+        rows += [{"step": i} | step, {"step": i} | values]
+    return rows
+
+
 def run_folder(folder, base, seed, golds, **args):
     """The baseline with a little noise, the record of a trainer and the log of a run."""
     shutil.copytree(base, folder)
@@ -278,14 +293,7 @@ def run_folder(folder, base, seed, golds, **args):
     weights = {k: v + 0.01 * torch.randn_like(v) for k, v in load_file(file).items()}
     save_file(weights, file, metadata={"format": "pt"})
     args = {"model": base, "seed": seed, "prompts": "val.jsonl"} | args
-    record = {"args": args, "sha256": {"val.jsonl": "0" * 64}}
-    files.write_json(folder / "args.json", record)
-    rows, step = [], {"loss": 0.1, "episodes": 8, "answer_tokens": 80, "time_s": 1.0}
-    for i, g in enumerate(golds):
-        value = {"val/gold": g, "val/score": float(i), "val/kl": 0.25 * i * i, "time_s": 9.0}
-        rows += [{"step": i} | step, {"step": i} | value]
-    tiny.write_rows(folder / "metrics.jsonl", rows)
-    return str(folder)
+    return write_run(folder, args, run_rows(golds))
 
 
 @pytest.fixture(scope="module")
@@ -538,21 +546,6 @@ def test_a_model_that_cannot_be_sampled_is_one_line(world, tmp_path, monkeypatch
     assert line == f"--model {world['base']}: Odd cannot be sampled"
 
 
-def test_a_curve_over_other_prompts_is_left_out(world, tmp_path, capsys):
-    names = [world["base"], world["dpo"]]
-    for change in ({"sha256": {"val.jsonl": "1" * 64}}, {"args": {"model": "x"}}):
-        folder = tmp_path / str(len(names))
-        names.append(str(shutil.copytree(world["ppo"], folder)))
-        record = tiny.read_json(folder / "args.json")
-        record |= change | {"args": record["args"] | change.get("args", {})}
-        files.write_json(folder / "args.json", record)
-    runs, curves = frontier.load_runs(names)
-    assert len(runs) == 3 and [curve["model"] for curve in curves] == names[1:2]
-    assert capsys.readouterr().out.count("its curve is left out") == 2
-    _, curves = frontier.load_runs(names[:2], temperature=0.7)  # the run's KL is at 0.5
-    assert not curves and "its KL is at temperature 0.5" in capsys.readouterr().out
-
-
 def test_every_model_is_known_before_one_is_sampled(world, tmp_path, capsys):
     """A reward model named second was refused after the baseline had answered every prompt."""
     line = error_of(evaluate.main, command(world, tmp_path / "o", models=("base", "rm")))
@@ -560,30 +553,46 @@ def test_every_model_is_known_before_one_is_sampled(world, tmp_path, capsys):
     assert "prompts ×" not in capsys.readouterr().out
 
 
-def test_a_run_without_a_gold_score_hides_no_curve(world, tmp_path, capsys):
-    """GRPO logs neither gold nor KL unless asked: named before PPO, it made "other prompts" of
-    PPO's. With --gold its prompts are those of --data: two runs on two files were one set."""
-    args = {"data": "a.json", "model": world["base"], "batch_size": None, "temperature": 0.5}
-    names = {"plain": ({}, {}), "first": ({"gold": "g.py:f"}, {"val/gold": 0.5})}
-    names["second"] = ({"gold": "g.py:f", "data": "b.json"}, {"val/gold": 0.5})
-    for name, (flags, gold) in names.items():
-        (tmp_path / name).mkdir()
-        record = {"stage": "grpo_rubric", "args": args | flags, "sha256": {}}
-        files.write_json(tmp_path / name / "args.json", record)
-        rows = [{"step": 0, "val/score": 0.5} | gold, {"step": 1, "episodes": 8, "time_s": 1}]
-        tiny.write_rows(tmp_path / name / "metrics.jsonl", rows)
-    plain, first, second = (str(tmp_path / name) for name in names)
-    runs, curves = frontier.load_runs([world["base"], plain, world["ppo"]])
-    assert len(runs) == 2 and [curve["model"] for curve in curves] == [world["ppo"]]
-    assert "left out" not in capsys.readouterr().out
-    _, curves = frontier.load_runs([world["base"], first, world["ppo"]])  # a gold without a KL
-    assert [curve["model"] for curve in curves] == [world["ppo"]]
-    assert f"{first}: its curve is left out (other prompts" in capsys.readouterr().out
-    _, curves = frontier.load_runs([world["base"], first], temperature=0.7)
-    assert len(curves) == 1, "left out for the temperature of a KL that it has not"
-    _, curves = frontier.load_runs([world["base"], first, second])
-    assert [curve["model"] for curve in curves] == [first]
-    assert f"{second}: its curve is left out (other prompts" in capsys.readouterr().out
+@pytest.fixture(scope="module")
+def logs(world, tmp_path_factory):
+    """Run folders without weights, beside those of the world."""
+    folder = tmp_path_factory.mktemp("logs")
+    ppo = {"model": world["base"], "prompts": "val.jsonl", "temperature": 0.5}
+    grpo = {"model": world["base"], "data": "a.json", "batch_size": None, "temperature": 0.5}
+    step = {"step": 1, "episodes": 8, "time_s": 1}
+    bare = [{"step": 0, "val/score": 0.5}, step]
+    gold = [{"step": 0, "val/score": 0.5, "val/gold": 0.5}, step]  # a gold score without a KL
+    runs = {
+        "other_file": (ppo, run_rows([0.4, 0.5]), "ppo", "1"),
+        "other_base": (ppo | {"model": "x"}, run_rows([0.4, 0.5]), "ppo"),
+        "no_gold": (grpo, bare, "grpo_rubric"),
+        "grpo": (grpo | {"gold": "g.py:f"}, gold, "grpo_rubric"),
+        "grpo_other": (grpo | {"gold": "g.py:f", "data": "b.json"}, gold, "grpo_rubric"),
+    }
+    return world | {name: write_run(folder / name, *run) for name, run in runs.items()}
+
+
+@cases("""
+models | temperature | curves | left_out
+base dpo other_file other_base | None | dpo | other_file other_base
+base dpo | 0.7 | | dpo
+base no_gold ppo | None | ppo |
+base grpo ppo | None | ppo | grpo
+base grpo | 0.7 | grpo |
+base grpo grpo_other | None | grpo | grpo_other
+""")
+def test_which_runs_have_a_curve(logs, capsys, models, temperature, curves, left_out):
+    """Those on the prompts of the first run with a KL, from the baseline, at the temperature of the
+    KL (the runs' is 0.5). GRPO logs neither gold nor KL unless asked: named before PPO, it made
+    "other prompts" of PPO's. With --gold its prompts are those of --data: two runs on two files
+    were one set; and a KL that it has not is at no temperature."""
+    names = [logs[name] for name in models.split()]
+    runs, found = frontier.load_runs(names, temperature=temperature)
+    assert len(runs) == len(names) - 1
+    assert [curve["model"] for curve in found] == [logs[name] for name in curves.split()]
+    reason = "its KL is at temperature 0.5" if temperature else "other prompts, or not trained from"
+    messages = [line.split(reason)[0] for line in capsys.readouterr().out.splitlines()]
+    assert messages == [f"{logs[name]}: its curve is left out (" for name in left_out.split()]
 
 
 @pytest.mark.parametrize("rows, seconds", [(["cut"], 2.0), ([], math.nan)])
@@ -693,8 +702,7 @@ def test_reward_command(world, tmp_path, capsys):
     pairs = tiny.write_rows(tmp_path / "p", [*rows, rows[1] | {"rejected": rows[1]["chosen"]}])
     report, rows = measured(world["rm"], pairs, tmp_path / "a")
     assert report["accuracy"]["value"] == pytest.approx(right := share_right(rows), abs=1e-6)
-    left_out = {"equal": 1, "early": 0, "ties": 1}
-    assert report["counts"] == {"rows": 27} | left_out and len(rows) == 26
+    assert report["counts"] == {"rows": 27, "equal": 1, "early": 0, "ties": 1} and len(rows) == 26
     pair = (rows[0][key] for key in ("prompt", "chosen", "rejected"))
     _, *answers = common.encode_pair(common.load_tokenizer(world["rm"]), *pair)
     assert rows[0]["tokens"] == [*map(len, answers)]
