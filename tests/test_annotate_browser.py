@@ -10,7 +10,7 @@ import pytest
 from conftest import REPO
 from parts import files
 from test_annotate import Server, export, item_rows, log_of
-from tiny import cases, write_rows
+from tiny import table, write_rows
 
 pytestmark = pytest.mark.slow
 PAUSE = 330  # ms, a little more than in annotate.js
@@ -264,8 +264,8 @@ def test_line_ends_are_no_correction(serve, open_page, tmp_path):
     assert [vote["edit"] for vote in log_of(tmp_path / "run")] == [None, None] and tab.errors == []
 
 
-@cases("""
-key       | code    | shift | choice | strength
+# key | code | is Shift down | choice | strength
+KEYS = table("""
 1         | Digit1  | False | left   | 2
 !         | Digit1  | True  | left   | 3
 1         | Numpad1 | False | left   | 2
@@ -282,27 +282,34 @@ a         | KeyQ    | False | None   | None
 '         | KeyQ    | False | None   | None
 Process   | KeyS    | False | None   | None
 """)
-def test_keys_of_other_keyboards(serve, open_page, tmp_path, key, code, shift, choice, strength):
+PRESS = """([key, code, shiftKey]) => document.body.dispatchEvent(
+  new KeyboardEvent("keydown", { key: String(key), code, shiftKey, bubbles: true }))"""
+
+
+def test_keys_of_other_keyboards(serve, open_page, tmp_path):
     """The keypad scrolls without NumLock, and it voted. On a French keyboard 1 needs Shift, and was
     much better; on a Russian one letters did nothing."""
-    tab = open_page(serve(item_rows(2))).start()
-    press = "([key, code, shiftKey]) => document.body.dispatchEvent(new KeyboardEvent('keydown', { key, code, shiftKey, bubbles: true }))"  # noqa: E501
-    tab.act(lambda: tab.page.evaluate(press, [str(key), code, shift]), wait=choice is not None)
-    tab.page.wait_for_timeout(100)
-    found = [(vote["choice"], vote["strength"], vote["shown"]) for vote in log_of(tmp_path / "run")]
-    shown = found[0][2] if found else {}
-    wanted = None if choice == "skip" else shown.get(choice, choice)
-    assert found == ([(wanted, strength, shown)] if choice else [])
+    tab, n_votes = open_page(serve(item_rows(len(KEYS)))).start(), 0
+    for *key, choice, strength in KEYS:
+        tab.act(lambda key=key: tab.page.evaluate(PRESS, key), wait=choice is not None)
+        tab.page.wait_for_timeout(100)
+        new_votes = log_of(tmp_path / "run")[n_votes:]
+        n_votes += len(new_votes)
+        assert len(new_votes) == (choice is not None), key
+        for vote in new_votes:
+            wanted = None if choice == "skip" else vote["shown"].get(choice, choice)
+            assert (vote["choice"], vote["strength"]) == (wanted, strength), key
 
 
-@pytest.mark.parametrize("name", ("desk, dark", "phone, dark"))
-def test_conversations_side_by_side(serve, open_page, tmp_path, name):
+def test_conversations_side_by_side(serve, open_page, tmp_path):
     rows = item_rows(1)
     for side, question in (("a", "Tell me about audits."), ("b", "Are you married?")):
         rows[0][side] = [{"role": "assistant", "content": question},
                          {"role": "user", "content": "Two audits. " * 30},
                          {"role": "assistant", "content": "SUMMARY\n**audits**: two"}]  # fmt: skip
-    tab = open_page(serve(rows), **VIEWS[name]).start()
+    server = serve(rows)
+    look(open_page(server, **VIEWS["phone, dark"]).start("ben").page)
+    tab = open_page(server, **VIEWS["desk, dark"]).start()
     look(tab.page)
     assert (
         tab.page.locator("#left .turn").count()
@@ -601,9 +608,10 @@ def look(page):
     assert [(v["id"], v["nodes"][0]["html"]) for v in found] == []
 
 
-@pytest.mark.parametrize("name", ("desk, dark", "phone, dark"))
-def test_thumbs(serve, open_page, tmp_path, name):
-    tab = open_page(serve(item_rows(3), "--thumbs"), **VIEWS[name]).start()
+def test_thumbs(serve, open_page, tmp_path):
+    server = serve(item_rows(3), "--thumbs")
+    look(open_page(server, **VIEWS["phone, dark"]).start("ben").page)
+    tab = open_page(server, **VIEWS["desk, dark"]).start()
     assert tab.page.is_hidden("#right") and tab.page.get_by_role("button", name="Bad").count() == 1
     look(tab.page)
     tab.nothing("q", "w", "3", "b")
