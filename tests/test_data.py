@@ -329,14 +329,14 @@ def test_attacks_tell_the_same_facts():
 
 
 def passed(row, answer):
-    criteria = [read_criterion(dict(c)) for c in row["rubrics"]]
-    return statistics.fmean(instructions.passes(c, answer) for c in criteria)
+    return statistics.fmean(instructions.passes(c, answer) for c in row["criteria"])
 
 
 @pytest.fixture(scope="module")
 def rubric_rows():
     rng = make_data.rng_for
-    return [rubrics.rubric_row(rng(s, i), s, i) for s in ("train", "test") for i in range(100)]
+    rows = [rubrics.rubric_row(rng(s, i), s, i) for s in ("train", "test") for i in range(100)]
+    return [row | {"criteria": [*map(read_criterion, row["rubrics"])]} for row in rows]
 
 
 @pytest.mark.parametrize("stepwise", (False, True))
