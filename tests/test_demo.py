@@ -32,12 +32,11 @@ fairness.py*) set -- "$@" --names-per-cell 2 --resumes 2;;
 @pytest.fixture(scope="module")
 def demo(tmp_path_factory):
     copy = copy_of_the_repository(tmp_path_factory.mktemp("clone") / "feedbackloop")
-    write_rows(copy / "few.jsonl", list(files.read_jsonl(REPO / "data/prefs_train.jsonl"))[::200])
-    makefile = (copy / "Makefile").read_text()  # a second --pairs would be joined to the first
-    few = re.sub(
-        r"--pairs data/prefs_train\.jsonl( data/rank_train\.jsonl)?", "--pairs few.jsonl", makefile
-    )
-    (copy / "Makefile").write_text(few)
+    for name, every in {"prefs_train": 200, "rank_train": 200, "prompts": 20}.items():
+        path = copy / f"data/{name}.jsonl"
+        write_rows(path, list(files.read_jsonl(path))[::every])
+    rubrics = read_json(copy / "data/rubrics.json").items()
+    files.write_json(copy / "data/rubrics.json", {split: rows[::20] for split, rows in rubrics})
     python = copy / "python"
     python.write_text(f'#!/bin/sh\ncase "$*" in {SMALL} esac\nexec {sys.executable} "$@"\n')
     python.chmod(0o755)
