@@ -5,6 +5,7 @@ import json
 import re
 import stat
 import sys
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -18,8 +19,7 @@ from parts.people import group_key, is_missing
 from parts.rates import compare, impact_ratios, sentences
 from parts.two_groups import stratified_difference
 from parts.verdicts import NOTICE, VERSION
-from tiny import cases, error_of, printed, read_json
-from tiny import table as table_of_cases
+from tiny import assert_shows, cases, error_of, printed, read_json, table
 
 sys.path.insert(0, str(REPO / "bench"))
 import audit_null  # noqa: E402
@@ -38,15 +38,32 @@ def write(path, content, header=None):
     return str(path)
 
 
-def table(text):
-    return [tuple(map(float, line.split())) for line in text.strip().splitlines()]
+# ---- 1. rates, ratios and tests of two groups ----
 
 
-def rows_of(counts, reference=None, **settings):
-    """{group: row} of {group: (selected, people)}."""
-    groups = [g for g, (_, n) in counts.items() for _ in range(n)]
-    values = [int(i < k) for k, n in counts.values() for i in range(n)]
-    return {row["group"]: row for row in compare(groups, values, reference, **settings)}
+def columns_of(counts):
+    """Groups, roles, decisions and people of "White 15000/50000, Black 90/900": the selected of so
+    many rows. A role may follow the group: "M CFO 4/4 by 1" are four rows of one person."""
+    rows = []
+    cells = re.findall(r"(\w+)(?: (\w+))? (\d+)/(\d+)(?: by (\d+))?", counts)
+    for group, role, k, n, by in cells:
+        people = int(by or n)
+        rows += [(group, role, int(i < int(k)), (group, role, i % people)) for i in range(int(n))]
+    return map(list, zip(*rows))
+
+
+def rows_of(counts, reference=None):
+    groups, _, values, _ = columns_of(counts)
+    return {row["group"]: row for row in compare(groups, values, reference or None)}
+
+
+def compared(rows):
+    return [row for row in rows if "p" in row]
+
+
+def verdicts_of(rows):
+    """The first word of each verdict."""
+    return [row["verdict"].split()[0] for row in compared(rows)]
 
 
 # selected and people of reference and group: below four fifths, verdict; ratio, p, Katz's interval.
@@ -69,103 +86,100 @@ a | n | b | m | below | verdict | numbers
 """)
 def test_rows_to_the_printed_digits(a, n, b, m, below, verdict, numbers):
     """Yates, an unpooled z, a one-sided Fisher, the ratio upside down: each would miss a number."""
-    row = rows_of({"r": (a, n), "p": (b, m)})["p"]
+    row = rows_of(f"r {a}/{n}, p {b}/{m}")["p"]
     assert row["label"] == ("below" if below else "above") + " four fifths"
     assert row["verdict"].startswith(verdict), row
     if numbers:
-        found = [row["ir"]["value"], row["p"], row["ir"]["low"], row["ir"]["high"]]
-        assert found == pytest.approx(numbers, abs=5.1e-4)
+        shown = [row["ir"]["value"], row["p"], row["ir"]["low"], row["ir"]["high"]]
+        assert shown == pytest.approx(numbers, abs=5.1e-4)
         assert row["gap"]["value"] == pytest.approx(b / m - a / n, abs=1e-6)
 
 
 def test_eeoc_example():
     """Its .60, .45, .48, .51 give 1, .75, .80, .85; floats put .48/.60 below four fifths."""
-    found = impact_ratios({"A": (60, 100), "B": (45, 100), "C": (48, 100), "D": (51, 100)})
-    assert [round(float(ratio), 10) for ratio in found.values()] == [1, 0.75, 0.8, 0.85]
-    row = rows_of({"r": (3000, 5000), "p": (2400, 5000)})["p"]
+    ratios = impact_ratios({"A": (60, 100), "B": (45, 100), "C": (48, 100), "D": (51, 100)})
+    assert [round(float(ratio), 10) for ratio in ratios.values()] == [1, 0.75, 0.8, 0.85]
+    row = rows_of("r 3000/5000, p 2400/5000")["p"]
     assert row["label"] == "above four fifths" and row["verdict"] == "difference found"
 
 
-def test_what_is_compared_with_what():
-    counts = {"a": (50, 100), "b": (35, 100), "c": (33, 100)}
+@cases("""
+what | counts | reference | group | expected
+the declared reference is the one | a 50/100, b 35/100, c 33/100 | c | a | {"ir.value": 1.515151515}
+nobody is selected | a 0/10, b 0/10 | | b | {"verdict": "not measured (nobody in the compared groups is selected)"}
+nobody of those who are shown | N 1/1, F 0/2, M 0/2 | | F | {"verdict": "not measured (nobody in the compared groups is selected)"}
+2 % of all people are many | White 15000/50000, Black 90/900 | | Black | {"verdict": "difference found", "label": "below four fifths", "shortfall": 176.817289}
+.94 of the reference, .60 of the highest | White 320/1000, Asian 500/1000, Black 300/1000 | White | Black | {"reference": "White", "highest": "Asian", "label": "below four fifths", "ratio_to_highest": 0.6, "ir.value": 0.9375}
+the reference itself can be below | White 320/1000, Asian 500/1000, Black 300/1000 | White | White | {"label": "below four fifths"}
+one person is no yardstick | a 50/100, b 48/100, c 1/1, d 3/3 | | b | {"reference": "a", "highest": "a", "ir.value": 0.96}
+nor are three | a 50/100, b 48/100, c 1/1, d 3/3 | | d | {"highest": "a"}
+one person is not shown | a 50/100, b 48/100, c 1/1, d 3/3 | | c | {"selected": None, "verdict": "not measured (one person…"}
+where none has ten, the largest is | a 9/9, b 1/8 | | b | {"reference": "a"}
+""")
+def test_what_is_compared_with_what(what, counts, reference, group, expected):
+    """900 of 51,000 people were "not measured (below 2 % of all people)": a tenth selected, where
+    others had three. One selected of one made everybody else's ratio .50; one not selected, parity
+    0. Four fifths is of the highest rate, whatever the reference."""
+    assert_shows(rows_of(counts, reference)[group], expected)
+
+
+def test_p_is_adjusted_for_the_comparisons_that_were_made():
+    """Holm's over two pairs with a declared reference, over all three where it is picked by rate."""
+    counts = "a 50/100, b 35/100, c 33/100"
     p = [stratified_difference([(50, 100, k, 100)])["p"] for k in (35, 33)]
     rows = rows_of(counts, "a")
     adjusted = [rows[group]["p_adjusted"] for group in "bc"]
     assert adjusted == pytest.approx([max(p[0], 2 * p[1]), 2 * p[1]])
     rows = rows_of(counts)
-    assert rows["c"]["p_adjusted"] == pytest.approx(3 * p[1])
-    assert rows["c"]["p"] == pytest.approx(p[1])  # raw p stands beside it
-    assert [row["verdict"][:10] for row in rows.values() if "p" in row] == ["inconclusi", "difference"]  # fmt: skip
-    assert rows_of(counts, "c")["a"]["ir"]["value"] == pytest.approx(50 / 33)
-    rows = rows_of({str(age): (age % 10, 10) for age in range(25, 65)}).values()
-    assert all(row["verdict"].startswith("not measured (more than 20 groups") for row in rows)
-    assert all("--age-40" in row["verdict"] for row in rows)
-    row = rows_of({"a": (0, 10), "b": (0, 10)})["b"]
-    assert row["verdict"] == "not measured (nobody in the compared groups is selected)"
+    assert [rows["c"]["p_adjusted"], rows["c"]["p"]] == pytest.approx([3 * p[1], p[1]])  # raw, too
+    assert verdicts_of(rows.values()) == ["inconclusive", "difference"]
 
 
-def test_a_small_share_of_the_people_is_no_small_group():
-    """900 of 51,000 people were "not measured (below 2 % of all people)": a tenth selected, where
-    others had three."""
-    row = rows_of({"White": (15000, 50000), "Black": (90, 900)})["Black"]
-    assert row["verdict"] == "difference found" and row["label"] == "below four fifths"
-    assert row["shortfall"] == pytest.approx(900 * 15090 / 50900 - 90)
+def test_more_than_twenty_groups_are_not_compared():
+    rows = rows_of(", ".join(f"{age} {age % 10}/10" for age in range(25, 65))).values()
+    for row in rows:
+        assert row["verdict"].startswith("not measured (more than 20 groups")
+        assert "--age-40" in row["verdict"]
 
 
-def test_four_fifths_is_of_the_highest_rate_whatever_the_reference():
-    """White .32, Asian .50: Black .30 is .94 of the declared reference and .60 of the highest."""
-    rows = rows_of({"White": (320, 1000), "Asian": (500, 1000), "Black": (300, 1000)}, "White")
-    black = rows["Black"]
-    assert (black["reference"], black["highest"]) == ("White", "Asian")
-    assert black["label"] == "below four fifths"
-    assert black["ratio_to_highest"] == pytest.approx(0.6)
-    assert black["ir"]["value"] == pytest.approx(0.9375)
-    assert rows["White"]["label"] == "below four fifths"  # the reference, too
+def test_one_person_is_no_yardstick_in_metrics_and_local_law_144():
+    groups, _, hired, _ = columns_of("White 50/100, Asian 48/100, Black 1/1, d 3/3, e 0/1")
+    metrics = group_metrics(groups, hired, least=10)
+    assert metrics["demographic_parity_ratio"]["value"] == pytest.approx(0.96)
+    assert metrics["groups"]["e"]["selection_rate"]["value"] is None
+    category = {"White": "White", "Asian": "Asian", "Black": "Black or African American"}
+    races = [category.get(group) for group in groups]
+    rows = ll144_tables([None] * len(races), races, hired)["tables"]["race_ethnicity"]
+    assert [row["ir"] for row in rows] == [pytest.approx(0.96), None, 1.0]
 
 
-def test_one_person_is_no_yardstick():
-    """One selected of one made everybody else's ratio .50; one not selected, parity 0."""
-    counts = {"a": (50, 100), "b": (48, 100), "c": (1, 1), "d": (3, 3)}
-    rows = rows_of(counts)
-    assert {rows[group].get("highest") for group in "bd"} == {"a"} == {rows["b"]["reference"]}
-    assert rows["b"]["ir"]["value"] == pytest.approx(0.96)
-    assert rows["c"]["selected"] is None and rows["c"]["verdict"].startswith("not measured (one person")  # fmt: skip
-    groups, pred = zip(*((g, int(i < k)) for g, (k, n) in counts.items() for i in range(n)))
-    found = group_metrics([*groups, "e"], [*pred, 0], least=10)
-    assert found["demographic_parity_ratio"]["value"] == pytest.approx(0.96)
-    assert found["groups"]["e"]["selection_rate"]["value"] is None
-    races = [{"a": "White", "b": "Asian", "c": "Black or African American"}.get(g) for g in groups]
-    (table,) = [ll144_tables([None] * len(races), races, pred)["tables"]["race_ethnicity"]]
-    assert [row["ir"] for row in table] == [pytest.approx(0.96), None, 1.0]
-    rows = rows_of({"a": (9, 9), "b": (1, 8)})  # none has ten: the largest is the yardstick
-    assert rows["b"]["reference"] == "a"
-
-
-def roles_table(gap=0.0):
-    """Two roles in which both sexes have equal rates (.5, .1) and different mixes; `gap` in one."""
-    cells = {("eng", "M"): 300, ("eng", "F"): 50, ("sales", "M"): 50, ("sales", "F"): 300}
-    rows = []
-    for (role, sex), n in cells.items():
-        rate = {"eng": 0.5, "sales": 0.1}[role] - gap * (role == "eng" and sex == "F")
-        rows += [(role, sex, int(i < round(rate * n))) for i in range(n)]
-    return map(list, zip(*rows))
+def test_twelve_rows_of_one_person_are_one_person():
+    """Three rows of one person were 3 of 3; twelve were the yardstick of White in Local Law 144."""
+    groups, _, hired, ids = columns_of("N 12/12 by 1, M 0/30, F 15/30")
+    row = {row["group"]: row for row in compare(groups, hired, clusters=[ids])}["N"]
+    assert_shows(row, {"selected": None, "verdict": "not measured (one person:…"})
+    metrics = group_metrics(groups, hired, least=10, ids=ids)
+    assert metrics["groups"]["N"]["selection_rate"]["value"] is None
+    rows = ll144_tables(groups, [None] * len(ids), hired, ids=ids)["tables"]["sex"]
+    shown = {row["category"]: (row["k"], row["rate"]["value"], row["ir"]) for row in rows}
+    assert shown == {"N": (None, None, None), "M": (0, 0.0, 0.0), "F": (15, 0.5, 1.0)}
 
 
 def test_roles_of_different_mixes_are_not_a_difference():
     """Pooled over roles the ratio is .35 and "significant"; within each role rates are equal."""
-    roles, sex, selected = roles_table()
-    pooled = compare(sex, selected)
+    sex, roles, hired, _ = columns_of("M eng 150/300, F eng 25/50, M sales 5/50, F sales 30/300")
+    pooled = compare(sex, hired)
     assert pooled[0]["verdict"] == "difference found" and pooled[0]["ir"]["value"] < 0.4
-    row = compare(sex, selected, strata=roles)[0]
-    assert row["gap"]["value"] == pytest.approx(0, abs=1e-9) and row["p"] > 0.9
-    assert row["ir"]["value"] == pytest.approx(1) and row["shortfall"] == pytest.approx(0, abs=1e-9)
-    rows = compare(sex, selected, strata=roles, roles=True)
-    assert [(row["within"], row["group"]) for row in rows if "p" in row] == [("eng", "F"), ("sales", "F")]  # fmt: skip
-    roles, sex, selected = roles_table(gap=0.3)
-    row = compare(sex, selected, "M", strata=roles)[0]
+    row = compare(sex, hired, strata=roles)[0]
+    assert [row["gap"]["value"], row["shortfall"]] == pytest.approx([0, 0], abs=1e-9)
+    assert row["ir"]["value"] == pytest.approx(1) and row["p"] > 0.9
+    rows = compared(compare(sex, hired, strata=roles, roles=True))
+    assert [(row["within"], row["group"]) for row in rows] == [("eng", "F"), ("sales", "F")]
+    sex, roles, hired, _ = columns_of("M eng 150/300, F eng 10/50, M sales 5/50, F sales 30/300")
+    row = compare(sex, hired, "M", strata=roles)[0]
     assert row["verdict"] == "difference found" and row["homogeneity_p"] < 0.05
-    per_role = compare(sex, selected, "M", strata=roles, roles=True)
-    assert [row["verdict"][:10] for row in per_role if "p" in row] == ["difference", "inconclusi"]
+    rows = compare(sex, hired, "M", strata=roles, roles=True)
+    assert verdicts_of(rows) == ["difference", "inconclusive"]
 
 
 def test_a_role_without_a_ratio_has_its_sentences():
@@ -175,84 +189,59 @@ def test_a_role_without_a_ratio_has_its_sentences():
     assert not differences and rest.startswith("sex: F 0.0 % of 2, M 25.0 % of 4: inconclusive")
 
 
-# (sex, role, people, selected), who stands twice; what the verdict says
 @cases("""
-cells | twice | words
-[('M', 'x', 5, 5), ('F', 'x', 5, 5), ('M', 'y', 5, 0), ('F', 'y', 5, 0)] | | (10 people a group find
-[('M', 'x', 5, 5), ('F', 'x', 5, 5), ('M', 'y', 5, 5), ('F', 'y', 5, 5)] | | (10 people a group find
-[('F', 'a', 200, 200), ('M', 'b', 200, 200), ('M', 'c', 2, 2), ('F', 'c', 2, 2), ('M', 'd', 2, 2), ('F', 'd', 2, 2)] | | (4 people a group
-[('M', 'x', 3, 3), ('F', 'x', 3, 0), ('M', 'y', 40, 40), ('F', 'y', 40, 40)] | | (43 people a group find
-[('M', 'x', 3, 3), ('F', 'x', 3, 0), ('M', 'y', 40, 40), ('F', 'y', 40, 40)] | 9 | (43 people a group find
-[('M', 'x', 10, 10), ('F', 'x', 10, 10), ('M', 'y', 10, 0), ('F', 'y', 10, 0)] | 1 | (20 people a group find
+cells | words
+M x 5/5, F x 5/5, M y 0/5, F y 0/5 | (10 people a group find
+M x 5/5, F x 5/5, M y 5/5, F y 5/5 | (10 people a group find
+F a 200/200, M b 200/200, M c 2/2, F c 2/2, M d 2/2, F d 2/2 | (4 people a group
+M x 3/3, F x 0/3, M y 40/40, F y 40/40 | (43 people a group find
+M x 3/3, F x 0/3, M y 41/41 by 40, F y 40/40 | (43 people a group find
+M x 11/11 by 10, F x 10/10, M y 0/10, F y 0/10 | (20 people a group find
 """)
-def test_roles_of_all_or_none_show_neither_equality_nor_a_difference(cells, twice, words):
+def test_roles_of_all_or_none_show_neither_equality_nor_a_difference(cells, words):
     """Ten people, or three of 203, were "equal within 2 points"; 3 against 3 with any row that
     stands twice were "difference found"."""
-    rows = [(s, r, int(i < k)) for s, r, n, k in cells for i in range(n)]
-    ids = [*range(len(rows))]
-    rows, ids = (rows + [rows[twice]], [*ids, twice]) if twice else (rows, ids)
-    sex, roles, hired = zip(*rows)
-    row = next(row for row in compare(sex, hired, strata=roles, clusters=[ids]) if "p" in row)
+    sex, roles, hired, ids = columns_of(cells)
+    (row,) = compared(compare(sex, hired, strata=roles, clusters=[ids]))
     assert row["verdict"].startswith("inconclusive") and words in row["verdict"], row
     assert row["p"] > 0.09 and row["gap"]["high"] - row["gap"]["low"] > 0.1
     assert row["ir"]["low"] is None or row["ir"]["high"] - row["ir"]["low"] > 0.1
 
 
-# (sex, role, rows, selected, people): nothing in the table says how one of them was decided
+# nothing in the table says how one of them was decided
 @cases("""
-cells | hidden
-[('M', 'CFO', 1, 1, 1), ('F', 'CFO', 60, 0, 60), ('M', 'c', 30, 15, 30), ('F', 'c', 30, 9, 30)] | ('CFO', 'F')
-[('M', 'CFO', 4, 4, 1), ('F', 'CFO', 60, 0, 60), ('M', 'c', 30, 15, 30), ('F', 'c', 30, 9, 30)] | ('CFO', 'F')
-[('M', 'CFO', 1, 0, 1), ('F', 'CFO', 60, 6, 60), ('M', 'c', 30, 15, 30)] | (None, 'F')
+cells | role
+M CFO 1/1, F CFO 0/60, M c 15/30, F c 9/30 | CFO
+M CFO 4/4 by 1, F CFO 0/60, M c 15/30, F c 9/30 | CFO
+M CFO 0/1, F CFO 6/60, M c 15/30 | None
 """)
-def test_no_pair_with_one_person_is_shown(cells, hidden):
+def test_no_pair_with_one_person_is_shown(cells, role):
     """The gap and the ratio to one man said whether he was hired; he could have several rows."""
-    rows = [(s, r, int(i < k), (s, r, i % p)) for s, r, n, k, p in cells for i in range(n)]
-    sex, roles, hired, ids = zip(*rows)
-    of_roles = compare(sex, hired, "M", strata=roles, clusters=[ids], roles=hidden[0] is not None)
-    found = {(row.get("within"), row["group"]): row for row in of_roles}
-    row = found[hidden]
+    sex, roles, hired, ids = columns_of(cells)
+    rows = compare(sex, hired, "M", strata=roles, clusters=[ids], roles=role is not None)
+    rows = {(row.get("within"), row["group"]): row for row in rows}
+    row = rows[role, "F"]
     assert row["verdict"].startswith("not measured (one person on a side") and "p" not in row
     assert not {"gap", "rates", "direction", "highest", "ratio_to_highest"} & {*row}
-    if hidden[0]:
-        man = found["CFO", "M"]
-        assert man["selected"] is None and man["rate"]["value"] is None and "highest" not in man
-        assert "p" in found["c", "F"]
+    if role:
+        man = rows["CFO", "M"]
+        assert_shows(man, {"selected": None, "rate.value": None})
+        assert "highest" not in man and "p" in rows["c", "F"]
 
 
-def test_one_person_of_several_rows_is_not_shown():
-    """Three rows of one person were 3 of 3; twelve were the yardstick of White in Local Law 144."""
-    groups, hired = ["N"] * 12 + ["M", "F"] * 30, [1] * 12 + [0, 1, 0, 0] * 15
-    ids = [0] * 12 + [*range(1, 61)]
-    row = {row["group"]: row for row in compare(groups, hired, clusters=[ids])}["N"]
-    assert row["selected"] is None and row["verdict"].startswith("not measured (one person:")
-    rate = group_metrics(groups, hired, least=10, ids=ids)["groups"]["N"]["selection_rate"]
-    assert rate["value"] is None
-    rows = ll144_tables(groups, [None] * 72, hired, ids=ids)["tables"]["sex"]
-    shown = {row["category"]: (row["k"], row["rate"]["value"], row["ir"]) for row in rows}
-    assert shown == {"N": (None, None, None), "M": (0, 0.0, 0.0), "F": (15, 0.5, 1.0)}
-    row = {row["group"]: row for row in compare("NFFMM", [1, 0, 0, 0, 0])}["F"]
-    assert row["verdict"] == "not measured (nobody in the compared groups is selected)"
-
-
-def test_a_role_of_unknown_groups_alone(tmp_path):
-    """A traceback: numpy counts nothing in whole numbers."""
-    rows = [(s, "a", int(s == "M")) for s in "MF" * 10] + [("N/A", "b", i % 2) for i in range(3)]
-    part = audited(tmp_path, "sex,role,p", rows, "--y-pred p --group sex --within role")
-    assert {row["within"] for row in part["tables"]["sex, per role"]} == {"a"}
+# ---- 2. the metrics of fairlearn, the tables of Local Law 144 ----
 
 
 def test_parity_set():
-    true = [0, 0, 0, 1, 1, 1, 0, 0, 0, 0, 0, 0, 0, 1, 1, 1, 1, 1]
-    pred = [1, 0, 1, 0, 1, 0, 0, 1, 0, 0, 0, 0, 0, 1, 1, 1, 1, 1]
-    found = group_metrics(["0", "1"] * 9, pred, true)
+    true, pred = (list(map(int, x)) for x in ("000111000000011111", "101010010000011111"))
+    metrics = group_metrics(["0", "1"] * 9, pred, true)
     expected = {
         "demographic_parity_difference": 1 / 9, "demographic_parity_ratio": 0.8,
         "fpr_difference": 1 / 12, "fpr_ratio": 0.75,
         "equalized_odds_difference": 0.4, "equalized_odds_ratio": 0.6,
         "equal_opportunity_difference": 0.4, "equal_opportunity_ratio": 0.6,
     }  # fmt: skip
-    assert {k: found[k]["value"] for k in expected} == pytest.approx(expected, abs=1e-7)
+    assert {k: metrics[k]["value"] for k in expected} == pytest.approx(expected, abs=1e-7)
 
 
 # comparison, value and reason of groups, decisions, labels
@@ -266,10 +255,10 @@ aabb | [0, 0, 0, 0] | None | demographic_parity_ratio | None | the highest rate 
 """)
 def test_nothing_over_nobody(groups, pred, true, key, value, reason):
     """Where fairlearn says 0, NaN or .5, here each is null with a reason."""
-    found = group_metrics(list(groups), pred, true)
-    assert (found[key]["value"], found[key].get("reason")) == (value, reason)
-    assert found["unknown"] == list(groups).count(None)
-    assert found["groups"]["a"]["selection_rate"]["n"] == 2
+    metrics = group_metrics(list(groups), pred, true)
+    assert (metrics[key]["value"], metrics[key].get("reason")) == (value, reason)
+    assert metrics["unknown"] == list(groups).count(None)
+    assert metrics["groups"]["a"]["selection_rate"]["n"] == 2
 
 
 @pytest.mark.slow
@@ -278,24 +267,24 @@ def test_parity_with_fairlearn():
     rates = {"selection_rate": metrics.selection_rate, "tpr": metrics.true_positive_rate}
     rates |= {"fpr": metrics.false_positive_rate}
     rng, shown, exact = np.random.default_rng(0), [], []
-    for _ in range(300):
+    for _ in range(150):
         groups = rng.choice(list("abc"), size := int(rng.integers(20, 40)))
         pred, true = (rng.random((2, size)) < 0.5).astype(int)
-        found, of = group_metrics(groups, pred, true), {"sensitive_features": groups}
+        ours, of = group_metrics(groups, pred, true), {"sensitive_features": groups}
         frame = metrics.MetricFrame(metrics=rates, y_true=true, y_pred=pred, **of)
-        for g, row in found["groups"].items():
-            shown += [(row[key]["value"], frame.by_group[key][g]) for key in rates]
-        theirs = {"difference": frame.difference(), "ratio": frame.ratio()}
+        by_group = frame.by_group
+        for group, row in ours["groups"].items():
+            shown += [(row[key]["value"], by_group[key][group]) for key in rates]
         for kind, worst in (("difference", max), ("ratio", min)):
-            rate = theirs[kind]
-            pairs = {"demographic_parity": rate["selection_rate"], "equal_opportunity": rate["tpr"]}
-            pairs["equalized_odds"] = worst(rate["tpr"], rate["fpr"])
-            exact += [(found[f"{key}_{kind}"]["value"], value) for key, value in pairs.items()]
-        for row in compare(groups, pred):
-            if "p" in row:
-                pair = row["group"], row["reference"]
-                rate = {g: frame.by_group["selection_rate"][g] for g in pair}
-                exact.append((row["ir"]["value"], rate[pair[0]] / rate[pair[1]]))
+            theirs = getattr(frame, kind)()
+            exact += [
+                (ours[f"demographic_parity_{kind}"]["value"], theirs["selection_rate"]),
+                (ours[f"equal_opportunity_{kind}"]["value"], theirs["tpr"]),
+                (ours[f"equalized_odds_{kind}"]["value"], worst(theirs["tpr"], theirs["fpr"])),
+            ]
+        for row in compared(compare(groups, pred)):
+            group, reference = by_group["selection_rate"][[row["group"], row["reference"]]]
+            exact.append((row["ir"]["value"], group / reference))
     for pairs, within in ((shown, 1e-6), (exact, 1e-9)):
         ours, theirs = zip(*(pair for pair in pairs if pair[0] is not None))
         assert ours == pytest.approx(theirs, abs=within) and len(ours) > 1000
@@ -304,143 +293,154 @@ def test_parity_with_fairlearn():
 RACES = LL144["race_ethnicity"]
 CELLS = [f"{r}, {s}" for s in ("Male", "Female") for r in RACES]
 PRINTED = [  # people, selected and ratio: by sex, by race, crossed
-    "1390 667 1.000\n1181 555 0.979",
-    "408 204 0.967\n797 412 1.000\n390 170 0.843\n119 52 0.845\n616 302 0.948\n41 18 0.849\n213 96 0.872",
-    "205 90 0.841\n412 215 1.0\n226 95 0.806\n87 37 0.815\n321 167 0.997\n24 11 0.878\n115 52 0.866\n"
-    "190 82 0.827\n385 197 0.981\n164 75 0.876\n32 15 0.898\n295 135 0.877\n17 7 0.789\n98 44 0.860",
+    "1390 667 1.000, 1181 555 0.979",
+    "408 204 0.967, 797 412 1.000, 390 170 0.843, 119 52 0.845, 616 302 0.948, 41 18 0.849, 213 96 0.872",
+    "205 90 0.841, 412 215 1.0, 226 95 0.806, 87 37 0.815, 321 167 0.997, 24 11 0.878, 115 52 0.866, "
+    "190 82 0.827, 385 197 0.981, 164 75 0.876, 32 15 0.898, 295 135 0.877, 17 7 0.789, 98 44 0.860",
 ]
+SCORED_PRINTED = (  # people, above the median, ratio: crossed
+    "16 12 1.00, 20 7 0.47, 20 10 0.67, 4 3 1.00, 12 7 0.78, 8 5 0.83, 12 6 0.67, "
+    "12 6 0.67, 20 8 0.53, 12 6 0.67, 4 2 0.67, 12 3 0.33, 8 5 0.83, 8 4 0.67"
+)
 
 
-def expand(rows, names):
-    cells = [(name, int(k < s)) for name, (n, s, _) in zip(names, rows) for k in range(int(n))]
-    return [name for name, _ in cells], [chosen for _, chosen in cells]
+def people_of(printed):
+    """The cell and the decision of every person of a printed table; its ratios."""
+    rows = [list(map(float, row.split())) for row in printed.split(", ")]
+    people = [(cell, int(i < k)) for cell, (n, k, _) in zip(CELLS, rows) for i in range(int(n))]
+    return *map(list, zip(*people)), [ratio for *_, ratio in rows]
 
 
 @pytest.mark.parametrize("printed", PRINTED)
 def test_ll144_golden_of_selection_rates(printed):
-    golden = table(printed)
-    race, chosen = expand(golden, CELLS)
+    race, chosen, ratios = people_of(printed)
     rows = ll144_tables([None] * len(race), race, chosen)["tables"]["race_ethnicity"]
-    found = {row["category"]: row["ir"] for row in rows}
-    assert [found[cell] for cell, _ in zip(CELLS, golden)] == pytest.approx([x for *_, x in golden], abs=0.001)  # fmt: skip
-
-
-CROSSED_2 = table("""
-16 12 1.00\n20 7 0.47\n20 10 0.67\n4 3 1.00\n12 7 0.78\n8 5 0.83\n12 6 0.67
-12 6 0.67\n20 8 0.53\n12 6 0.67\n4 2 0.67\n12 3 0.33\n8 5 0.83\n8 4 0.67
-""")  # people, above the median, ratio
-SEX_2, RACE_2 = [1.00, 0.82], [1.00, 0.58, 0.78, 0.97, 0.65, 0.97, 0.78]
+    shown = {row["category"]: row["ir"] for row in rows}
+    assert [shown[cell] for cell in dict.fromkeys(race)] == pytest.approx(ratios, abs=0.001)
 
 
 def test_ll144_golden_of_scoring_rates():
-    cells, above = expand(CROSSED_2, CELLS)
+    cells, above, ratios = people_of(SCORED_PRINTED)
     race, sex = ([None] * 15 + [cell.split(", ")[i] for cell in cells] for i in (0, 1))
-    found = ll144_tables(sex, race, scores=[99] * 15 + above)
-    assert found["unknown"] == dict.fromkeys(("sex", "race_ethnicity", "crossed"), 15)
-    ratios = {row["category"]: row["ir"] for rows in found["tables"].values() for row in rows}
-    golden = [*SEX_2, *RACE_2, *(x for *_, x in CROSSED_2)]
+    law = ll144_tables(sex, race, scores=[99] * 15 + above)
+    assert law["unknown"] == dict.fromkeys(("sex", "race_ethnicity", "crossed"), 15)
+    shown = {row["category"]: row["ir"] for rows in law["tables"].values() for row in rows}
+    of_sex, of_race = [1.00, 0.82], [1.00, 0.58, 0.78, 0.97, 0.65, 0.97, 0.78]
     names = ["Male", "Female", *RACES, *CELLS]
-    assert [ratios[name] for name in names] == pytest.approx(golden, abs=0.0051)
-    assert found["tables"]["sex"][1]["rate"]["value"] == pytest.approx(50 / 92, abs=1e-6)
+    golden = of_sex + of_race + ratios
+    assert [shown[name] for name in names] == pytest.approx(golden, abs=0.0051)
+    assert law["tables"]["sex"][1]["rate"]["value"] == pytest.approx(50 / 92, abs=1e-6)
+
+
+def test_ll144_says_how_many_scores_equal_the_median_and_who_is_unknown():
     scores = [1] * 8 + [2] * 4 + [3] * 8
-    found = ll144_tables(["Male", "Female"] * 10, ["White"] * 20, scores=scores)
-    assert found["note"].startswith("20 % of the scores equal the median")
-    assert sum(row["k"] for row in found["tables"]["sex"]) == 8
-    found = ll144_tables(["Male", "Female", None], ["White", None, "Asian"], chosen=[1, 0, 1])
-    assert found["unknown"] == {"sex": 1, "race_ethnicity": 1, "crossed": 2}
-    assert [(row["category"], row["n"]) for row in found["tables"]["crossed"]] == [("White, Male", 1)]  # fmt: skip
+    law = ll144_tables(["Male", "Female"] * 10, ["White"] * 20, scores=scores)
+    assert law["note"].startswith("20 % of the scores equal the median")
+    assert sum(row["k"] for row in law["tables"]["sex"]) == 8
+    law = ll144_tables(["Male", "Female", None], ["White", None, "Asian"], chosen=[1, 0, 1])
+    assert law["unknown"] == {"sex": 1, "race_ethnicity": 1, "crossed": 2}
+    crossed = [(row["category"], row["n"]) for row in law["tables"]["crossed"]]
+    assert crossed == [("White, Male", 1)]
 
 
-def people_file(tmp_path, extra=()):
-    rows = [[f"p{g}{i}", i % 2, int(i < k), g] for g, n, k in (("White", 797, 412), ("Black", 390, 170)) for i in range(n)]  # fmt: skip
-    return write(tmp_path / "people.csv", [*rows, *extra], "id,y,pred,race")
+# ---- 3. a table of people in, a report out ----
+
+# so many rows of each kind; # is the row's number: 412 of 797 White selected, 170 of 390 Black
+PEOPLE = """206 p#,0,1,White; 206 p#,1,1,White; 193 p#,0,0,White; 192 p#,1,0,White;
+85 p#,0,1,Black; 85 p#,1,1,Black; 110 p#,0,0,Black; 110 p#,1,0,Black"""
+OF_RACE = "--y-pred pred --group race"
 
 
-def run_audit(tmp_path, flags="", table=None, of="--y-pred pred --group race"):
-    out, table = tmp_path / "out", table or people_file(tmp_path)
-    argv = [table, *f"{of} {flags} --overwrite --out".split(), str(out)]
-    status, report = audit.main(argv), read_json(out / "report.json")
-    with open(out / "audit.csv", newline="") as file:
-        return status, report, list(csv.DictReader(file)), out
+def repeated(rows):
+    """The rows of "250 White,1; 150 Black,0"."""
+    lines = []
+    for number, line in re.findall(r"(\d+) ([^;]*)", rows):
+        lines += [line] * int(number)
+    return [line.replace("#", str(i)).split(",") for i, line in enumerate(lines)]
 
 
-def audited(tmp_path, header, rows, flags):
-    """What the report says of the decisions in a table."""
-    table = write(tmp_path / "t.csv", rows, header)
-    return run_audit(tmp_path, flags, table, "")[1]["decisions"][0]
+@pytest.fixture
+def audited(tmp_path, capsys):
+    """audited(flags, rows, header): what the audit of a table returns, writes and prints."""
+
+    def run(flags=OF_RACE, rows=PEOPLE, header="id,y,pred,race"):
+        rows, out = repeated(rows) if isinstance(rows, str) else rows, tmp_path / "out"
+        table = write(tmp_path / "t.csv", rows, header)
+        status = audit.main([table, *flags.split(), "--overwrite", "--out", str(out)])
+        report = read_json(out / "report.json")
+        with open(out / "audit.csv", newline="") as file:
+            lines = list(csv.DictReader(file))
+        decisions = report["decisions"][0]
+        return SimpleNamespace(
+            status=status, report=report, lines=lines, out=out, printed=printed(capsys),
+            page=(out / "report.html").read_text(encoding="utf-8"),
+            decisions=decisions, tables=decisions["tables"], words=" ".join(decisions["words"]),
+        )  # fmt: skip
+
+    return run
 
 
-def test_the_first_screen_follows_from_its_tables(tmp_path):
-    status, report, _, out = run_audit(tmp_path, "--y-true y --fail-on difference")
-    assert status == 1 and run_audit(tmp_path, "--fail-on inconclusive")[0] == 0
-    part = audit.people_answer(report["decisions"][0])
+def test_the_first_screen_follows_from_its_tables(audited):
+    result = audited(f"{OF_RACE} --y-true y --fail-on difference")
+    part = audit.people_answer(result.decisions)
     black, white = part["tables"][0]["rows"]
-    assert white[5] == "reference"
+    assert result.status == 1 and white[5] == "reference"
     assert black[1:] == ["170 of 390 (43.6 %)", "0.84 [0.74, 0.96]", "0.84 of White, above four fifths", "0.0087", "difference found"]  # fmt: skip
     finding = "Selected, race: Black 43.6 % of 390, White 51.7 % of 797: not chance (p .009, 2.6 SD); 21 fewer than at equal rates; ratio 0.84 [0.74, 0.96], above four fifths."  # fmt: skip
     assert part["sentences"][1] == finding
-    page = (out / "report.html").read_text(encoding="utf-8")
-    assert not FORBIDDEN.search(page)
-    for line in (NOTICE, black[2], "numpy", "SHA-256", "What this does not show", "not stated"):  # fmt: skip
-        assert line in page, line
-    assert "3 tables were tested" in report["limits"][-1] and "at most" not in report["limits"][-1]
-    few = write(tmp_path / "few.csv", [[1, "a"], [0, "a"], [1, "b"], [1, "b"]], "pred,race")
-    assert run_audit(tmp_path, "--fail-on difference,inconclusive", few)[0] == 3
+    assert not FORBIDDEN.search(result.page)
+    for line in (NOTICE, black[2], "numpy", "SHA-256", "What this does not show", "not stated"):
+        assert line in result.page, line
+    tests = result.report["limits"][-1]
+    assert "3 tables were tested" in tests and "at most" not in tests
+    assert audited(f"{OF_RACE} --fail-on inconclusive").status == 0
+    few = "1 1,a; 1 0,a; 2 1,b"
+    assert audited(f"{OF_RACE} --fail-on difference,inconclusive", few, "pred,race").status == 3
 
 
-def test_error_rates_have_tests_and_verdicts(tmp_path):
+def test_error_rates_have_tests_and_verdicts(audited):
     """True and false positive rates stood without a test: 40 of 200 against 120 of 200."""
-    rows = [(f"p{g}{y}{i}", y, int(i < k), g) for g, y, k in (("a", 1, 120), ("b", 1, 40), ("a", 0, 20), ("b", 0, 20)) for i in range(200)]  # fmt: skip
-    table = write(tmp_path / "t.csv", rows, "id,y,pred,race")
-    status, report, *_ = run_audit(tmp_path, "--y-true y --fail-on difference", table)
-    tables = report["decisions"][0]["tables"]
-    true, false = (tables[f"race, {audit.KINDS[label]}"] for label in (1, 0))
-    assert status == 1 and true[1]["verdict"] == "difference found" and true[1]["n"] == 200
-    assert false[1]["verdict"].startswith("inconclusive") and false[1]["label"] == ""
+    rows = "120 1,1,a; 80 1,0,a; 20 0,1,a; 180 0,0,a; 40 1,1,b; 160 1,0,b; 20 0,1,b; 180 0,0,b"
+    result = audited(f"{OF_RACE} --y-true y --fail-on difference", rows, "y,pred,race")
+    true, false = (result.tables[f"race, {audit.KINDS[label]}"] for label in (1, 0))
+    assert result.status == 1
+    assert_shows(true[1], {"verdict": "difference found", "n": 200})
+    assert_shows(false[1], {"verdict": "inconclusive…", "label": ""})
 
 
-def test_people_without_an_outcome_stay_in_the_selection_rates(tmp_path, capsys):
+@pytest.mark.parametrize("allow", ["", "--allow-missing"])
+def test_people_without_an_outcome_stay_in_the_selection_rates(audited, allow):
     """500 White, 250 advanced; 500 Black, 150: ratio .60. Outcomes exist for those who advanced;
     with --y-true the ratio was 1.0 and "equivalent", and 600 dropped rows went unmentioned."""
-    rows = [(f"{g}{i}", g, int(i < k), "" if i >= k else i % 2) for g, k in (("White", 250), ("Black", 150)) for i in range(500)]  # fmt: skip
-    flags = "--y-pred pred --group race --y-true y"
-    for more in ("", " --allow-missing"):
-        part = audited(tmp_path, "id,race,pred,y", rows, flags + more)
-        row = part["tables"]["race"][0]
-        assert row["ir"]["value"] == pytest.approx(0.6) and row["verdict"] == "difference found"
-        assert list(part["tables"]) == ["race"]  # no error rates of a sample chosen by decision
-        assert "400 of 400 selected, 0 of 600 others" in capsys.readouterr().out
-    rows = [(*row[:3], i % 2 if i % 7 else "NA") for i, row in enumerate(rows)]
-    part = audited(tmp_path, "id,race,pred,y", rows, flags)
-    assert len(part["tables"]) == 3 and part["tables"]["race"][0]["n"] == 500
-    assert "Outcome known for 857 of 1,000" in part["words"][-1]
+    rows = "125 White,1,0; 125 White,1,1; 250 White,0,; 75 Black,1,0; 75 Black,1,1; 350 Black,0,"
+    result = audited(f"{OF_RACE} --y-true y {allow}", rows, "race,pred,y")
+    row = result.tables["race"][0]
+    assert_shows(row, {"ir.value": 0.6, "verdict": "difference found"})
+    assert list(result.tables) == ["race"]  # no error rates of a sample chosen by decision
+    assert "400 of 400 selected, 0 of 600 others" in result.printed
 
 
-def test_crossed_groups_count(tmp_path):
+def test_outcomes_known_of_both_alike_are_a_sample(audited):
+    """One in seven has none, of those selected as of the others."""
+    races, _, hired, _ = columns_of("White 250/500, Black 150/500")
+    outcomes = [i % 2 if i % 7 else "NA" for i in range(1000)]
+    result = audited(f"{OF_RACE} --y-true y", zip(races, hired, outcomes), "race,pred,y")
+    assert len(result.tables) == 3 and result.tables["race"][0]["n"] == 500
+    assert "Outcome known for 857 of 1,000" in result.words
+
+
+def test_crossed_groups_count(audited):
     """Neither sex nor race differs, but two of the four crossed groups do: it was printed, failed
     no --fail-on and was no test."""
-    cells = {("M", "W"): 70, ("M", "B"): 30, ("F", "W"): 30, ("F", "B"): 70}
-    rows = [(sex, race, int(i < k)) for (sex, race), k in cells.items() for i in range(100)]
-    table = write(tmp_path / "t.csv", rows, "sex,race_ethnicity,pred")
-    status, report, *_ = run_audit(tmp_path, "--fail-on difference", table, "--y-pred pred")
-    assert status == 1 and "3 tables were tested" in report["limits"][-1]
+    rows = "70 M,W,1; 30 M,W,0; 30 M,B,1; 70 M,B,0; 30 F,W,1; 70 F,W,0; 70 F,B,1; 30 F,B,0"
+    result = audited("--y-pred p --fail-on difference", rows, "sex,race_ethnicity,p")
+    assert result.status == 1 and "3 tables were tested" in result.report["limits"][-1]
 
 
 SPELLINGS = """NA; N/A; n.a.; nan; NaN; None; NULL; Prefer not to say; #N/A; -; ?; <NA>; (blank); unknown
 Decline to self-identify; I don’t wish to answer; Not specified; Choose not to disclose; Missing
 Declined to state; Did not answer; I do not wish to disclose; Not Applicable; Undisclosed; Refused
 Prefer not to answer; Rather not say; n/k; not disclosed; No response; UNKNOWN/NOT STATED"""
-
-
-@pytest.mark.parametrize("spelling", re.split("; |\n", SPELLINGS))
-def test_every_spelling_of_missing_is_unknown(tmp_path, capsys, spelling):
-    rows = [(["Male", "Female", spelling][i % 3], i % 2) for i in range(300)]
-    part = audited(tmp_path, "gender,pred", rows, "--y-pred pred --group gender")
-    assert [row["group"] for row in part["tables"]["gender"]] == ["Female", "Male"]
-    unknown = f"unknown for 100 of 300 rows (33.3 %), in no comparison (written: {spelling} 100)"
-    assert unknown in printed(capsys)
-
-
 # in any column; what stays a group in any, and in a column of disabilities
 SAYS_MISSING = r"""Did not self-identify; Didn't self-identify; Not Indicated; Not Assigned; #; Not set
 Undefined; Unavailable; UNK; Unk.; #NV; #NULL!; #DIV/0!; #N/D; \N; <null>; --None--
@@ -460,13 +460,32 @@ Response: no; Declared: no; Never married"""
 STAYS_HERE = "None; No disability; No known disability; No disability reported; none declared"
 
 
+def listed(text):
+    return re.split("; |\n", text)
+
+
+def test_every_spelling_of_missing_is_unknown(audited):
+    """Each was a group of its own; what was taken for unknown is counted, as it was written."""
+    spellings = listed(SPELLINGS)
+    rows = [(group, i % 2) for group in ["Male", "Female", *spellings] for i in range(20)]
+    result = audited("--y-pred pred --group gender", rows, "gender,pred")
+    assert [row["group"] for row in result.tables["gender"]] == ["Female", "Male"]
+    assert f"unknown for {20 * len(spellings)} of {len(rows)} rows" in result.printed
+    rows = "100 Male,1; 100 Female,0; 50 Prefer not to say,1; 50 Prefer not to say,0"
+    result = audited("--y-pred pred --group gender", rows, "gender,pred")
+    words = (
+        "unknown for 100 of 300 rows (33.3 %), in no comparison (written: Prefer not to say 100)"
+    )
+    assert words in result.printed
+
+
 def test_what_says_missing_and_what_does_not():
     """ "Did not self-identify" was a group that made both sexes differ, "Did not graduate" none."""
     for column in ("sex", "disability"):
-        wrong = [x for x in re.split("; |\n", SAYS_MISSING) if not is_missing(x, column)]
-        wrong += [x for x in re.split("; |\n", STAYS) if is_missing(x, column)]
+        wrong = [x for x in listed(SAYS_MISSING) if not is_missing(x, column)]
+        wrong += [x for x in listed(STAYS) if is_missing(x, column)]
         assert not wrong, column
-    assert not [x for x in STAYS_HERE.split("; ") if is_missing(x, "Disability Status")]
+    assert not [x for x in listed(STAYS_HERE) if is_missing(x, "Disability Status")]
     keys = [group_key(x, "sex") for x in ("Male\u200b", "male ", "\u200b", "None")]
     assert keys == ["male", "male", None, None]
     assert not any(map(is_missing, ("Nan Su", "An Na", "Will Said")))  # names of people
@@ -479,76 +498,76 @@ labels | groups
 ['18-25', '18 25', '<40', '>40'] | ['18 25', '18-25', '<40', '>40']
 ['A+', 'A-', 'a+'] | ['A+', 'A-']
 """)
-def test_spellings_of_one_group_are_one_group_and_said(tmp_path, labels, groups):
-    rows = [(labels[i % len(labels)], i // 7 % 2) for i in range(60 * len(labels))]
-    part = audited(tmp_path, "g,pred", rows, "--y-pred pred --group g")
-    assert sorted(row["group"].lower() for row in part["tables"]["g"]) == sorted(map(str.lower, groups))  # fmt: skip
-    merged = [text for text in part["words"] if "are taken as one group" in text]
-    assert bool(merged) == (len(labels) > len(groups))
+def test_spellings_of_one_group_are_one_group_and_said(audited, labels, groups):
+    rows = [(label, i % 2) for label in labels for i in range(60)]
+    result = audited("--y-pred pred --group g", rows, "g,pred")
+    shown = sorted(row["group"].lower() for row in result.tables["g"])
+    assert shown == sorted(map(str.lower, groups))
+    assert ("are taken as one group" in result.words) == (len(labels) > len(groups))
 
 
+# the columns besides race and decision, and a cell of each in 200 rows by 40 people, five rows a
+# person: of how many units the rates are, and what is said of it
 @cases("""
-column | flags | units | words
-candidate_id | | 40 | rows with the same candidate_id are one person
-Applicant ID | | 40 | rows with the same Applicant ID are one person
-applicantId | | 40 | rows with the same applicantId are one person
-case_id | | 200 | case_id repeats (40 values in 200 rows)
-case_id | --id case_id | 40 | rows with the same case_id are one person
-candidate_id | --id none | 200 | None
-No. | | 200 | None
-Key | | 200 | None
+header | cells | flags | units | words
+candidate_id | person | | 40 | rows with the same candidate_id are one person
+Applicant ID | person | | 40 | rows with the same Applicant ID are one person
+applicantId | person | | 40 | rows with the same applicantId are one person
+user_id | person | | 40 | rows with the same user_id are one person
+case_id | person | | 200 | case_id repeats (40 values in 200 rows)
+case_id | person | --id case_id | 40 | rows with the same case_id are one person
+candidate_id | person | --id none | 200 | None
+No. | person | | 200 | None
+Key | person | | 200 | None
+candidate_id,user_id | row person | | 200 | user_id repeats (40 values in 200 rows)
+id,candidate_id | row person | | 40 | rows with the same candidate_id
+id,user_id | row person | | 200 | if it names the person, pass --id user_id
 """)
-def test_rows_of_a_person_are_found_or_asked_for(tmp_path, column, flags, units, words):
-    rows = [(f"c{i // 5}", "ab"[i // 5 % 2], int(i // 5 % 3 == 0)) for i in range(200)]
-    part = audited(tmp_path, f"{column},race,pred", rows, f"--y-pred pred --group race {flags}")
-    assert sum(row["units"] for row in part["tables"]["race"]) == units
-    assert (words in " ".join(part["words"])) if words else len(part["words"]) == 1
-
-
-# columns of 200 rows: a cell of each, with the row's number and a fifth of it
-@cases("""
-header | cells | units | words
-candidate_id,user_id | {0} {1} | 200 | user_id repeats (40 values in 200 rows)
-id,candidate_id | {0} {1} | 40 | rows with the same candidate_id
-user_id | "{1}" | 40 | rows with the same user_id are one person
-id,user_id | {0} {1} | 200 | if it names the person, pass --id user_id
-""")
-def test_which_column_names_the_person(tmp_path, header, cells, units, words):
+def test_which_column_names_the_person(audited, header, cells, flags, units, words):
     """The recruiter's user_id, which repeats, won over the candidates' own."""
-    rows = [
-        (*cells.format(i, i // 5).split(), "ab"[i // 5 % 2], int(i % 3 == 0)) for i in range(200)
-    ]
-    part = audited(tmp_path, f"{header},race,pred", rows, "--y-pred pred --group race")
-    assert sum(row["units"] for row in part["tables"]["race"]) == units
-    assert words in " ".join(part["words"])
+    rows = []
+    for i in range(200):
+        values = {"row": i, "person": f"c{i // 5}"}
+        ids = [values[cell] for cell in cells.split()]
+        rows.append([*ids, "ab"[i // 5 % 2], int(i // 5 % 3 == 0)])
+    result = audited(f"{OF_RACE} {flags}", rows, f"{header},race,pred")
+    assert sum(row["units"] for row in result.tables["race"]) == units
+    assert words in result.words if words else len(result.decisions["words"]) == 1
 
 
-def test_spellings_of_one_id_are_one_person(tmp_path):
+def test_spellings_of_one_id_are_one_person(audited):
     """ "C001 " was another person than "C001", and Excel's 2.02611E+11 everybody."""
     ids = ["C1", "C1 ", "c1", "\u200bC1", "Amy@x.com", "amy@X.com", "0015AbC", "0015Abc", "d", "NA"]
-    rows = [(x, g, i % 2) for g in "ab" for i, x in enumerate(ids)]
-    rows = [(x.replace("1", "12" if g == "b" else "1"), g, y) for x, g, y in rows]
-    out = run_audit(tmp_path, "", write(tmp_path / "t.csv", rows, "id,race,pred"))
-    found = [row["entity_id"] for row in out[2][:10]]
-    assert found[:6] == ["C1"] * 4 + ["Amy@x.com"] * 2 and len({*found[6:]}) == 4
-    words = " ".join(out[1]["decisions"][0]["words"])
+    rows = [(x, "a", i % 2) for i, x in enumerate(ids)]
+    rows += [(x.replace("1", "12"), "b", i % 2) for i, x in enumerate(ids)]
+    result = audited(OF_RACE, rows, "id,race,pred")
+    people = [row["entity_id"] for row in result.lines[:10]]
+    assert people[:6] == ["C1"] * 4 + ["Amy@x.com"] * 2 and len({*people[6:]}) == 4
+    words = " ".join(result.decisions["words"])
     assert "(C1, c1; Amy@x.com, amy@X.com; C12, c12; 3 in all): if they are several" in words
     assert "id: unknown for 2 of 20 rows (10.0 %), each taken as a person (written: NA 2)" in words
-    rows = [("2.02611E+11", "ab"[i % 2], i // 2 % 2) for i in range(8)]
-    table = write(tmp_path / "t.csv", rows, "id,race,pred")
-    error = error_of(run_audit, tmp_path, "", table)
+    rows = "2 2.02611E+11,a,0; 2 2.02611E+11,b,0; 2 2.02611E+11,a,1; 2 2.02611E+11,b,1"
+    error = error_of(audited, OF_RACE, rows, "id,race,pred")
     assert "id: 2.02611E+11 is a number that a spreadsheet rounded" in error
-    assert run_audit(tmp_path, "--id none", table)[0] == 0
+    assert audited(f"{OF_RACE} --id none", rows, "id,race,pred").status == 0
 
 
-def test_one_repeated_id_costs_no_interval(tmp_path):
+def test_one_repeated_id_costs_no_interval(audited):
     """One person twice among 400 removed every interval of a ratio."""
     rows = [(f"p{min(i, 398)}", "ab"[i % 2], int(i % 5 < 2 + i % 2)) for i in range(400)]
-    part = audited(tmp_path, "id,race,pred", rows, "--y-pred pred --group race")
-    row = part["tables"]["race"][0]
-    plain = compare([r[1] for r in rows], [r[2] for r in rows])[0]
+    row = audited(OF_RACE, rows, "id,race,pred").tables["race"][0]
+    _, groups, values = zip(*rows)
+    plain = compare(groups, values)[0]
     for key in ("low", "high"):
         assert row["ir"][key] == pytest.approx(plain["ir"][key], abs=0.01)
+
+
+def test_rows_of_one_person_are_one_cluster(audited):
+    """7 of 10 people against 4 of 10, each in thirty rows."""
+    people = [("a", 7), ("b", 4)]
+    rows = [(f"{g}{i}", int(i < k), g) for g, k in people for i in range(10) for _ in range(30)]
+    (row,) = compared(audited(OF_RACE, rows, "id,pred,race").tables["race"])
+    assert row["gap"]["method"] == "clustered" and row["p"] > 0.1
 
 
 def test_few_people_with_equal_rows_are_not_equivalent():
@@ -562,77 +581,93 @@ def test_few_people_with_equal_rows_are_not_equivalent():
             assert people > 12 or row["gap"]["high"] > 0.1
 
 
-def test_a_sex_column_without_labels_stops_no_audit_of_race(tmp_path):
-    rows = [("", "WB"[i % 2], int(i % 3 == 0)) for i in range(60)]
-    part = audited(tmp_path, "sex,race_ethnicity,pred", rows, "--y-pred pred --reference W")
-    assert part["tables"]["race_ethnicity"][0]["reference"] == "W"  # not sought in sex
-    assert "sex: not measured (no known label: not a comparison)." in part["words"]
+def test_roles_are_folded(audited):
+    """ "Nurse" and "nurse" were two roles, each with no one to compare with; a role that has people
+    of unknown groups alone was a traceback: numpy counts nothing in whole numbers."""
+    rows = "20 Nurse,M,1; 20 nurse ,F,1; 20 Nurse,M,0; 20 nurse ,F,0; 5 N/A,M,1; 5 N/A,M,0; 5 N/A,F,1; 5 N/A,F,0"  # fmt: skip
+    flags = "--y-pred p --group sex --within role"
+    result = audited(flags, rows, "role,sex,p")
+    assert len(compared(result.tables["sex"])) == 1
+    roles = [row["within"] for row in compared(result.tables["sex, per role"])]
+    assert roles == ["Nurse", "no role"]
+    assert "role: Nurse, nurse are taken as one group, Nurse." in result.words
+    assert "role: unknown for 20 of 100 rows (20.0 %), compared with one another" in result.words
+    rows = "10 a,M,1; 10 a,F,0; 1 b,N/A,1; 2 b,N/A,0"
+    result = audited(flags, rows, "role,sex,p")
+    assert {row["within"] for row in result.tables["sex, per role"]} == {"a"}
 
 
-def test_ages(tmp_path, capsys):
+def test_a_sex_column_without_labels_stops_no_audit_of_race(audited):
+    rows = "10 ,W,1; 20 ,W,0; 10 ,B,1; 20 ,B,0"
+    result = audited("--y-pred pred --reference W", rows, "sex,race_ethnicity,pred")
+    assert result.tables["race_ethnicity"][0]["reference"] == "W"  # not sought in sex
+    assert "sex: not measured (no known label: not a comparison)." in result.decisions["words"]
+
+
+def test_ages(audited):
     """One group per age was "Not measured: age." without its reason."""
     rows = [(i, 20 + i % 45, int(i % 45 < 20)) for i in range(450)] + [(450, "NA", 1)]
     flags = "--y-pred pred --group age"
-    audited(tmp_path, "id,age,pred", rows, flags)
-    assert "more than 20 groups: merge them; ages belong in bands" in printed(capsys)  # fmt: skip
-    part = audited(tmp_path, "id,age,pred", rows, f"{flags} --age-40")
-    rows = {row["group"]: row for row in part["tables"]["age"]}
+    result = audited(flags, rows, "id,age,pred")
+    assert "more than 20 groups: merge them; ages belong in bands" in result.printed
+    result = audited(f"{flags} --age-40", rows, "id,age,pred")
+    rows = {row["group"]: row for row in result.tables["age"]}
     assert rows["40 or older"]["verdict"] == "difference found" and rows["under 40"]["n"] == 200
-    assert "unknown for 1 of 451" in part["words"][1]
+    assert "unknown for 1 of 451" in result.decisions["words"][1]
 
 
-def test_ll144_counts_who_is_in_no_category(tmp_path, capsys):
+def test_ll144_counts_who_is_in_no_category(audited):
     """Non-binary was to be renamed to Male or Female, Decline to self-identify to a race."""
-    rows = [(["Male", "female", "Non-binary"][i % 3], ["white", "Asian (Not Hispanic or Latino)"][i % 2], int(i % 5 < 2)) for i in range(240)]  # fmt: skip
-    table = write(tmp_path / "t.csv", rows, "sex,race_ethnicity,pred")
-    _, report, _, out = run_audit(tmp_path, "--ll144 selection", table, "--y-pred pred")
-    (law,) = report["ll144"]
+    sexes, races = ["Male", "female", "Non-binary"], ["white", "Asian (Not Hispanic or Latino)"]
+    rows = [(sexes[i % 3], races[i % 2], int(i % 5 < 2)) for i in range(240)]
+    result = audited("--y-pred pred --ll144 selection", rows, "sex,race_ethnicity,pred")
+    (law,) = result.report["ll144"]
     assert [row["n"] for row in law["tables"]["sex"]] == [80, 80] and law["unknown"]["sex"] == 80
     assert "Non-binary (80) is no category of the rule: in no calculation" in law["words"][0]
-    assert len(report["decisions"][0]["tables"]["sex"]) == 3  # where it is a group
-    shown = printed(capsys)
-    assert "rename" not in shown and "sex: Non-binary (80) is no category of the rule" in shown
-    assert "# Selected" in (out / "report.html").read_text()
+    assert len(result.tables["sex"]) == 3  # where it is a group
+    assert "sex: Non-binary (80) is no category of the rule" in result.printed
+    assert "rename" not in result.printed and "# Selected" in result.page
 
 
-def test_ll144_excludes_on_request_only():
+@cases("""
+exclude | ratio_of_white | shown_of_few
+False | 0.555555556 | {}
+True | 1.0 | {"ir": None, "excluded": "excluded (1.0 % < 2 %)", "n": 10, "k": 9}
+""")
+def test_ll144_excludes_on_request_only(exclude, ratio_of_white, shown_of_few):
     """The rule lets an auditor exclude a category below 2 %, with number, rate and reason."""
-    race = ["White"] * 500 + ["Asian"] * 490 + ["Two or More Races"] * 10
-    chosen = [i % 2 for i in range(990)] + [1] * 9 + [0]
-    (rows,) = [ll144_tables([None] * 1000, race, chosen)["tables"]["race_ethnicity"]]
-    assert {row["category"]: row["ir"] for row in rows}["White"] == pytest.approx(0.5 / 0.9)
-    (rows,) = [ll144_tables([None] * 1000, race, chosen, exclude=True)["tables"]["race_ethnicity"]]
-    by_name = {row["category"]: row for row in rows}
-    assert by_name["White"]["ir"] == 1.0 and by_name["Two or More Races"]["ir"] is None
-    assert by_name["Two or More Races"]["excluded"] == "excluded (1.0 % < 2 %)"
-    assert (by_name["Two or More Races"]["n"], by_name["Two or More Races"]["k"]) == (10, 9)
+    races, _, hired, _ = columns_of("White 250/500, Asian 245/490, Two 9/10")
+    races = [race.replace("Two", "Two or More Races") for race in races]
+    tables = ll144_tables([None] * 1000, races, hired, exclude=exclude)["tables"]
+    rows = {row["category"]: row for row in tables["race_ethnicity"]}
+    assert rows["White"]["ir"] == pytest.approx(ratio_of_white)
+    assert_shows(rows["Two or More Races"], shown_of_few)
 
 
-def test_files_are_private_and_no_cell_is_a_formula(tmp_path):
+def test_files_are_private_and_no_cell_is_a_formula(audited):
     rows = [(f"=cmd{i}", ["+Black", "@White"][i % 2], i % 2, -1.5 * i) for i in range(40)]
-    table = write(tmp_path / "t.csv", rows, "id,race,pred,s")
-    *_, found, out = run_audit(tmp_path, "--cutoff -30", table, "--score s --group race")
-    assert stat.S_IMODE((out / "audit.csv").stat().st_mode) == 0o600
-    assert {row["race"] for row in found} == {"'+Black", "'@White"}
-    assert (found[0]["entity_id"], found[1]["score_raw"]) == ("'=cmd0", "-1.5")
+    result = audited("--score s --group race --cutoff -30", rows, "id,race,pred,s")
+    assert stat.S_IMODE((result.out / "audit.csv").stat().st_mode) == 0o600
+    assert {row["race"] for row in result.lines} == {"'+Black", "'@White"}
+    assert (result.lines[0]["entity_id"], result.lines[1]["score_raw"]) == ("'=cmd0", "-1.5")
 
 
-def test_what_a_published_audit_states(tmp_path):
-    report = run_audit(tmp_path, "--date 2026-11-01 --data historical --run-by Acme")[1]
+def test_what_a_published_audit_states(audited):
+    report = audited(f"{OF_RACE} --date 2026-11-01 --data historical --run-by Acme").report
     assert list(report["stated"].values()) == ["2026-11-01", None, None, "historical", "Acme", None]
     assert report["version"] == VERSION and f"## {VERSION}" in (REPO / "CHANGELOG.md").read_text()
 
 
-def test_unknown_and_missing(tmp_path):
-    extra = [["u1", 1, 1, ""], ["u2", 0, 0, "unknown"], ["u3", 1, 0, "White "]]
-    _, report, rows, out = run_audit(tmp_path, table=people_file(tmp_path, extra))
-    part = report["decisions"][0]
-    assert part["metrics"]["race"]["unknown"] == 2
-    assert [row["n"] for row in part["tables"]["race"]] == [390, 798]
-    assert rows[-2:] == [{"race": "unknown", "entity_id": "u2", "score": "0"}, {"race": "White", "entity_id": "u3", "score": "0"}]  # fmt: skip
-    table = people_file(tmp_path, [["u3", 1, "", "White"]])
-    assert "people.csv:1189: pred is empty; fill it in" in error_of(run_audit, tmp_path, "", table)
-    assert len(run_audit(tmp_path, "--allow-missing", table)[2]) == 1187
+def test_unknown_and_missing(audited):
+    result = audited(OF_RACE, f"{PEOPLE}; 1 u1,1,1,; 1 u2,0,0,unknown; 1 u3,1,0,White ")
+    assert result.decisions["metrics"]["race"]["unknown"] == 2
+    assert [row["n"] for row in result.tables["race"]] == [390, 798]
+    last = [tuple(row.values()) for row in result.lines[-2:]]
+    assert list(result.lines[0]) == ["race", "entity_id", "score"]
+    assert last == [("unknown", "u2", "0"), ("White", "u3", "0")]
+    rows = f"{PEOPLE}; 1 u3,1,,White"
+    assert "t.csv:1189: pred is empty; fill it in" in error_of(audited, OF_RACE, rows)
+    assert len(audited(f"{OF_RACE} --allow-missing", rows).lines) == 1187
 
 
 # no words, and no blanks that mean no: 700 of 700 selected was "equal within 2 points"
@@ -645,40 +680,25 @@ Yes, | --y-pred p | p is empty; fill it in (0 if it means no)
 Yes, | --y-pred p --allow-missing | 6 rows without p are left out, and of the other 6 all are selected
 ,No | --y-pred p --allow-missing | of the other 6 none are selected; if an empty p means no, write 0
 """)
-def test_a_word_is_no_missing_decision(tmp_path, cells, flags, words):
-    cells = cells.split(",")
-    rows = [(cells[i % 2], "Refused", "ab"[i // 2 % 2]) for i in range(12)]
-    table = write(tmp_path / "t.csv", rows, "p,y,g")
-    assert words in error_of(run_audit, tmp_path, "", table, f"{flags} --group g")
+def test_a_word_is_no_missing_decision(audited, cells, flags, words):
+    one, two = cells.split(",")
+    rows = f"1 {one},Refused,a; 1 {two},Refused,a; 1 {one},Refused,b; 1 {two},Refused,b; " * 3
+    assert words in error_of(audited, f"{flags} --group g", rows, "p,y,g")
 
 
-# cells of sex and of the outcome, by the decision; what is not measured
+# race, sex, outcome, decision: rates are equal, and what is not measured is all that fails
 @cases("""
-sex | outcome | words
-lambda p: "" | None | sex (no known label: not a comparison)
-None | lambda p: p or "" | error rates (outcomes are known for
-None | lambda p: 1 | false positives (selected, of outcome 0)
+rows | flags | words
+4000 W,,,0; 4000 W,,,1; 4000 B,,,0; 4000 B,,,1 | | sex (no known label: not a comparison)
+4000 W,M,,0; 4000 W,M,1,1; 4000 B,F,,0; 4000 B,F,1,1 | --y-true y | error rates (outcomes are known for
+4000 W,M,1,0; 4000 W,M,1,1; 4000 B,F,1,0; 4000 B,F,1,1 | --y-true y | false positives (selected, of outcome 0)
 """)
-def test_what_is_not_measured_fails_ci(tmp_path, sex, outcome, words):
+def test_what_is_not_measured_fails_ci(audited, rows, flags, words):
     """Status 0, where docs/audit.md says 3 for "inconclusive or not measured"."""
-    sex, outcome = (eval(x) if isinstance(x, str) else x for x in (sex, outcome))
-    rows = [(r, sex(p) if sex else "MF"[r == "B"], outcome(p) if outcome else p, p) for p in (0, 1) for r in "WB" for _ in range(20000)]  # fmt: skip
-    table = write(tmp_path / "t.csv", rows, "race_ethnicity,sex,y,p")
-    flags = "--fail-on difference,inconclusive" + " --y-true y" * bool(outcome)
-    status, report, *_ = run_audit(tmp_path, flags, table, "--y-pred p")
-    assert words.split(" (")[0] in " ".join(report["not_measured"]) and status == 3
-
-
-def test_roles_are_folded(tmp_path):
-    """ "Nurse" and "nurse" were two roles, each with no one to compare with."""
-    rows = [(("Nurse", "nurse ")[i % 2], "MF"[i % 2], int(i < 40)) for i in range(80)]
-    rows += [("N/A", "MF"[i % 2], i % 3 % 2) for i in range(20)]
-    part = audited(tmp_path, "role,sex,p", rows, "--y-pred p --group sex --within role")
-    assert "p" in part["tables"]["sex"][0] or "p" in part["tables"]["sex"][1]
-    assert [row["within"] for row in part["tables"]["sex, per role"] if "p" in row] == ["Nurse", "no role"]  # fmt: skip
-    words = " ".join(part["words"])
-    assert "role: Nurse, nurse are taken as one group, Nurse." in words
-    assert "role: unknown for 20 of 100 rows (20.0 %), compared with one another" in words
+    flags = f"--y-pred p --fail-on difference,inconclusive {flags}"
+    result = audited(flags, rows, "race_ethnicity,sex,y,p")
+    assert words.split(" (")[0] in " ".join(result.report["not_measured"]) and result.status == 3
+    assert {*verdicts_of(sum(result.tables.values(), []))} == {"equivalent"}
 
 
 # what lies in --out, and the flags; what is refused
@@ -692,12 +712,15 @@ report.html other.csv | --overwrite | holds report.html, which is of no report
 def test_no_file_of_the_user_is_replaced(tmp_path, there, flags, words):
     """`--out .` beside an audit.csv replaced it by sex,entity_id,score, in silence."""
     for name in there.split():
-        write(tmp_path / name, [(i % 2, "ab"[i // 2 % 2]) for i in range(40)], "p,g")
+        write(tmp_path / name, repeated("10 0,a; 10 1,a; 10 0,b; 10 1,b"), "p,g")
     table = tmp_path / there.split()[-1 if "other" in there else 0]
     argv = [str(table), *f"--y-pred p --group g {flags} --out".split(), str(tmp_path)]
     before = {file: file.read_bytes() for file in tmp_path.iterdir()}
     assert words in error_of(audit.main, argv)
     assert before == {file: file.read_bytes() for file in tmp_path.iterdir()}
+
+
+SCORED = "score,sex,race_ethnicity"
 
 
 @cases("""
@@ -707,39 +730,46 @@ flags | words | selected
 --cutoff 48 --ll144 selection | 80 people, 32 selected; score ≥ 48 | 16
 --ll144 scoring | score above 39.5, the median | 20
 """)
-def test_scores_and_ll144_command(tmp_path, flags, words, selected):
+def test_scores_and_ll144_command(audited, flags, words, selected):
     """`--ll144 scoring` asked for a cut-off that nobody used, and was headed "# Selected"."""
     rows = [[i, "MF"[i % 2], ["White", "Black"][i // 2 % 2]] for i in range(80)]
-    table = write(tmp_path / "t.csv", rows, "score,sex,race_ethnicity")
-    _, report, found, out = run_audit(tmp_path, flags, table, "--score score")
-    (part,), (law,) = report["decisions"], report["ll144"]
-    assert words in part["words"][0] and float(found[-1]["score_raw"]) == 79
-    assert list(part["tables"]) == ["sex", "race_ethnicity", "sex × race_ethnicity"]
+    result, scoring = audited(f"--score score {flags}", rows, SCORED), "scoring" in flags
+    assert words in result.decisions["words"][0] and float(result.lines[-1]["score_raw"]) == 79
+    assert list(result.tables) == ["sex", "race_ethnicity", "sex × race_ethnicity"]
+    (law,) = result.report["ll144"]
     races = {row["category"]: (row["k"], row["n"]) for row in law["tables"]["race_ethnicity"]}
     assert races == {"Black or African American": (selected, 40), "White": (selected, 40)}
-    page = (out / "report.html").read_text(encoding="utf-8")
-    scoring = "scoring" in flags
+    page = result.page
     assert ("# Selected" in page, "# Above the Median" in page) == (not scoring, scoring)
     assert ("Scoring Rate" in page and "The median is 39.5, of the 80 scores" in page) == scoring
     rows = [[i, "MF"[i % 2] * (i < 40), ["weiß", "Black"][i % 2] * (i >= 40)] for i in range(80)]
-    write(tmp_path / "t.csv", rows, "score,sex,race_ethnicity")
-    law = run_audit(tmp_path, flags, table, "--score score")[1]["ll144"][0]
+    law = audited(f"--score score {flags}", rows, SCORED).report["ll144"][0]
     assert "race_ethnicity: weiß (20) is no category of the rule" in law["words"][0]
-    report = run_audit(tmp_path, flags.partition(" --ll")[0], table, "--score score")[1]
-    assert report["decisions"][0]["tables"]["sex × race_ethnicity"] == []
+    result = audited(f"--score score {flags.partition(' --ll')[0]}", rows, SCORED)
+    assert result.tables["sex × race_ethnicity"] == []  # nobody is known in both
 
 
-def test_the_top_share(tmp_path):
-    """Rounded up with all ties in, though .07 · 100 is 7.000000000000001 in floats."""
-    assert audit.select_top([3, 2, 2, 1], 0.5, [""] * 4) == ([1, 1, 1, 0], 2)
-    for n, share, top in ((10, 0.25, 3), (100, 0.07, 7)):
-        assert sum(audit.select_top(range(n), share, [""] * n)[0]) == top
-    rows = [[i + 100 * (i >= 20), "MF"[i % 2], "ab"[i >= 20]] for i in range(40)]
-    table = write(tmp_path / "t.csv", rows, "score,sex,role")
-    for flags, of_a in (("", 0), ("--within role", 10)):
-        found = run_audit(tmp_path, f"--select 0.5 {flags}", table, "--score score")[2]
-        assert sum(int(row["score"]) for row in found if float(row["score_raw"]) < 20) == of_a
-    assert audit.select_top([3, 1, 2, 0], 0.5, [""] * 4)[1] == 0  # nobody ties
+@cases("""
+scores | share | selected | tied
+[3, 2, 2, 1] | 0.5 | [1, 1, 1, 0] | 2
+[3, 1, 2, 0] | 0.5 | [1, 0, 1, 0] | 0
+""")
+def test_all_who_tie_with_the_last_are_in(scores, share, selected, tied):
+    assert audit.select_top(scores, share, [""] * 4) == (selected, tied)
+
+
+@pytest.mark.parametrize("n, share, top", [(10, 0.25, 3), (100, 0.07, 7)])
+def test_the_top_share_is_rounded_up(n, share, top):
+    """Though .07 · 100 is 7.000000000000001 in floats."""
+    assert sum(audit.select_top(range(n), share, [""] * n)[0]) == top
+
+
+@pytest.mark.parametrize("flags, of_a", [("", 0), ("--within role", 10)])
+def test_the_top_share_is_of_all_or_of_each_role(audited, flags, of_a):
+    """Everybody in role b has a higher score than all of a."""
+    rows = [[i, "MF"[i % 2], "ab"[i // 20]] for i in range(40)]
+    lines = audited(f"--score score --select 0.5 {flags}", rows, "score,sex,role").lines
+    assert sum(int(row["score"]) for row in lines if float(row["score_raw"]) < 20) == of_a
 
 
 BAD = """
@@ -784,8 +814,8 @@ b"SEP=; \np;g\n1;a\n2;b\n" | t.csv:4: p: '2' given
 b"p,g\n1,wei\xdf\n" | not UTF-8; save it as CSV UTF-8
 """
 GOOD = b"p,third,g,same,s\n1,0,a,x,5\n0,2,b,x,1\n1,1,b,x,2\n"
-BAD_INPUT = [(GOOD, *row) for row in table_of_cases(BAD)]
-BAD_INPUT += [(content, "--y-pred p --group g", words) for content, words in table_of_cases(FILES)]
+BAD_INPUT = [(GOOD, *row) for row in table(BAD)]
+BAD_INPUT += [(content, "--y-pred p --group g", words) for content, words in table(FILES)]
 NO_RACE = "--ll144 reads the columns sex and race_ethnicity; rename yours; found no race_ethnicity"
 BAD_INPUT += [(b"p,sex,race\n1,M,a\n0,F,b\n", "--y-pred p --ll144 selection", NO_RACE)]
 
@@ -802,53 +832,48 @@ def test_bad_input_is_one_helpful_line(tmp_path, content, argv, words):
 def test_cells_of_a_spreadsheet_in_any_country(tmp_path, capsys, mark):
     """Excel separates "CSV UTF-8" by semicolons where the comma is in its numbers, and an export of
     a recruiting system may have blanks around a column's name, which no message shows."""
-    text = '\ufeff"Applicant\nID"; Decision ;Group;"Sex, or\tself-reported, or both"'
-    text = text.replace(";", mark) + "\r\n1;yes;a;\r\n2;no;b;\r\n".replace(";", mark)
-    file = write(tmp_path / "t.csv", text.encode())
-    out = tmp_path / "o"
+    text = '\ufeff"Applicant\nID"; Decision ;Group;"Sex, or\tself-reported, or both"\r\n'
+    text = (text + "1;yes;a;\r\n2;no;b;\r\n").replace(";", mark)
+    file, out = write(tmp_path / "t.csv", text.encode()), tmp_path / "o"
     argv = [file, "--y-pred", "Decision", "--group", "Group", "--out", str(out)]
     assert audit.main(argv) in (0, None)
-    rows = json.loads((out / "report.json").read_text())["decisions"][0]["tables"]["Group"]
-    assert [(row["group"], row["n"], row["selected"]) for row in rows] == [("a", 1, None), ("b", 1, None)]  # fmt: skip
+    rows = read_json(out / "report.json")["decisions"][0]["tables"]["Group"]
+    shown = [(row["group"], row["n"], row["selected"]) for row in rows]
+    assert shown == [("a", 1, None), ("b", 1, None)]
     assert f"{out}/audit.csv" in printed(capsys)
+
+
+def test_a_decimal_comma_is_no_number(tmp_path):
     file = write(tmp_path / "s.csv", b"s;g\n64,6;a\n12,1;b\n")
     message = error_of(audit.main, [file, *"--score s --select 0.5 --group g".split()])
     assert "s.csv:2: s: '64,6' given, expected a number, with a decimal point" in message
 
 
-def test_rows_of_one_person_are_one_cluster(tmp_path):
-    rows = [[f"p{i}", int(i % 10 < (7 if i < 10 else 4)), "ab"[i // 10]] for i in range(20) for _ in range(30)]  # fmt: skip
-    part = audited(tmp_path, "id,pred,race", rows, "--y-pred pred --group race")
-    row = next(row for row in part["tables"]["race"] if "p" in row)
-    assert row["gap"]["method"] == "clustered" and row["p"] > 0.1
-
-
-def test_error_rates_stand_in_the_direction_of_selection(tmp_path):
+def test_error_rates_stand_in_the_direction_of_selection(audited):
     """More of a were selected, and more of b's good ones: "b − a" stood above "a − b"."""
-    counts = {"a": (20, 20, 10, 0), "b": (12, 0, 28, 10)}  # by (outcome, selected)
-    kinds = ((1, 1), (1, 0), (0, 1), (0, 0))
-    rows = [[y, p, g] for g in counts for n, (y, p) in zip(counts[g], kinds) for _ in range(n)]
-    flags = "--y-true y --y-pred p --group g"
-    tables = audited(tmp_path, "y,p,g", rows, flags)["tables"]
+    rows = "20 1,1,a; 20 1,0,a; 10 0,1,a; 12 1,1,b; 28 0,1,b; 10 0,0,b"
+    tables = audited("--y-true y --y-pred p --group g", rows, "y,p,g").tables
     assert len(tables) == 3
     assert {row["reference"] for rows in tables.values() for row in rows} == {"b"}
 
 
-def test_error_rates_of_nobody(tmp_path):
+def test_error_rates_of_nobody(audited):
     """No row knows both columns: a traceback. Nobody of outcome 0 is selected: "--reference Male:
     expected one of nobody is selected"."""
     people = [("Male", ""), ("Female", ""), ("", "White"), ("", "Black")]
     rows = [[i % 2, i // 2 % 2, *people[i // 4 % 4]] for i in range(160)]
-    part = audited(tmp_path, "p,y,sex,race_ethnicity", rows, "--y-pred p --y-true y")
-    assert part["tables"]["sex × race_ethnicity"] == []
-    rows = [[i % 2, i % 2, "Male" if i < 40 else "Female"] for i in range(80)]
-    flags = "--y-pred p --y-true y --group sex --reference Male --overwrite"
-    *_, (title, table) = audited(tmp_path, "p,y,sex", rows, flags)["tables"].items()
+    result = audited("--y-pred p --y-true y", rows, "p,y,sex,race_ethnicity")
+    assert result.tables["sex × race_ethnicity"] == []
+    rows = "20 0,0,Male; 20 1,1,Male; 20 0,0,Female; 20 1,1,Female"
+    flags = "--y-pred p --y-true y --group sex --reference Male"
+    *_, (title, table) = audited(flags, rows, "p,y,sex").tables.items()
     assert "false positives" in title
     assert {row["verdict"] for row in table} == {
         "not measured (nobody in the compared groups is selected)"
     }
 
+
+# ---- 4. BiasGuard beside it; verdicts where nothing is to be found ----
 
 STUB = """#!{python}
 import csv, json, sys
@@ -892,11 +917,11 @@ fails | --y-true y | no result
 absent | --y-true y | not installed
 no labels | | needs an outcome (--y-true) in every row
 """)
-def test_biasguard_beside_our_numbers(tmp_path, monkeypatch, kind, flags, words):
+def test_biasguard_beside_our_numbers(audited, tmp_path, monkeypatch, kind, flags, words):
     with_biasguard(tmp_path, monkeypatch, kind == "fails", kind == "absent")
-    status, report, *_ = run_audit(tmp_path, flags)
-    line = report["biasguard"][0]
-    assert status == 0 and words in line
+    result = audited(f"{OF_RACE} {flags}")
+    line = result.report["biasguard"][0]
+    assert result.status == 0 and words in line
     if kind == "works":
         ((_, _, ratio), *_) = assert_ours_are_theirs([line])
         assert float(ratio) == pytest.approx(0.843228777694797, abs=1e-14)
@@ -904,7 +929,8 @@ def test_biasguard_beside_our_numbers(tmp_path, monkeypatch, kind, flags, words)
 
 def test_the_command_has_moved(tmp_path, capsys):
     """`fairness.py audit` works for one more release and names the new command."""
-    argv = f"audit {people_file(tmp_path)} --y-pred pred --group race --out {tmp_path}/out"
+    table = write(tmp_path / "t.csv", repeated(PEOPLE), "id,y,pred,race")
+    argv = f"audit {table} {OF_RACE} --out {tmp_path}/out"
     assert fairness.main(argv.split()) == 0
     assert "fairness.py audit is now python audit.py," in capsys.readouterr().err
 

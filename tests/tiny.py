@@ -298,3 +298,15 @@ def error_of(command, *arguments):
         command(*arguments)
     assert "\n" not in str(caught.value)
     return str(caught.value)
+
+
+def assert_shows(record, expected):
+    """That a record of a report holds {"ir.value": 0.96, "verdict": "inconclusive…"}: a dotted key
+    leads into it, a text that ends with … is a beginning, a number is equal to six digits."""
+    for path, value in expected.items():
+        shown = record
+        for key in path.split("."):
+            shown = shown[key]
+        begins = isinstance(value, str) and value.endswith("…")
+        same = shown.startswith(value[:-1]) if begins else shown == pytest.approx(value)
+        assert same, f"{path}: {shown!r}, expected {value!r}"
