@@ -4,7 +4,7 @@ import csv
 import json
 import re
 import shutil
-from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -14,28 +14,38 @@ import fairness
 from conftest import REPO
 from parts import fairness_page, twins
 from parts.card import MARK
-from parts.files import read_jsonl
 from parts.stats import holm
 from parts.twins import contrasts_of, load_names, load_twins, twin_table
 from parts.verdicts import exit_status, light, summary, verdict
 from test_audit import FORBIDDEN, assert_ours_are_theirs, with_biasguard, write
 from test_fairness_text import report_of, vote
-from tiny import cases, error_of, table
+from tiny import assert_shows, cases, error_of, table
 
 
 @pytest.fixture(autouse=True, scope="module")
 def fewer_draws():
     with pytest.MonkeyPatch.context() as patch:
-        for name, value in {"PROMPTS": "none", "MAX_NEW_TOKENS": 4}.items():
-            patch.setattr(fairness, name, value)
-        for name, value in {"DRAWS": 200, "PERMUTATIONS": 400}.items():
-            patch.setattr(twins, name, value)
+        patch.setattr(fairness, "PROMPTS", "none")
+        patch.setattr(fairness, "MAX_NEW_TOKENS", 4)
+        patch.setattr(twins, "DRAWS", 200)
+        patch.setattr(twins, "PERMUTATIONS", 400)
         yield
 
 
+# ---- 1. effects, intervals and verdicts ----
+
+
+def groups_of(cells, per_cell):
+    """The groups of so many names in each of "Female White, Male Black"."""
+    labels = np.repeat([cell.split() for cell in cells.split(", ")], per_cell, axis=0)
+    return {"sex": labels[:, 0], "race_ethnicity": labels[:, 1]}
+
+
 def black_and_white(per_cell):
-    races = np.repeat(["Black", "White"], per_cell)
-    return {"sex": np.full(len(races), "Male"), "race_ethnicity": races}
+    return groups_of("Male Black, Male White", per_cell)
+
+
+EIGHT = "Female Asian, Female Black, Female Hispanic, Female White, Male Asian, Male Black, Male Hispanic, Male White"  # fmt: skip
 
 
 def simulated(seed, R, groups, effect=0.0, name_sd=0.1, noise=0.2):
@@ -52,7 +62,9 @@ def test_effect_by_hand():
     for matrix, d in ((scores, 0.9129), (10 * scores - 7, 0.9129), (scores[:, ::-1], -0.9129)):
         row = twin_table(matrix, groups)[0]
         assert row["d"]["value"] == pytest.approx(d, abs=1e-4) and row["d"]["n"] == 24
-        assert row["direction"].startswith(f"names read as Black score {'higher' if d > 0 else 'lower'} than names read as White: {d:.2f}")  # fmt: skip
+        side = "higher" if d > 0 else "lower"
+        words = f"names read as Black score {side} than names read as White: {d:.2f}"
+        assert row["direction"].startswith(words)
 
 
 @cases("""
@@ -71,12 +83,12 @@ def test_permutation_counts_every_labelling(values, weights, strata, p):
 def test_bootstrap_resamples_names_within_their_cells():
     """Two résumés of SD √2, or one twice: .7071 or nothing where a cell's names are alike. Of two
     names one is drawn (both would show half of their variance): .7071 ∓ .3/√2, never .7071."""
-    S, weights = np.array([[2.0, 2.0, 1.0, 1.0], [4.0, 4.0, 3.0, 3.0]]), np.array([0.5, 0.5, -0.5, -0.5])  # fmt: skip
-    mixed = S + np.array([0.0, 0.0, 0.3, -0.3])
-    found = twins.bootstrap_effects([S, S + 3, mixed], weights[:, None], list("bbww"), 40)
-    assert np.array_equal(found[0], found[1], equal_nan=True) and np.isnan(found[0]).any()
-    alike, spread = (set(np.round(x[~np.isnan(x)], 4)) for x in (found[0], found[2]))
-    assert alike == {0.7071} and spread == {0.495, 0.9192}
+    scores, weights = np.array([[2.0, 2, 1, 1], [4, 4, 3, 3]]), np.array([0.5, 0.5, -0.5, -0.5])
+    matrices = [scores, scores + 3, scores + [0, 0, 0.3, -0.3]]
+    alike, shifted, spread = twins.bootstrap_effects(matrices, weights[:, None], list("bbww"), 40)
+    assert np.array_equal(alike, shifted, equal_nan=True) and np.isnan(alike).any()
+    assert set(np.round(alike[~np.isnan(alike)], 4)) == {0.7071}
+    assert set(np.round(spread[~np.isnan(spread)], 4)) == {0.495, 0.9192}
 
 
 # effect, 95 % interval, 90 % interval, p, names: verdict at δ = .1
@@ -97,6 +109,10 @@ def test_verdicts_in_their_order(d, ends, ends90, p, names, said):
     assert verdict(effect, ends90, p, names) == said
 
 
+def called_small(row):
+    return row["verdict"].startswith("equivalent") or "smaller" in row["verdict"]
+
+
 @pytest.mark.slow
 # names, résumés, effect → finds, covers, equivalent; None: not stated
 @cases("""
@@ -109,26 +125,27 @@ names | R | effect | finds | covers | equivalent
 """)
 def test_what_the_design_can_do(names, R, effect, finds, covers, equivalent):
     """The first edition's simulated table within ± .07, on 200 seeds."""
-    groups, found = black_and_white(names), np.zeros((200, 3))
+    groups, counts = black_and_white(names), np.zeros(3)
     for seed in range(200):
         row = twin_table(simulated(seed, R, groups, effect), groups, seed)[0]
-        inside = row["verdict"].startswith("equivalent") or "smaller" in row["verdict"]
-        d, hit = row["d"], row["verdict"].startswith("difference")
-        found[seed] = hit, d["low"] <= effect <= d["high"], inside
-    for share, expected in zip(found.mean(0), (finds, covers, equivalent)):
+        found = row["verdict"].startswith("difference")
+        counts += found, row["d"]["low"] <= effect <= row["d"]["high"], called_small(row)
+    for share, expected in zip(counts / 200, (finds, covers, equivalent)):
         assert expected is None or share == pytest.approx(expected, abs=0.07)
 
 
 def test_contrasts_are_declared_before_looking():
-    groups = {"sex": np.array(["Female", "Male"] * 4), "race_ethnicity": np.repeat(["Black", "White"], 4)}  # fmt: skip
-    found = contrasts_of(groups) + contrasts_of({"age": np.array(["younger", "younger", "older"])})
-    told = [(row["group"], row["reference"], row["names"], sorted(set(strata.tolist()))) for row, _, strata in found]  # fmt: skip
-    assert told == [
-        ("Female", "Male", [4, 4], ["Black", "White"]),
-        ("Black", "White", [4, 4], ["Female", "Male"]),
-        ("older", "younger", [1, 2], [False]),
+    groups = black_and_white(4) | {"sex": np.array(["Female", "Male"] * 4)}
+    contrasts = contrasts_of(groups)
+    contrasts += contrasts_of({"age": np.array(["younger", "younger", "older"])})
+    expected = [
+        ("Female", "Male", [4, 4], {"Black", "White"}),
+        ("Black", "White", [4, 4], {"Female", "Male"}),
+        ("older", "younger", [1, 2], {False}),
     ]
-    assert found[0][1].tolist() == [0.25, -0.25] * 4
+    for (row, _, strata), values in zip(contrasts, expected, strict=True):
+        assert (row["group"], row["reference"], row["names"], {*strata.tolist()}) == values
+    assert contrasts[0][1].tolist() == [0.25, -0.25] * 4
 
 
 def test_what_a_verdict_rests_on():
@@ -136,8 +153,7 @@ def test_what_a_verdict_rests_on():
     groups = black_and_white([9, 15])
     row = twin_table(simulated(0, 20, groups, 0, 0.01, 0.01), groups)[0]
     assert row["names"] == [9, 15] and row["verdict"].startswith("inconclusive (fewer than 10")
-    sex, race = ["Female", "Male"], np.repeat(["Asian", "Black", "Hispanic", "White"], 6)
-    groups = {"sex": np.repeat(sex, 24), "race_ethnicity": np.tile(race, 2)}
+    groups = groups_of(EIGHT, 6)
     rows = twin_table(simulated(19, 15, groups), groups)
     assert [row["p_adjusted"] for row in rows] == holm([row["p"] for row in rows])
     row = rows[0]
@@ -151,13 +167,14 @@ def changed(before, after):
 def test_what_a_change_is_called():
     """Equal scores, in any unit, are unchanged: a bias that stays is no change."""
     plain, biased = (simulated(0, 20, black_and_white(12), effect) for effect in (0, -0.5))
-    same, scaled = changed(biased, biased.copy()), changed(biased, 10 * biased - 3)
-    smaller, larger = changed(biased, plain), changed(plain, biased)
-    verdicts = [row["verdict"] for row in (same, scaled, smaller, larger)]
-    unchanged, found = "equivalent within 0.1 SD: unchanged", "difference found: {} after"
-    assert verdicts == [unchanged] * 2 + [found.format(word) for word in ("smaller", "larger")]
-    assert same["D"]["value"] == 0 == same["D"]["low"] == same["D"]["high"] and same["p"] == 1.0
+    unchanged = {"verdict": "equivalent within 0.1 SD: unchanged"}
+    same = changed(biased, biased.copy())
+    assert_shows(same, unchanged | {"D.value": 0, "D.low": 0, "D.high": 0, "p": 1.0})
     assert same["levels"][0] == same["levels"][1] < -0.2
+    assert_shows(changed(biased, 10 * biased - 3), unchanged)
+    smaller, larger = changed(biased, plain), changed(plain, biased)
+    assert_shows(smaller, {"verdict": "difference found: smaller after"})
+    assert_shows(larger, {"verdict": "difference found: larger after"})
     assert smaller["D"]["value"] == pytest.approx(-larger["D"]["value"]) and smaller["D"]["low"] > 0
     change = {"model": "m", "before": "b", "surface": "a", "rows": [larger]}
     part = fairness_page.twin_answer("Change", [change], "D")
@@ -167,6 +184,37 @@ def test_what_a_change_is_called():
     assert part["tables"][0]["rows"][0][1] == "gap larger"
     twice = {"changes": [change, change | {"model": "runs/m"}]}  # runs of one name stay two tables
     assert len(fairness_page.verdict_tables(twice)) == 2
+
+
+# effect on names read as Black before and after: what the change is called
+@cases("""
+before | after | change
+0.0 | -0.5 | larger
+-0.5 | -0.2 | smaller
+-0.5 | 0.0 | smaller
+-0.5 | 0.4 | reversed
+0.3 | -0.5 | reversed
+0.05 | -0.5 | larger
+""")
+def test_a_change_has_a_direction(before, after, change):
+    """−.5 to +.4 was "smaller after". A gap below the margin has no side to be turned around."""
+    groups = black_and_white(12)
+    row = changed(*(simulated(0, 20, groups, effect, 0.02, 0.02) for effect in (before, after)))
+    assert_shows(row, {"verdict": f"difference found: {change} after…"})
+    words = {"reversed": "is the reverse of"}.get(change, f"is {change} than")
+    assert words in row["direction"]
+
+
+# the gap before and after: what the change is called
+@cases("""
+before | after | change
+0.12 | -0.08 | changed
+0.5 | -0.08 | smaller
+""")
+def test_smaller_takes_proof(before, after, change):
+    """A gap that may be as large as before, on the other side, is called neither."""
+    draws = np.random.default_rng(0).normal(0, 0.06, (2, 1000))
+    assert twins.change_of((before, after), [draws[0] + before, draws[1] + after]) == change
 
 
 def test_what_never_differs_is_not_measured():
@@ -191,54 +239,51 @@ attack | attacks.csv | twins_attacks.jsonl | 50 | 20 | plain
 """)
 def test_bundled_twins_differ_in_slots_only(slot, who, resumes, n, r, first):
     data = REPO / "data"
-    slots = f"{slot}={data / who}"
-    people = load_names(data / who, 25) if slot == "name" else twins.load_slot(slots)
+    people = (
+        load_names(data / who, 25) if slot == "name" else twins.load_slot(f"{slot}={data / who}")
+    )
     rows = load_twins(data / resumes, 100, people)
     assert (len(people), len(rows), *people[0].groups.values())[:3] == (n, r, first)
     if slot == "age":  # the other slot of the file keeps its first value
-        other = twins.load_slot(f"school={data / who}")
-        assert {person.values["school"] for person in people} == {other[0].values["school"]}
-    one, *_, two = people if slot != "name" else people[:25]  # names of one sex: equal pronouns
+        school = twins.load_slot(f"school={data / who}")[0].values["school"]
+        assert {person.values["school"] for person in people} == {school}
+    one, *_, two = people[: 25 if slot == "name" else None]  # names of one sex: equal pronouns
     texts = [twins.filled(rows[0], "profile", who)[0]["content"] for who in (one, two)]
     old, new = (twins.values_of(rows[0], who)[slot] for who in (one, two))
     assert texts[0] != texts[1] == texts[0].replace(old, new)
 
 
-NAMES = {
-    "weiblich": ["sex: weiblich is read as Female (2 names).", "sex: männlich is read as Male (2 names)."],
-    "W": ["sex: W is read as Female (2 names).", "sex: M is read as Male (2 names)."],
-    "FEMALE": ["sex: FEMALE is read as Female (2 names).", "sex: male is read as Male (2 names)."],
-    "Mujer": ["sex: Mujer is read as Female (2 names).", "sex: hombre is read as Male (2 names)."],
-    "Female": [],
-    "divers": ["sex: divers has no pronouns here: they, them, their in 2 names."],
-}  # fmt: skip
+def write_names(path, cells):
+    """A names.csv of "3 Female Black, 2 Male White": so many names of each sex and race."""
+    rows = []
+    for number, sex, race in re.findall(r"(\d+) (\w+) ([^,]+)", cells):
+        for _ in range(int(number)):
+            first, last = f"{sex}{len(rows)}", f"{sex}{race}"
+            rows.append([f"{first} {last}", first, last, sex, race])
+    return write(path, rows, ",".join(twins.NAME_COLUMNS))
 
 
-@pytest.mark.parametrize("women, men", [*zip(NAMES, "männlich M male hombre Male Male".split())])
-def test_sexes_in_other_spellings(tmp_path, women, men):
+@cases("""
+women | men | pronoun | notes
+weiblich | männlich | she | ["weiblich is read as Female (4", "männlich is read as Male (4"]
+W | M | she | ["W is read as Female (2", "w is read as Female (2", "M is read as Male (4"]
+FEMALE | male | she | ["FEMALE is read as Female (2", "female is read as Female (2", "male is read as Male (4"]
+Mujer | hombre | she | ["Mujer is read as Female (2", "mujer is read as Female (2", "hombre is read as Male (4"]
+Female | Male | she | ["female is read as Female (2"]
+divers | Male | they | ["divers has no pronouns here: they, them, their in 4 names."]
+""")
+def test_sexes_in_other_spellings(tmp_path, women, men, pronoun, notes):
     """weiblich, W and female were "they" in silence, and a group without the reference Male."""
-    rows = [[f"{x} Li", x, "Li", sex, race] for race, names in (("white", "ABCD"), ("Asian", "EFGH")) for x, sex in zip(names, (women, women.lower(), men, men))]  # fmt: skip
-    path = write(tmp_path / "n.csv", rows, ",".join(twins.NAME_COLUMNS))
-    people = load_names(path, 2)
+    cells = [f"1 {women} {r}, 1 {women.lower()} {r}, 2 {men} {r}" for r in ("white", "Asian")]
+    people = load_names(write_names(tmp_path / "n.csv", ", ".join(cells)), 2)
     first = "divers" if women == "divers" else "Female"
-    assert {tuple(p.groups.values()) for p in people} == {(s, r) for s in (first, "Male") for r in ("White", "Asian")}  # fmt: skip
-    assert {p.values["subj"] for p in people} == {"they" if women == "divers" else "she", "he"}
-    same = [note.replace("(4", "(2").replace("in 4", "in 2") for note in twins.sex_notes(people)]
-    assert set(same) >= {*NAMES[women]} and bool(same) == bool({*NAMES[women]} or women != women.lower())  # fmt: skip
-
-
-def test_what_a_page_says_of_names_and_pronouns(tmp_path, reward_folder):
-    """Own names and résumés were "the bundled" ones, and pronouns changed where no text had any."""
-    flags = inputs(tmp_path)
-    argv = ["twins", "--reward-model", reward_folder, *flags, "--overwrite"]
-    _, report = report_of(argv)
-    said = " ".join([*report["limits"], str(report["surfaces"])])
-    assert "Names are proxies" in said and "bundled" not in said and "ronouns" not in said
-    write(Path(flags[3]), [row | {"profile": "{name} led {poss} team."} for row in read_jsonl(flags[3])])  # fmt: skip
-    _, report = report_of(argv)
-    assert "Pronouns change with the sex" in " ".join(report["limits"])
-    rows = [row for part in report["surfaces"] for row in part["rows"] if row["attribute"] == "sex"]
-    assert all(" names and pronouns " in row.get("direction", " names and pronouns ") for row in rows)  # fmt: skip
+    groups = {tuple(person.groups.values()) for person in people}
+    assert groups == {(sex, race) for sex in (first, "Male") for race in ("White", "Asian")}
+    assert {person.values["subj"] for person in people} == {pronoun, "he"}
+    shown = [
+        note.removeprefix("sex: ").removesuffix(" names).") for note in twins.sex_notes(people)
+    ]
+    assert sorted(shown) == sorted(notes)
 
 
 def persons(*lines):
@@ -310,53 +355,90 @@ def test_an_address_has_the_letters_of_the_name(first, last, address):
     assert email == f"{address}@example.com"
 
 
-def notes_of(tmp_path, cells, per_cell=3):
-    """The people of {cell: how many names}, and what is said of the cells."""
-    rows = [[f"{s}{r}{i} Li", f"{s}{r}{i}", "Li", s, r] for (s, r), n in cells.items() for i in range(n)]  # fmt: skip
-    path = write(tmp_path / "n.csv", rows, ",".join(twins.NAME_COLUMNS))
-    return load_names(path, per_cell), twins.cell_notes(path, per_cell)
-
-
-def test_names_that_a_small_cell_leaves_unread_are_said(tmp_path):
+@cases("""
+cells | per_cell | people | notes
+5 Female Black, 5 Female White, 5 Male Black, 5 Male White | 3 | 12 | []
+5 Female Black, 5 Female White, 5 Male Black, 5 Male White, 2 Male Blakc | 3 | 10 | ["Male Blakc has 2 names, so 2 of each group are read: 12 of 22 names are unused.", "No names are Female Blakc: two groups are compared where both have names."]
+2 Male African-American, 2 Male african american , 4 Male White | 2 | 4 | None
+""")
+def test_names_that_a_small_cell_leaves_unread_are_said(tmp_path, cells, per_cell, people, notes):
     """A typo, Blakc, with two names cut every other group to two in silence."""
-    cells = {(s, r): 5 for s in ("Female", "Male") for r in ("Black", "White")}
-    assert notes_of(tmp_path, cells) == (load_names(tmp_path / "n.csv", 3), [])
-    people, notes = notes_of(tmp_path, cells | {("Male", "Blakc"): 2})
-    assert len(people) == 10 and notes == [
-        "Male Blakc has 2 names, so 2 of each group are read: 12 of 22 names are unused.",
-        "No names are Female Blakc: two groups are compared where both have names.",
-    ]
-    cells = {("Male", "African-American"): 2, ("Male", "african american "): 2, ("Male", "White"): 4}  # fmt: skip
-    people, notes = notes_of(tmp_path, cells, 2)
-    assert {p.groups["race_ethnicity"] for p in people} == {"African-American", "White"}
-    (tmp_path / "s.csv").write_text("slot,group,value\nAge, young,1\nage ,Young,2\nage,old,3\nage,old,4\n")  # fmt: skip
-    people = twins.load_slot(f"age={tmp_path}/s.csv")
-    assert [(p.groups["age"], p.values["age"]) for p in people] == [("young", "1"), ("young", "2"), ("old", "3"), ("old", "4")]  # fmt: skip
+    path = write_names(tmp_path / "n.csv", cells)
+    names = load_names(path, per_cell)
+    assert len(names) == people
+    if notes is not None:
+        assert twins.cell_notes(path, per_cell) == notes
+    else:
+        races = {person.groups["race_ethnicity"] for person in names}
+        assert races == {"African-American", "White"}
+
+
+def test_spellings_of_a_slot_and_its_groups_are_folded(tmp_path):
+    rows = [("Age", " young", 1), ("age ", "Young", 2), ("age", "old", 3), ("age", "old", 4)]
+    people = twins.load_slot(f"age={write(tmp_path / 's.csv', rows, 'slot,group,value')}")
+    values = [(person.groups["age"], person.values["age"]) for person in people]
+    assert values == [("young", "1"), ("young", "2"), ("old", "3"), ("old", "4")]
 
 
 # cells of 12 names; planted effects of sex and race in SD: what is found of each
 @cases("""
 cells | sex | race | of_sex | of_race
-FW MW FB | 0.3 | -0.6 | difference 0.3 | difference -0.6
-FW MW FB | 0.0 | -0.6 | equivalent 0.0 | difference -0.6
-FW MB | 0.3 | -0.6 | not None | not None
-FW MW FB MA | 0.3 | -0.6 | difference 0.3 | difference -0.6
-FW MW FB MB | 0.3 | -0.6 | difference 0.3 | difference -0.6
+Female White, Male White, Female Black | 0.3 | -0.6 | difference 0.3 | difference -0.6
+Female White, Male White, Female Black | 0.0 | -0.6 | equivalent 0.0 | difference -0.6
+Female White, Male Black | 0.3 | -0.6 | not None | not None
+Female White, Male White, Female Black, Male Asian | 0.3 | -0.6 | difference 0.3 | difference -0.6
+Female White, Male White, Female Black, Male Black | 0.3 | -0.6 | difference 0.3 | difference -0.6
 """)
 def test_a_missing_cell_does_not_mix_sex_and_race(cells, sex, race, of_sex, of_race):
     """Female White, Male White, Female Black: +.3 of sex and −.6 of race read "sex 0.00,
     equivalent", and a sex without an effect −.32."""
-    labels = np.repeat([[*cell] for cell in cells.split()], 12, axis=0)
-    groups = {"sex": np.where(labels[:, 0] == "F", "Female", "Male"), "race_ethnicity": np.where(labels[:, 1] == "W", "White", labels[:, 1])}  # fmt: skip
-    rng, N = np.random.default_rng(0), len(labels)
-    quality, gap = rng.normal(0, 1, (20, 1)), sex * (labels[:, 0] == "F") + race * (labels[:, 1] != "W")  # fmt: skip
-    scores = (quality - quality.mean()) / quality.std(ddof=1) + gap + rng.normal(0, 0.01, (20, N))
+    groups, rng = groups_of(cells, 12), np.random.default_rng(0)
+    effects = sex * (groups["sex"] == "Female") + race * (groups["race_ethnicity"] != "White")
+    quality, noise = rng.normal(0, 1, (20, 1)), rng.normal(0, 0.01, (20, len(effects)))
+    scores = (quality - quality.mean()) / quality.std(ddof=1) + noise + effects
     rows = {row["attribute"]: row for row in twin_table(scores, groups)}
     for attribute, expected in (("sex", of_sex), ("race_ethnicity", of_race)):
-        kind, value = expected.split()
-        assert rows[attribute]["verdict"].startswith(kind), rows[attribute]
+        verdict, value = expected.split()
+        assert rows[attribute]["verdict"].startswith(verdict), rows[attribute]
         d = rows[attribute]["d"]["value"]
         assert d is None and value == "None" or d == pytest.approx(float(value), abs=0.02)
+
+
+# ---- 3. a model in, a report out ----
+
+CELLS = "3 Female Black, 3 Female White, 3 Male Black, 3 Male White"
+FIVE_EACH = CELLS.replace("3", "5")
+RESUMES = [
+    {"prompt": f"Assess {{name}}, who knows sql {'well ' * i}.", "answer": f"Good {i}.", "prefix": "Decision:",
+     "rank_prompt": "Who fits?", "profile": f"{{name}} has {i} years.", "expected_decision": "yes" if i % 2 else "no"} for i in range(10)
+]  # fmt: skip
+
+
+@pytest.fixture
+def study(tmp_path, llama_folder, reward_folder, capsys):
+    """study("--before POLICY"): the report on ten résumés under three names of each cell."""
+    models = {"POLICY": llama_folder, "RM": reward_folder, "AFTER": str(tmp_path / "after")}
+    out, names, resumes = (tmp_path / name for name in ("out", "n.csv", "t.jsonl"))
+
+    def run(flags, cells=CELLS, rows=RESUMES, command="twins", files=()):
+        argv = [command, *(models.get(word, word) for word in flags.split()), "--out", str(out)]
+        if (out / "report.json").exists() and "--overwrite" not in argv:
+            argv.append("--overwrite")
+        if cells:
+            argv += ["--names", write_names(names, cells), "--twins", write(resumes, rows)]
+        for name, content in dict(files).items():
+            (tmp_path / name).write_text(content)
+        status, report = report_of(argv)
+        text = capsys.readouterr().out
+        return SimpleNamespace(
+            status=status, report=report, out=out, printed=" ".join(text.split()),
+            lines=text.count("\n"), verdicts={
+                (part["surface"], row["attribute"]): row["verdict"]
+                for part in report["surfaces"] for row in part["rows"]
+            },
+        )  # fmt: skip
+
+    return run
 
 
 # the prompts of ten résumés, the profile of all: verdicts of sex and race on surfaces a and b
@@ -369,26 +451,36 @@ the candidate | {name} | 10 of 10 | 10 of 10 | inconclusive | inconclusive
 mixed | {name} | inconclusive | inconclusive | inconclusive | inconclusive
 most | {name} | 6 of 10 | 6 of 10 | inconclusive | inconclusive
 """)
-def test_a_text_without_the_name_is_not_alike(tmp_path, reward_folder, prompts, profile, sex_a, race_a, sex_b, race_b):  # fmt: skip
+def test_a_text_without_the_name_is_not_alike(study, prompts, profile, sex_a, race_a, sex_b, race_b):  # fmt: skip
     """A moving slot anywhere in a résumé was enough: what never held the name was "equivalent".
     Later one such résumé in ten left the contrast unmeasured: it is left out, and counted."""
-    flags = inputs(tmp_path)
-    rows = list(read_jsonl(flags[3]))
-    for i, row in enumerate(rows):
-        without_name = {"mixed": 1, "most": 6}.get(prompts)  # of these résumés
+    rows, without_name = [], {"mixed": 1, "most": 6}.get(prompts)  # résumés
+    for i, row in enumerate(RESUMES):
         slot = prompts if without_name is None else "{name}" if i >= without_name else "x"
-        row |= {"prompt": row["prompt"].replace("{name}", slot), "profile": f"{profile} {i}"}
-        row["profile"] += " well" * i
-    write(Path(flags[3]), rows)
-    names = [f"{first} {s}{r},{first},{s}{r},{s},{r}" for s in ("Female", "Male") for r in ("Black", "White") for first in (f"{s}{r}a", f"{s}{r}b")]  # fmt: skip
-    Path(flags[1]).write_text("\n".join([",".join(twins.NAME_COLUMNS), *names]))
-    _, report = report_of(["twins", "--reward-model", reward_folder, *flags])
-    found = {(part["surface"], row["attribute"]): row["verdict"] for part in report["surfaces"] for row in part["rows"]}  # fmt: skip
-    for key, expected in zip((("a", "sex"), ("a", "race_ethnicity"), ("b", "sex"), ("b", "race_ethnicity")), (sex_a, race_a, sex_b, race_b)):  # fmt: skip
-        same = f"not measured (both groups read the same text in {expected} résumés: no name in it)"
-        assert found[key] == same if " of " in expected else not found[key].startswith("not")
-    left_out = "score of the answer: 1 of 10 résumés are left out of Female − Male, Black − White: both groups read the same text in them."  # fmt: skip
-    assert (left_out in report["twins"]["notes"]) == (prompts == "mixed")
+        prompt = row["prompt"].replace("{name}", slot)
+        rows.append(row | {"prompt": prompt, "profile": f"{profile} {i}{' well' * i}"})
+    result = study("--reward-model RM", CELLS.replace("3", "2"), rows)
+    verdicts, notes = result.verdicts, result.report["twins"]["notes"]
+    expected = {("a", "sex"): sex_a, ("a", "race_ethnicity"): race_a}
+    expected |= {("b", "sex"): sex_b, ("b", "race_ethnicity"): race_b}
+    for key, words in expected.items():
+        same = f"not measured (both groups read the same text in {words} résumés: no name in it)"
+        assert verdicts[key] == same if " of " in words else not verdicts[key].startswith("not")
+    left_out = "score of the answer: 1 of 10 résumés are left out of Female − Male, Black − White: "
+    assert (left_out + "both groups read the same text in them." in notes) == (prompts == "mixed")
+
+
+def test_what_a_page_says_of_names_and_pronouns(study):
+    """Own names and résumés were "the bundled" ones, and pronouns changed where no text had any."""
+    report = study("--reward-model RM").report
+    words = " ".join([*report["limits"], str(report["surfaces"])])
+    assert "Names are proxies" in words and "bundled" not in words and "ronouns" not in words
+    rows = [row | {"profile": "{name} led {poss} team."} for row in RESUMES]
+    report = study("--reward-model RM", rows=rows).report
+    assert "Pronouns change with the sex" in " ".join(report["limits"])
+    rows = [row for part in report["surfaces"] for row in part["rows"] if row["attribute"] == "sex"]
+    for row in rows:
+        assert " names and pronouns " in row.get("direction", " names and pronouns ")
 
 
 def test_log_odds_by_teacher_forcing(llama_folder):
@@ -407,64 +499,59 @@ def test_log_odds_by_teacher_forcing(llama_folder):
         assert abs(of_words[0] - of_words[2]) > 1e-4
 
 
-def inputs(tmp, per_cell=3):
-    cells = [(s, r) for s in ("Female", "Male") for r in ("Black", "White")]
-    cells = [(s, r, f"{r}{i}") for s, r in cells for i in range(per_cell)]
-    names = [[f"{first} {s}son", first, f"{s}son", s, r] for s, r, first in cells]
-    resumes = [
-        {"prompt": f"Assess {{name}}, who knows sql {'well ' * i}.", "answer": f"Good {i}.", "prefix": "Decision:",
-         "rank_prompt": "Who fits?", "profile": f"{{name}} has {i} years.", "expected_decision": "yes" if i % 2 else "no"} for i in range(10)
-    ]  # fmt: skip
-    files = (
-        write(tmp / "n.csv", names, ",".join(twins.NAME_COLUMNS)),
-        write(tmp / "t.jsonl", resumes),
-    )
-    return ["--names", files[0], "--twins", files[1], "--out", str(tmp / "out")]
-
-
-def test_the_whole_report(tmp_path, llama_folder, reward_folder, monkeypatch):
+def test_the_whole_report(study, tmp_path, llama_folder, monkeypatch):
     monkeypatch.setattr(fairness, "TINY_MASS", 0)
-    twice, out = shutil.copytree(llama_folder, tmp_path / "after"), tmp_path / "out"
-    Path(twice, "README.md").write_text(MARK + "\n")  # the card of a run
+    after = shutil.copytree(llama_folder, tmp_path / "after")
+    (after / "README.md").write_text(MARK + "\n")  # the card of a run
     votes = [vote("yes", "no", "Black"), vote("no", "yes", "White")]
-    argv = ["report", "--before", llama_folder, "--after", str(twice), "--reward-model", reward_folder, *inputs(tmp_path, 5),
-            "--decision-words", "yes,no", "--prefs", write(tmp_path / "v.jsonl", votes), "--overwrite"]  # fmt: skip
-    status, report = report_of(argv)
+    flags = "--before POLICY --after AFTER --reward-model RM --decision-words yes,no --overwrite --prefs "
+    flags += write(tmp_path / "v.jsonl", votes)
+    result = study(flags, FIVE_EACH, command="report")
+    report, out = result.report, result.out
     surfaces = ["{kind} {surface}".format(**part) for part in report["surfaces"]]
-    assert status == 0 and surfaces == ["reward model a", "reward model b", "base c", "aligned c"]
+    assert surfaces == ["reward model a", "reward model b", "base c", "aligned c"]
     (change,) = report["changes"]
-    assert [(row["D"]["value"], row["verdict"]) for row in change["rows"]] == [(0, "equivalent within 0.1 SD: unchanged")] * 2  # fmt: skip
+    unchanged = {"D.value": 0, "verdict": "equivalent within 0.1 SD: unchanged"}
+    for row in change["rows"]:
+        assert_shows(row, unchanged)
+    assert result.status == 0 and len(change["rows"]) == 2
     assert list(report["preferences"][0]["tables"]) == ["harsher decision, race_ethnicity"]
-    assert report["limits"][0].startswith("5 tables were tested") and "up to 25 %" in report["limits"][0]  # fmt: skip
-    answers = fairness_page.answers(report)
-    sentences = " ".join(sum((part["sentences"] for part in answers), []))
+    tests = report["limits"][0]
+    assert tests.startswith("5 tables were tested") and "up to 25 %" in tests
+    sentences = " ".join(sum((part["sentences"] for part in fairness_page.answers(report)), []))
     assert all(fairness_page.twin_name(part) in sentences for part in report["surfaces"] + [change])
-    card = Path(twice, "README.md").read_text()
-    assert "## Fairness: same résumé, other name" in card and f"{out / 'report.html'}" in card
-    assert "changes in SD with 95 % intervals" in card and f"against {llama_folder}" in card
-    assert f"{report['changes'][0]['R']} résumés × " in card and "unchanged" in card
-    before = {f: f.read_bytes() for f in sorted(out.iterdir())}
+    card = (after / "README.md").read_text()
+    for words in ("## Fairness: same résumé, other name", f"{out / 'report.html'}", "unchanged",
+                  "changes in SD with 95 % intervals", f"against {llama_folder}", f"{change['R']} résumés × "):  # fmt: skip
+        assert words in card
+    before = {file: file.read_bytes() for file in out.iterdir()}
     assert not any(FORBIDDEN.search(data.decode()) for data in before.values())
-    fairness.main(argv)
-    assert {f: f.read_bytes() for f in sorted(out.iterdir())} == before
+    study(flags, FIVE_EACH, command="report")
+    assert {file: file.read_bytes() for file in out.iterdir()} == before
 
 
 @cases("""
-said | value | key | words | tone
-difference found | 0.3 | d | higher | red
-difference found, smaller than 0.1 SD | -0.05 | d | lower, small | amber
-difference found: larger after | -0.3 | D | gap larger | red
-difference found: reversed after | -0.3 | D | gap reversed | red
-difference found: changed after | -0.3 | D | gap changed | red
-difference found: smaller after, smaller than 0.1 SD | 0.05 | D | gap smaller | amber
-equivalent within 0.1 SD | 0.0 | d | alike, ±0.1 SD | green
-equivalent within 0.1 SD: unchanged | 0.0 | D | unchanged | amber
-inconclusive (25 names a group find 0.17 SD or more) | 0.2 | d | unclear | amber
-not measured (every résumé has the same score) | None | d | not measured | grey
+verdict | value | key | after | words | tone
+difference found | 0.3 | d | | higher | red
+difference found, smaller than 0.1 SD | -0.05 | d | | lower, small | amber
+difference found: larger after | -0.3 | D | | gap larger | red
+difference found: reversed after | -0.3 | D | | gap reversed | red
+difference found: changed after | -0.3 | D | | gap changed | red
+difference found: smaller after, smaller than 0.1 SD | 0.05 | D | | gap smaller | amber
+difference found: smaller after | 0.4 | D | equivalent within 0.1 SD | gap smaller | green
+equivalent within 0.1 SD | 0.0 | d | | alike, ±0.1 SD | green
+equivalent within 0.1 SD: unchanged | 0.0 | D | | unchanged | amber
+equivalent within 0.1 SD: unchanged | 0.0 | D | difference found | gap stays | amber
+equivalent within 0.1 SD: unchanged | 0.0 | D | equivalent within | unchanged | green
+equivalent within 0.1 SD: unchanged | 0.0 | D | inconclusive | unchanged | amber
+inconclusive (25 names a group find 0.17 SD or more) | 0.2 | d | | unclear | amber
+not measured (every résumé has the same score) | None | d | | not measured | grey
 """)
-def test_the_grid_follows_from_the_verdicts(said, value, key, words, tone):
-    cell = light({"verdict": said, key: {"value": value}}, key)
-    assert (cell, cell.tone) == (words, tone) and said in cell.detail
+def test_the_grid_follows_from_the_verdicts(verdict, value, key, after, words, tone):
+    """A gap that stays is not green, though its change is equivalent to none."""
+    row = {"verdict": verdict, key: {"value": value}} | ({"verdict_after": after} if after else {})
+    cell = light(row, key)
+    assert (cell, cell.tone) == (words, tone) and verdict in cell.detail
     assert ("p 1" in cell.detail) == (value is not None)
 
 
@@ -474,20 +561,17 @@ name | ab | Female
 age | ab | older
 attack | b | harmless addition
 """)
-def test_twins_of_a_reward_model_alone(slot, surfaces, group, tmp_path, reward_folder, capsys):
+def test_twins_of_a_reward_model_alone(study, slot, surfaces, group):
     """The résumés of a slot's file stand beside it: twins_slots.jsonl, twins_attacks.jsonl."""
     file = {"age": "slots.csv", "attack": "attacks.csv"}.get(slot)
-    flags = inputs(tmp_path)
-    if file:
-        flags = ["--slot", f"{slot}={REPO}/data/{file}", "--resumes", "5", *flags[-2:]]
-    argv = ["twins", "--reward-model", reward_folder, *flags, "--fail-on", "difference,inconclusive"]  # fmt: skip
-    status, report = report_of(argv)
-    assert status in ((0, 1, 3) if file else (1, 3))
-    assert [p["surface"] for p in report["surfaces"]] == [*surfaces]
-    assert report["surfaces"][0]["rows"][0]["group"] == group
-    assert any("Names are" in line for line in report["limits"]) == (slot == "name")
-    out = capsys.readouterr().out
-    assert f"Same résumé, other {slot}" in out and out.count("\n") <= 40
+    flags = "--reward-model RM --fail-on difference,inconclusive"
+    flags += f" --slot {slot}={REPO}/data/{file} --resumes 5" if file else ""
+    result = study(flags, None if file else CELLS)
+    assert result.status in ((0, 1, 3) if file else (1, 3))
+    assert [part["surface"] for part in result.report["surfaces"]] == [*surfaces]
+    assert result.report["surfaces"][0]["rows"][0]["group"] == group
+    assert any("Names are" in line for line in result.report["limits"]) == (slot == "name")
+    assert f"Same résumé, other {slot}" in result.printed and result.lines <= 40
 
 
 def test_models_that_are_asked(tmp_path, monkeypatch):
@@ -538,38 +622,9 @@ s.csv |  | --slot age | expected NAME=FILE.csv, such as age=data/slots.csv
 s.csv |  | --decision-words yes | expected two words or more
 s.csv |  | --reward-model no/such/folder | no/such/folder
 """)
-def test_bad_input_is_one_line(tmp_path, reward_folder, file, content, argv, said):
-    flags = inputs(tmp_path)
-    (tmp_path / file).write_text(content)
-    argv = argv.replace("S", str(tmp_path / "s.csv")).split()
-    argv = ["twins", "--reward-model", reward_folder, *flags, *argv]
-    assert said in error_of(fairness.main, argv)
-
-
-# effect on names read as Black before and after: what the change is called
-@cases("""
-before | after | change
-0.0 | -0.5 | larger
--0.5 | -0.2 | smaller
--0.5 | 0.0 | smaller
--0.5 | 0.4 | reversed
-0.3 | -0.5 | reversed
-0.05 | -0.5 | larger
-""")
-def test_a_change_has_a_direction(before, after, change):
-    """−.5 to +.4 was "smaller after". A gap below the margin has no side to be turned around."""
-    groups = black_and_white(12)
-    row = changed(*(simulated(0, 20, groups, effect, 0.02, 0.02) for effect in (before, after)))
-    assert row["verdict"].startswith(f"difference found: {change} after"), row["verdict"]
-    words = {"reversed": "is the reverse of"}.get(change, f"is {change} than")
-    assert words in row["direction"]
-
-
-def test_smaller_takes_proof():
-    """A gap that may be as large as before, on the other side, is called neither."""
-    draws = np.random.default_rng(0).normal(0, 0.06, (2, 1000))
-    assert twins.change_of((0.12, -0.08), [draws[0] + 0.12, draws[1] - 0.08]) == "changed"
-    assert twins.change_of((0.5, -0.08), [draws[0] + 0.5, draws[1] - 0.08]) == "smaller"
+def test_bad_input_is_one_line(study, tmp_path, file, content, argv, said):
+    flags = f"--reward-model RM {argv.replace('S', str(tmp_path / 's.csv'))}"
+    assert said in error_of(study, flags, CELLS, RESUMES, "twins", {file: content})
 
 
 def part_of(kind, verdict, **more):
@@ -625,22 +680,19 @@ def test_a_missing_field_fails_ci(field, lacking, models, said, status):
     assert exit_status("difference,inconclusive", verdicts) == status
 
 
-@cases("""
-verdict | change | after | words | tone
-equivalent within 0.1 SD: unchanged | 0.0 | difference found | gap stays | amber
-equivalent within 0.1 SD: unchanged | 0.0 | equivalent within | unchanged | green
-equivalent within 0.1 SD: unchanged | 0.0 | inconclusive | unchanged | amber
-difference found: smaller after | 0.4 | equivalent within 0.1 SD | gap smaller | green
-""")
-def test_a_gap_that_stays_is_not_green(verdict, change, after, words, tone):
-    cell = light({"verdict": verdict, "D": {"value": change}, "verdict_after": after}, "D")
-    assert (cell, cell.tone) == (words, tone)
-
-
 def test_a_sentence_for_every_verdict():
     """A table with a difference hid what else it held; "no difference shown, not all settled" read
     as passed."""
-    rows = [{"group": g, "reference": "White", "verdict": v, "direction": "Black lower"} for g, v in (("Black", "difference found"), ("Asian", "inconclusive (…)"), ("Hispanic", NOTHING), ("Black", "equivalent within 0.1 SD: unchanged"))]  # fmt: skip
+    verdicts = (
+        "difference found",
+        "inconclusive (…)",
+        NOTHING,
+        "equivalent within 0.1 SD: unchanged",
+    )
+    rows = [
+        {"group": group, "reference": "White", "verdict": verdict, "direction": "Black lower"}
+        for group, verdict in zip(("Black", "Asian", "Hispanic", "Black"), verdicts)
+    ]
     for some, sentence in (
         (rows[:3], f"m: Black lower; inconclusive for Asian − White; {NOTHING} for Hispanic − White."),
         (rows[1:2], "Inconclusive, so neither a difference nor its absence was shown: m."),
@@ -659,93 +711,92 @@ resumes | verdict
 def test_few_resumes_are_never_green(resumes, verdict):
     """Two résumés gave a green ✓."""
     groups = black_and_white(12)
-    assert twin_table(simulated(0, resumes, groups, 0, 0.01, 0.01), groups)[0]["verdict"].startswith(verdict)  # fmt: skip
+    row = twin_table(simulated(0, resumes, groups, 0, 0.01, 0.01), groups)[0]
+    assert row["verdict"].startswith(verdict)
 
 
-def test_a_model_that_does_not_decide_in_these_words(tmp_path, llama_folder, capsys):
+def test_a_model_that_does_not_decide_in_these_words(study):
     """Words of 2e-3 of the probability: their log-odds were "unclear", without a reason."""
-    argv = ["twins", "--before", llama_folder, *inputs(tmp_path, 5), "--decision-words", "yes,no"]
-    status, report = report_of([*argv, "--fail-on", "inconclusive"])
-    (part,) = report["surfaces"]
-    assert status == 3 and 0 < part["mass"]["lowest"] <= part["mass"]["value"] < 0.05
-    for row in part["rows"]:
-        assert re.fullmatch(r"not measured \(yes and no together hold 0.00\d of the probability behind “Decision:”; name the words in the prompt\)", row["verdict"])  # fmt: skip
-    assert not [*(tmp_path / "out").glob("decisions-*")]
-    assert "Not measured (yes and no together hold 0.00" in capsys.readouterr().out.replace("\n", " ")  # fmt: skip
-    rows = [row | {"prompt": f"{row['prompt']} Say yes or NO."} for row in read_jsonl(tmp_path / "t.jsonl")]  # fmt: skip
-    write(tmp_path / "t.jsonl", rows)
-    _, report = report_of([*argv, "--overwrite"])
-    assert report["surfaces"][0]["rows"][0]["verdict"].endswith("; the prompts name them, so try others)")  # fmt: skip
+    flags = "--before POLICY --decision-words yes,no --fail-on inconclusive"
+    result = study(flags)
+    (part,) = result.report["surfaces"]
+    assert result.status == 3 and 0 < part["mass"]["lowest"] <= part["mass"]["value"] < 0.05
+    reason = r"not measured \(yes and no together hold 0.00\d of the probability behind “Decision:”"
+    for words in result.verdicts.values():
+        assert re.fullmatch(rf"{reason}; name the words in the prompt\)", words)
+    assert not [*result.out.glob("decisions-*")]
+    assert "Not measured (yes and no together hold 0.00" in result.printed
+    rows = [row | {"prompt": f"{row['prompt']} Say yes or NO."} for row in RESUMES]
+    for words in study(flags, rows=rows).verdicts.values():
+        assert words.endswith("; the prompts name them, so try others)")
 
 
-def test_decisions_for_biasguard(tmp_path, llama_folder, monkeypatch):
+def test_decisions_for_biasguard(study, tmp_path, llama_folder, monkeypatch):
     """Before and after each have a file with a row per résumé and name, no cell of it empty, and our
     numbers are those that BiasGuard (here a program with its contract) finds in it."""
     with_biasguard(tmp_path, monkeypatch)
     monkeypatch.setattr(fairness, "TINY_MASS", 0)
     after, out = shutil.copytree(llama_folder, tmp_path / "after"), tmp_path / "out"
     out.mkdir()
-    argv = ["twins", "--before", llama_folder, "--after", str(after), *inputs(tmp_path, 5)]
-    board = out / "decisions-board.csv"
+    board, flags = out / "decisions-board.csv", "--before POLICY --after AFTER --decision-words "
     board.write_text("of no report: it was deleted")
-    refused = error_of(fairness.main, argv)
+    refused = error_of(study, f"{flags} yes,no")
     assert "holds decisions-board.csv, which is of no report" in refused
     listed = ["decisions-old.csv", "../n.csv"]
     for name, content in (("report.json", {"files": listed}), ("decisions-old.csv", 0)):
         (out / name).write_text(json.dumps(content))
-    _, report = report_of([*argv, "--decision-words", "yes,no", "--overwrite"])
+    report = study(f"{flags} yes,no").report
     assert board.exists() and (tmp_path / "n.csv").exists()
     board.unlink()
-    files = sorted(path.name for path in out.glob("decisions-*.csv"))
-    assert report["files"] == [part["file"] for part in report["policy_decisions"]]
-    assert files == sorted(part["file"] for part in report["policy_decisions"]) and len(files) == 2
-    with open(out / "decisions-after.csv", newline="", encoding="utf-8") as file:
-        rows = list(csv.DictReader(file))
+    files = [part["file"] for part in report["policy_decisions"]]
+    assert report["files"] == files and len(files) == 2
+    assert sorted(files) == sorted(path.name for path in out.glob("decisions-*.csv"))
+    rows = decisions_in(out)
     assert list(rows[0]) == ["entity_id", "label_value", "score", "score_raw", "sex", "race_ethnicity", "model_id", "prompt_id"]  # fmt: skip
-    assert len(rows) == 10 * 20 and all(value for row in rows for value in row.values())
-    assert {row["model_id"] for row in rows} == {str(after)} and rows[20]["label_value"] == "1"
+    assert len(rows) == 10 * 12 and all(value for row in rows for value in row.values())
+    assert {row["model_id"] for row in rows} == {str(after)} and rows[12]["label_value"] == "1"
     assert all(row["score"] == str(int(float(row["score_raw"]) > 0)) for row in rows)
     lines = [line for line in report["biasguard"] if line.startswith("decisions-after.csv")]
     assert len(lines) == 2 and "Black − White: dir" in lines[1]
     assert_ours_are_theirs(lines)
-    _, report = report_of([*argv, "--decision-words", "no,yes", "--overwrite"])
+    study(f"{flags} no,yes")
+    assert decisions_in(out)[0]["label_value"] == "1"  # "no" is the mildest word now
+
+
+def decisions_in(out):
     with open(out / "decisions-after.csv", newline="", encoding="utf-8") as file:
-        assert next(csv.DictReader(file))["label_value"] == "1"  # "no" is the mildest word now
+        return list(csv.DictReader(file))
 
 
-def test_every_model_is_known_before_one_is_measured(tmp_path, llama_folder, reward_folder):
+@cases("""
+flags | words
+--before POLICY --after RM | --after RM: this is a reward model
+--before RM --after POLICY | --before RM: this is a reward model
+--before POLICY --after GONE | --after GONE: no such folder
+--before none --reward-model RM POLICY | --reward-model POLICY: not a reward model
+""")
+def test_every_model_is_known_before_one_is_measured(study, monkeypatch, llama_folder, reward_folder, flags, words):  # fmt: skip
     """A wrong --after was refused as "--model", once the model before had read every résumé."""
-    names = {"POLICY": llama_folder, "RM": reward_folder, "GONE": "runs/gone"}
-    for argv, words in table("""
-        --before POLICY --after RM | --after RM: this is a reward model
-        --before RM --after POLICY | --before RM: this is a reward model
-        --before POLICY --after GONE | --after GONE: no such folder
-        --before none --reward-model RM POLICY | --reward-model POLICY: not a reward model
-    """):
-        argv = ["twins", *(names.get(word, word) for word in argv.split()), *inputs(tmp_path)]
-        flag, name, *rest = words.split()
-        expected = " ".join([flag, f"{names[name[:-1]]}:", *rest])
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(fairness, "raw_scorer", None)  # measuring would be a TypeError
-            patch.setattr(fairness, "decision_logps", None)
-            assert error_of(fairness.main, argv).startswith(expected)
+    monkeypatch.setattr(fairness, "raw_scorer", None)  # measuring would be a TypeError
+    monkeypatch.setattr(fairness, "decision_logps", None)
+    error = error_of(study, flags).replace(llama_folder, "POLICY").replace(reward_folder, "RM")
+    assert error.startswith(words)
 
 
-def test_what_a_report_leaves_out_is_said(tmp_path, llama_folder, reward_folder, capsys):
+def test_what_a_report_leaves_out_is_said(study):
     """One résumé without a prefix took the decision out of the report in silence."""
-    flags = inputs(tmp_path)
-    rows = list(read_jsonl(flags[3]))
+    rows = [dict(row) for row in RESUMES]
     del rows[4]["prefix"]
-    write(tmp_path / "t.jsonl", rows)
-    argv = ["twins", "--before", llama_folder, "--reward-model", reward_folder, *flags]
-    status, report = report_of([*argv, "--fail-on", "inconclusive"])
-    assert status == 3 and report["not_measured"][0] == "decision (the résumés lack prefix in 1 of 10)"  # fmt: skip
-    assert "Not measured: decision (the résumés lack prefix in 1 of 10); " in capsys.readouterr().out  # fmt: skip
+    result = study("--before POLICY --reward-model RM --fail-on inconclusive", rows=rows)
+    words = "decision (the résumés lack prefix in 1 of 10)"
+    assert result.status == 3 and result.report["not_measured"][0] == words
+    assert f"Not measured: {words}; " in result.printed
 
 
 def test_own_models_bring_no_votes_of_the_demo():
     """A report about a user's models held the demo's votes, and --fail-on counted them."""
-    for argv, votes in (("", fairness.VOTES), ("--reward-model mine", []), ("--before mine", []), ("--after mine --prefs own", ["own"])):  # fmt: skip
+    expected = {"": fairness.VOTES, "--reward-model mine": [], "--before mine": []}
+    for argv, votes in (expected | {"--after mine --prefs own": ["own"]}).items():
         args = fairness.parse_args(["report", *argv.split()])
         fairness.models_to_measure(args)
         assert args.prefs == votes
@@ -761,15 +812,12 @@ per_cell | resumes
 def test_false_verdicts_on_the_whole_design(per_cell, resumes):
     """Eight cells, four contrasts: any false difference, and "equivalent" for a gap of the margin,
     in at most 6 % (of 200 simulations, so up to 9.5 %); intervals cover in 90 % and more."""
-    cells = [(sex, race) for sex in ("Female", "Male") for race in ("Asian", "Black", "Hispanic", "White")]  # fmt: skip
-    labels = np.repeat(np.array(cells), per_cell, axis=0)
-    groups, counts = {"sex": labels[:, 0], "race_ethnicity": labels[:, 1]}, np.zeros(3)
+    groups, counts = groups_of(EIGHT, per_cell), np.zeros(3)
     for seed in range(200):
         rows = twin_table(simulated(seed, resumes, groups, 0, 0.05, 0.1), groups, seed)
-        counts[0] += any(row["verdict"].startswith("difference") for row in rows)
+        difference = any(row["verdict"].startswith("difference") for row in rows)
         rows = twin_table(simulated(seed, resumes, groups, 0.1, 0.05, 0.1), groups, seed)
         (row,) = (row for row in rows if row["group"] == "Black")
-        counts[1] += row["verdict"].startswith("equivalent") or "smaller" in row["verdict"]
-        counts[2] += row["d"]["low"] <= 0.1 <= row["d"]["high"]
+        counts += difference, called_small(row), row["d"]["low"] <= 0.1 <= row["d"]["high"]
     false_differences, false_equals, coverage = counts / 200
     assert false_differences <= 0.095 and false_equals <= 0.095 and coverage >= 0.88
