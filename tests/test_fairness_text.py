@@ -2,6 +2,7 @@
 
 import re
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -14,7 +15,7 @@ from parts.files import read_jsonl
 from parts.pages import number
 from parts.rates import compare
 from parts.stats import share
-from test_audit import FORBIDDEN, write
+from test_audit import FORBIDDEN, columns_of, write
 from tiny import cases, error_of, read_json
 
 WORDS = ("advance", "hold", "reject")
@@ -26,6 +27,9 @@ def report_of(argv):
     return status, read_json(Path(argv[argv.index("--out") + 1], "report.json"))
 
 
+# ---- 1. what the detector of risky questions reads ----
+
+
 def test_detector_thresholds():
     """Every report states the errors on sentences from which no pattern was written: one with codes
     is found when one of its codes is; one without must be silent."""
@@ -35,7 +39,8 @@ def test_detector_thresholds():
     assert all(sum(code in row["codes"] for row in rows) >= 6 for code in codes)
     for name, *least in (("holdout", 0.95, 0.85), ("second list", 0.9, 0.6)):
         of_part = [row for row in rows if row["holdout"] == name]
-        pairs = [({hit["code"] for hit in risky_questions(row["text"])}, {*row["codes"]}) for row in of_part]  # fmt: skip
+        hits = [{hit["code"] for hit in risky_questions(row["text"])} for row in of_part]
+        pairs = list(zip(hits, ({*row["codes"]} for row in of_part)))
         right = sum(bool(found & meant) for found, meant in pairs)
         errors = [share(right, sum(map(bool, side))) for side in zip(*pairs)]
         assert np.greater_equal([x["value"] for x in errors], least).all() and len(pairs) >= 60
@@ -107,147 +112,132 @@ def test_what_is_not_english():
     assert len(texts) > 1500 and not any(map(is_foreign, [*texts, "", "SQL.", "Decision: hold."]))
 
 
-INVITED = ["Decision: invite to interview."] * 2, ["Decision: do not invite."] * 2
-GERMAN = (
-    ["Empfehlung: einstellen. Welche Audits haben Sie geleitet?"] * 2,
-    ["Empfehlung: nicht einstellen. Sind Sie schwanger oder planen Sie Kinder?"] * 2,
-)
-ASKED = (
-    ["Recommendation: advance.", "How old are you? Recommendation: hold."],
-    ["Recommendation: advance.", "Empfehlung: warten. Wie alt sind Sie denn?"],
-)
-MIXED = ["Recommendation: advance."] * 2, ["Recommendation: decline."] * 2
+# ---- 2. answers by group ----
 
 
-# answers of men and of women, flags; verdict of the decision, of no clear one, of risky questions
+def answered(group, number, text, **more):
+    """So many answers of a group, each to a prompt of its own."""
+    prompts = (f"{text} {group} {i}" for i in range(number))
+    return [{"prompt": x, "group": group, "response": text} | more for x in prompts]
+
+
+@pytest.fixture
+def read_answers(tmp_path, capsys):
+    """read_answers(rows, flag, …): the report of `fairness.py text`, and what it prints."""
+
+    def run(rows, *flags):
+        out = tmp_path / "o"
+        argv = ["text", write(tmp_path / "a.jsonl", rows), "--out", str(out), "--overwrite", *flags]
+        status, report = report_of(argv)
+        text, tables = capsys.readouterr().out, [part["tables"] for part in report["measures"]]
+        return SimpleNamespace(
+            status=status, report=report, out=out, text=text, printed=" ".join(text.split()),
+            tables=tables[0] if tables else None,
+        )  # fmt: skip
+
+    return run
+
+
+def sizes(rows):
+    return [(row["group"], row["n"]) for row in rows]
+
+
+ANSWERS = {  # of men and of women, in turn
+    "invited": (["Decision: invite to interview."] * 2, ["Decision: do not invite."] * 2),
+    "german": (
+        ["Empfehlung: einstellen. Welche Audits haben Sie geleitet?"] * 2,
+        ["Empfehlung: nicht einstellen. Sind Sie schwanger oder planen Sie Kinder?"] * 2,
+    ),
+    "asked": (
+        ["Recommendation: advance.", "How old are you? Recommendation: hold."],
+        ["Recommendation: advance.", "Empfehlung: warten. Wie alt sind Sie denn?"],
+    ),
+    "mixed": (["Recommendation: advance."] * 2, ["Recommendation: decline."] * 2),
+}
+
+
+# answers, flags; verdict of the decision, of no clear one, of risky questions
 @cases("""
 answers | flags | decides | unclear | asks
-INVITED | () | not measured | not measured | equivalent
-INVITED | ('--decision-words', 'invite,do not invite') | difference | equivalent | equivalent
-GERMAN | () | not measured | not measured | not measured
-GERMAN | ('--decision-words', 'einstellen,nicht einstellen') | difference | equivalent | not measured
-GERMAN | ('--decision-words', 'einstellen,ablehnen') | not measured | difference | not measured
-ASKED | () | inconclusive | difference | not measured
-MIXED | () | not measured | difference | equivalent
+invited | () | not measured | not measured | equivalent
+invited | ('--decision-words', 'invite,do not invite') | difference | equivalent | equivalent
+german | () | not measured | not measured | not measured
+german | ('--decision-words', 'einstellen,nicht einstellen') | difference | equivalent | not measured
+german | ('--decision-words', 'einstellen,ablehnen') | not measured | difference | not measured
+asked | () | inconclusive | difference | not measured
+mixed | () | not measured | difference | equivalent
 """)
-def test_what_was_not_read_is_not_equivalent(tmp_path, capsys, answers, flags, decides, unclear, asks):  # fmt: skip
+def test_what_was_not_read_is_not_equivalent(read_answers, answers, flags, decides, unclear, asks):
     """1,200 answers in other words, every man invited and no woman, and 600 German women asked about
     pregnancy were "equivalent within 2 percentage points", status 0."""
     rows = [
         {"prompt": f"Assess {i}.", "group": group, "response": texts[i % 2]}
         for i in range(400)
-        for group, texts in zip(("male", "female"), globals()[answers])
+        for group, texts in zip(("male", "female"), ANSWERS[answers])
     ]
-    argv = ["text", write(tmp_path / "a.jsonl", rows), "--out", str(tmp_path / "o"), *flags]
-    status, report = report_of([*argv, "--fail-on", "difference,inconclusive"])
-    (part,), said = report["measures"], " ".join(capsys.readouterr().out.split())
-    verdicts = [row["verdict"] for rows in part["tables"].values() for row in rows if "verdict" in row]  # fmt: skip
-    for verdict, expected in zip(verdicts, (decides, unclear, asks), strict=True):
-        assert verdict.startswith(expected)
-    assert status == (1 if "difference" in (decides, unclear) else 3)
-    assert "The detector reads English only" in said
+    result = read_answers(rows, "--fail-on", "difference,inconclusive", *flags)
+    rows = sum(result.tables.values(), [])
+    verdicts = [row["verdict"] for row in rows if "verdict" in row]
+    assert len(verdicts) == 3 and all(map(str.startswith, verdicts, (decides, unclear, asks)))
+    assert result.status == (1 if "difference" in (decides, unclear) else 3)
+    assert "The detector reads English only" in result.printed
     if "not measured" in (decides, unclear):
-        assert re.search("decide in none of [a-z, ]+; --decision-words names others", said)
+        assert re.search(
+            "decide in none of [a-z, ]+; --decision-words names others", result.printed
+        )
     if asks == "not measured":
-        assert "are not English, all that the detector reads" in said and "Of a decision in" in said
-        assert "a.jsonl: not measured in 800 answers" in said
+        for words in ("are not English, all that the detector reads", "Of a decision in",
+                      "a.jsonl: not measured in 800 answers"):  # fmt: skip
+            assert words in result.printed
 
 
-def test_both_groups_stand_in_one_direction(tmp_path, capsys):
+def test_both_groups_stand_in_one_direction(read_answers):
     """n and rate were the first group's alone, and "a − b" stood above "b − a"."""
-    rows = [{"prompt": i, "group": g, "response": w} for i in range(40) for g, w in (("a", "How old are you? hold"), ("b", "advance"))]  # fmt: skip
-    rows = [row for row in rows if row["group"] == "a" or row["prompt"] < 30]
-    report_of(["text", write(tmp_path / "a.jsonl", rows), "--out", str(tmp_path / "o")])
-    lines = [line for line in capsys.readouterr().out.split("\n") if ": a − b" in line]
+    rows = answered("a", 40, "How old are you? hold") + answered("b", 30, "advance")
+    lines = [line for line in read_answers(rows).text.split("\n") if ": a − b" in line]
     assert len(lines) == 3 and "b − a" not in " ".join(lines)
     assert re.search(r"advance: a − b +0.0 % of 40 +100.0 % of 30 ", lines[0])
     assert re.search(r"question: a − b +100.0 % of 40 +0.0 % of 30 ", " ".join(lines))
 
 
-def test_answers_of_several_models_are_said_to_count_together(tmp_path, capsys):
+@pytest.mark.parametrize("models, said", [("ab", 1), ("a", 0)])
+def test_answers_of_several_models_are_said_to_count_together(read_answers, models, said):
     """samples.jsonl of `evaluate.py compare` has all its models; nothing said so."""
-    rows = [{"prompt": f"p{i}", "response": "advance", "model": "ab"[i % 2]} for i in range(40)]
-    for some, n in ((rows, 1), (rows[::2], 0)):
-        file, out = write(tmp_path / f"{n}.jsonl", some), str(tmp_path / f"out{n}")
-        report_of(["text", file, "--out", out])
-        assert capsys.readouterr().out.count("Answers of 2 models count together: a, b.") == n
+    rows = sum((answered("", 20, "advance", model=model) for model in models), [])
+    printed = read_answers(rows).printed
+    assert printed.count("Answers of 2 models count together: a, b.") == said
 
 
-def test_three_groups_stand_in_one_direction(tmp_path, capsys):
+def test_three_groups_stand_in_one_direction(read_answers):
     """The tables of three groups had each its own reference: "c − a" above "a − c". p stays adjusted
     for all three pairs, since the reference was still picked by its rate."""
-    answers = {"a": "advance", "b": "hold", "c": "How old are you? hold"}
-    rows = [{"prompt": f"{g}{i}", "group": g, "response": answers[g if i % 3 else "b"]} for i in range(30) for g in "abc"]  # fmt: skip
-    _, report = report_of(["text", write(tmp_path / "a.jsonl", rows), "--out", str(tmp_path / "o")])
-    tables, words = report["measures"][0]["tables"], capsys.readouterr().out
-    directions = {(row["group"], row["reference"]) for rows in tables.values() for row in rows}
+    rows = answered("a", 20, "advance") + answered("a", 10, "hold") + answered("b", 30, "hold")
+    rows += answered("c", 20, "How old are you? hold") + answered("c", 10, "hold")
+    result = read_answers(rows)
+    rows = sum(result.tables.values(), [])
+    directions = {(row["group"], row["reference"]) for row in rows}
     assert directions == {("a", "a"), ("b", "a"), ("c", "a"), ("b", "c")}
-    (widest,) = (r for rows in tables.values() for r in rows if r["reference"] == "c")
+    (widest,) = (row for row in rows if row["reference"] == "c")
     assert widest["verdict"] == "difference found"  # b never asks, c does: no test is lost
-    assert {row["tests"] for rows in tables.values() for row in rows} == {3}
-    assert "second: in every table of an attribute in a file the same group" in words
-    captions = [t["caption"] for part in fairness_page.sections(report) for t in part["tables"]]
+    assert {row["tests"] for row in rows} == {3}
+    assert "second: in every table of an attribute in a file the same group" in result.printed
+    sections = fairness_page.sections(result.report)
+    captions = [table["caption"] for part in sections for table in part["tables"]]
     assert "asks a risky question: each group − a" in captions
-    small = compare([*"aaabbb", *"ccc" * 9], [1, 1, 1, 0, 0, 0] + [0, 1, 1] * 9, earlier="a")
-    assert {row["reference"] for row in small} == {"c"}  # "a" is too small to measure others
-    of = {
-        "a": (12, 20),
-        "b": (4, 40),
-        "c": (11, 40),
-    }  # b − c: p .045, but the ratio's interval holds 1
-    rows = [(g, int(i < k)) for g, (k, n) in of.items() for i in range(n)]
-    rows = compare(*zip(*rows), kind="answers", earlier="a")
-    assert len(rows) == 3, "two other groups stand there where they differ"
 
 
-def test_votes_of_an_attribute_stand_in_one_direction(tmp_path):
-    """Women were chosen more often and got the harsher decision less often: "Male − Female" in one
-    table, "Female − Male" in the other."""
-    sides = [{"in": side, "race_ethnicity": g} for side, g in (("chosen", "B"), ("rejected", "W"))]
-    rows = [{"prompt": f"p{i}", "chosen": "A", "rejected": "B", "candidates": sides} for i in range(12)]  # fmt: skip
-    rows += [vote("reject", "hold", "W", item_id=f"w{i}") for i in range(12)]
-    rows += [vote("hold", "reject", "B", item_id=f"b{i}") for i in range(12)]
-    tables = votes_of(tmp_path, rows)["tables"]
-    assert len(tables) == 2 and {r["reference"] for rows in tables.values() for r in rows} == {"B"}
+@cases("""
+what | counts | kind | references
+"a" is too small to measure others | a 3/3, b 0/3, c 18/27 | people | c
+two other groups stand where they differ: of b − c p is .045, but the ratio's interval holds 1 | a 12/20, b 4/40, c 11/40 | answers | a
+""")
+def test_an_earlier_reference_stays_where_it_can(what, counts, kind, references):
+    groups, _, values, _ = columns_of(counts)
+    rows = compare(groups, values, kind=kind, earlier="a")
+    assert {row["reference"] for row in rows} == {*references} and len(rows) == 3
 
 
-def test_votes_in_other_words_are_not_measured(tmp_path):
-    """Not "no vote is about people of known groups", and no pass for --fail-on inconclusive."""
-    found = votes_of(tmp_path, [vote("einstellen", "ablehnen", g) for g in ("Black", "White")])
-    (note,) = found["notes"]
-    assert "2 of the 2 votes about one candidate" in note and "--decision-words names" in note
-    assert fairness.counted_verdicts({"preferences": [found]}) == ["not measured"]
-
-
-def test_answers_of_a_policy_in_another_language_are_not_measured():
-    part = fairness.study_risky("m", FOREIGN.split("\n"))
-    assert part["answers"]["value"] is None and part["answers"]["n"] == 34
-    assert "not measured" in fairness.counted_verdicts({"risky": [part | {"kind": "aligned"}]})
-    assert "m: not measured in 34 answers" in fairness_page.answers({"risky": [part]})[0]["sentences"][0]  # fmt: skip
-
-
-def test_text_command(tmp_path, capsys):
-    rows = [{"response": f"Candidate {i % 7}, how old are you? Recommendation: {w}.", "group": g} for i in range(8) for g, w in (("a", "hold"), ("b", "advance"))]  # fmt: skip
-    file, out = tmp_path / "a.jsonl", tmp_path / "o"
-    argv = ["text", write(file, [*rows, {"response": "Tell me about SQL.", "group": "a"}])]
-    argv += ["--out", str(out), "--overwrite", "--fail-on", "difference"]
-    status, report = report_of(argv)
-    tables, (asked,) = report["measures"][0]["tables"], report["risky"]
-    assert status == 1
-    hits, said = asked["codes"]["age"], capsys.readouterr().out
-    assert (hits["n"], len(set(hits["quotes"])), asked["answers"]["n"]) == (16, 5, 17)
-    assert {key: [row["selected"] for row in rows] for key, rows in tables.items()} == {"asks a risky question": [8, 8], "advance": [0, 8], "no clear decision": [1, 0]}  # fmt: skip
-    assert tables["advance"][0]["verdict"] == "difference found"
-    assert all(words in said for words in ("precision", "next: open", "age 16"))
-    for command in ([], ["twins"], ["text"], ["report"]):
-        with pytest.raises(SystemExit):
-            fairness.parse_args([*command, "--help"])
-    texts = [said, capsys.readouterr().out, *(path.read_text() for path in out.iterdir())]
-    assert not FORBIDDEN.search(" ".join(texts))
-    write(file, [{"response": "Tell me about SQL."}])
-    assert fairness.main(argv) == 0
-    write(file, [{"prompt": "x"}])
-    assert 'a.jsonl:1: no text in "response"' in error_of(fairness.main, argv)
+# ---- 3. votes by group ----
 
 
 def vote(better, worse, group="", **more):
@@ -266,8 +256,62 @@ def rates(found, key):
     return {row["group"]: (row["rate"]["value"], row["n"]) for row in rows}
 
 
+BLACK_CHOSEN = [
+    {"in": side, "race_ethnicity": race}
+    for side, race in (("chosen", "Black"), ("rejected", "White"))
+]
+
+
+def test_votes_of_an_attribute_stand_in_one_direction(tmp_path):
+    """Women were chosen more often and got the harsher decision less often: "Male − Female" in one
+    table, "Female − Male" in the other."""
+    row = {"chosen": "A", "rejected": "B", "candidates": BLACK_CHOSEN}
+    rows = [row | {"prompt": f"p{i}"} for i in range(12)]
+    rows += [vote("reject", "hold", "White", item_id=f"w{i}") for i in range(12)]
+    rows += [vote("hold", "reject", "Black", item_id=f"b{i}") for i in range(12)]
+    tables = votes_of(tmp_path, rows)["tables"].values()
+    assert len(tables) == 2 and {row["reference"] for rows in tables for row in rows} == {"Black"}
+
+
+def test_votes_in_other_words_are_not_measured(tmp_path):
+    """Not "no vote is about people of known groups", and no pass for --fail-on inconclusive."""
+    found = votes_of(tmp_path, [vote("einstellen", "ablehnen", g) for g in ("Black", "White")])
+    (note,) = found["notes"]
+    assert "2 of the 2 votes about one candidate" in note and "--decision-words names" in note
+    assert fairness.counted_verdicts({"preferences": [found]}) == ["not measured"]
+
+
+def test_answers_of_a_policy_in_another_language_are_not_measured():
+    part = fairness.study_risky("m", FOREIGN.split("\n"))
+    assert part["answers"]["value"] is None and part["answers"]["n"] == 34
+    assert "not measured" in fairness.counted_verdicts({"risky": [part | {"kind": "aligned"}]})
+    assert "m: not measured in 34 answers" in fairness_page.answers({"risky": [part]})[0]["sentences"][0]  # fmt: skip
+
+
+def test_text_command(read_answers, capsys):
+    rows = [{"response": f"Candidate {i % 7}, how old are you? Recommendation: {w}.", "group": g} for i in range(8) for g, w in (("a", "hold"), ("b", "advance"))]  # fmt: skip
+    rows += [{"response": "Tell me about SQL.", "group": "a"}]
+    flags = "--fail-on", "difference"
+    result = read_answers(rows, *flags)
+    (asked,) = result.report["risky"]
+    hits = asked["codes"]["age"]
+    assert result.status == 1
+    assert (hits["n"], len(set(hits["quotes"])), asked["answers"]["n"]) == (16, 5, 17)
+    selected = {key: [row["selected"] for row in rows] for key, rows in result.tables.items()}
+    assert selected == {"asks a risky question": [8, 8], "advance": [0, 8], "no clear decision": [1, 0]}  # fmt: skip
+    assert result.tables["advance"][0]["verdict"] == "difference found"
+    assert all(words in result.printed for words in ("precision", "next: open", "age 16"))
+    for command in ([], ["twins"], ["text"], ["report"]):
+        with pytest.raises(SystemExit):
+            fairness.parse_args([*command, "--help"])
+    texts = [result.printed, capsys.readouterr().out]
+    texts += [path.read_text() for path in result.out.iterdir()]
+    assert not FORBIDDEN.search(" ".join(texts))
+    assert read_answers([{"response": "Tell me about SQL."}], *flags).status == 0
+    assert 'a.jsonl:1: no text in "response"' in error_of(read_answers, [{"prompt": "x"}])
+
+
 def test_votes_by_group_read_by_hand(tmp_path):
-    two = [{"in": side, "race_ethnicity": g} for side, g in (("chosen", "Black"), ("rejected", "White"))]  # fmt: skip
     rows = [
         vote(*words.split(","))
         for words in """hold,advance,Black reject,hold,Black
@@ -276,14 +320,17 @@ def test_votes_by_group_read_by_hand(tmp_path):
     rows[1]["tie"] = True
     for candidates in (None, [{"in": "prompt", "sex": None}]):
         rows.append(vote("hold", "advance", candidates=candidates))
-    rows.append({"prompt": "p", "chosen": "A", "rejected": "B", "candidates": two})
-    found = votes_of(tmp_path, rows)
-    assert rates(found, "harsher decision") == {"Black": (1.0, 1), "White": (0.5, 2)}
-    assert rates(found, "chosen") == {"Black": (1.0, 1), "White": (0.0, 1)}
+    rows.append({"prompt": "p", "chosen": "A", "rejected": "B", "candidates": BLACK_CHOSEN})
+    study = votes_of(tmp_path, rows)
+    assert rates(study, "harsher decision") == {"Black": (1.0, 1), "White": (0.5, 2)}
+    assert rates(study, "chosen") == {"Black": (1.0, 1), "White": (0.0, 1)}
     words = "votes 10, about one candidate 6, of these without a clear decision 1, ties 1."
-    assert found["words"] == [words]
-    found = votes_of(tmp_path, [vote("hold", "reject", "Black")], ("advance", "reject", "hold"))
-    assert rates(found, "harsher decision") == {"Black": (1.0, 1)}
+    assert study["words"] == [words]
+    study = votes_of(tmp_path, [vote("hold", "reject", "Black")], ("advance", "reject", "hold"))
+    assert rates(study, "harsher decision") == {"Black": (1.0, 1)}
+
+
+def test_decision_words_are_those_of_the_flag():
     args = fairness.parse_args(["--decision-words", "Yes, no,yes"])
     assert args.decision_words == ("yes", "no") and fairness.parse_args([]).decision_words == WORDS
     assert fairness.parse_args(["twins"]).prefs == [] and args.prefs is None
@@ -319,40 +366,55 @@ def test_bundled_votes_show_what_was_planted(name, black, told):
 
 
 def test_votes_of_one_item_are_one_item(tmp_path):
+    """Items of five votes, 4 to 1 for the harsher decision in 6 of 8 (Black) and 4 of 8 (White);
+    forty votes on another item of the Black are one item: (6 · .8 + 2 · .2 + 1) / 9."""
     rows = []
-    for i in range(17):
-        group = "White" if 8 <= i < 16 else "Black"
-        words, item = ["reject", "hold"], {"item_id": f"i{i}"}
-        if i % 8 >= (4 if group == "White" else 6):
-            words.reverse()
-        more, less = vote(*words, group, **item), vote(*words[::-1], group, **item)
-        rows += [more] * 4 + [less] if i < 16 else [more] * 40
-    found = votes_of(tmp_path, rows)
+    for group, harsh in (("Black", 6), ("White", 4)):
+        for i in range(8):
+            more, less = ("reject", "hold") if i < harsh else ("hold", "reject")
+            item = {"item_id": f"{group}{i}"}
+            rows += [vote(more, less, group, **item)] * 4 + [vote(less, more, group, **item)]
+    rows += [vote("reject", "hold", "Black", item_id="other")] * 40
+    study = votes_of(tmp_path, rows)
     black = pytest.approx((6 * 0.8 + 2 * 0.2 + 1) / 9, abs=1e-6), 9
-    assert rates(found, "harsher decision") == {"Black": black, "White": (0.5, 8)}
-    row = found["tables"]["harsher decision, race_ethnicity"][1]
+    assert rates(study, "harsher decision") == {"Black": black, "White": (0.5, 8)}
+    row = study["tables"]["harsher decision, race_ethnicity"][1]
     assert row["verdict"].startswith("inconclusive") and row["gap"]["method"] == "clustered"
 
 
-def test_prompts_of_answers(tmp_path, capsys):
-    """Twenty answers a group to two prompts are two prompts, whatever the key is called; a file that
-    names some of its prompts is refused, and one that names none says what that means."""
-    rows = [{"response": f"Recommendation: {w}.", "group": g} for g, w in (("a", "hold"), ("b", "advance"))] * 20  # fmt: skip
-    file, out = tmp_path / "a.jsonl", tmp_path / "o"
-    argv = ["text", str(file), "--out", str(out), "--overwrite", "--fail-on", "difference,inconclusive"]  # fmt: skip
-    for key, value, status in (("prompt", lambda i: [{"role": "user", "content": f"p{i % 2}"}], 3), ("prompt_id", lambda i: i % 2, 3), ("item_id", str, 1)):  # fmt: skip
-        write(file, [row | {key: value(i)} for i, row in enumerate(rows)])
-        assert fairness.main(argv) == status, key
-    write(file, [row | {"prompt_id": f"{i % 2}"} for i, row in enumerate(rows)])
-    assert fairness.main(argv) == 3
-    assert "not measured (fewer than 5 prompts in a group)" in capsys.readouterr().out
-    write(file, [row | ({"prompt": "p"} if i else {}) for i, row in enumerate(rows)])
-    assert '1 of 40 rows have no "prompt"' in error_of(fairness.main, argv)
-    write(file, [*rows, {"response": "advance", "group": " Unknown"}, {"response": "hold"}])
-    assert fairness.main(argv) == 1
-    printed = capsys.readouterr().out
-    assert "No row says which prompt it answers" in printed
-    assert "unknown for 2 of 42 rows" in " ".join(printed.split())
+@cases("""
+key | prompts | status
+prompt | [{"role": "user", "content": "p0"}], [{"role": "user", "content": "p1"}] | 3
+prompt_id | (0, 1) | 3
+prompt_id | ("0", "1") | 3
+item_id | None | 1
+""")
+def test_answers_to_one_prompt_are_one(read_answers, key, prompts, status):
+    """Twenty answers a group to two prompts are two prompts, whatever the key is called."""
+    prompts = prompts or [*map(str, range(40))]  # each its own
+    rows = [row | {key: prompts[i % len(prompts)]} for i, row in enumerate(HELD_AND_ADVANCED)]
+    result = read_answers(rows, "--fail-on", "difference,inconclusive")
+    assert result.status == status
+    few = "not measured (fewer than 5 prompts in a group)" in result.printed
+    assert few == (status == 3)
+
+
+HELD_AND_ADVANCED = [  # twenty answers of each group
+    {"response": f"Recommendation: {word}.", "group": group}
+    for _ in range(20)
+    for group, word in (("a", "hold"), ("b", "advance"))
+]
+
+
+def test_a_file_names_all_its_prompts_or_none(read_answers):
+    """One that names some of its prompts is refused, and one that names none says what that means."""
+    some = [row | ({"prompt": "p"} if i else {}) for i, row in enumerate(HELD_AND_ADVANCED)]
+    assert '1 of 40 rows have no "prompt"' in error_of(read_answers, some)
+    rows = [*HELD_AND_ADVANCED, {"response": "advance", "group": " Unknown"}, {"response": "hold"}]
+    result = read_answers(rows, "--fail-on", "difference,inconclusive")
+    assert result.status == 1
+    assert "No row says which prompt it answers" in result.printed
+    assert "unknown for 2 of 42 rows" in result.printed
 
 
 def answers_of(rng, prompts, per, together, rates, crossed):
@@ -366,9 +428,8 @@ def answers_of(rng, prompts, per, together, rates, crossed):
         u = np.where(rng.random((prompts, per)) < together, of_prompt[:, None], anew)
         values += (u < rate).astype(int).ravel().tolist()
         groups += [group] * (prompts * per)
-        labels += np.repeat(
-            np.arange(prompts) + (not crossed) * 1000 * (group == "b"), per
-        ).tolist()
+        names = [i if crossed else f"{group}{i}" for i in range(prompts)]
+        labels += np.repeat(names, per).tolist()
     return groups, values, labels
 
 
@@ -424,24 +485,21 @@ def test_one_annotator_is_not_a_group(tmp_path):
 
 
 @pytest.mark.parametrize("no, yes", [(0, 1), (False, True), ("0", "1")])
-def test_zero_and_false_are_groups(tmp_path, no, yes):
+def test_zero_and_false_are_groups(read_answers, no, yes):
     """They were "unknown for 40 of 80 rows (written: empty 40)"."""
-    rows = [{"response": "advance", "prompt_id": i, "group": (no, yes)[i % 2]} for i in range(80)]
-    rows += [{"response": "advance", "prompt_id": 99, "group": x} for x in (None, "")]
-    argv = ["text", write(tmp_path / "a.jsonl", rows), "--out", str(tmp_path / "o")]
-    (part,) = report_of(argv)[1]["measures"]
-    found = [(row["group"], row["n"]) for row in part["tables"]["advance"]]
-    assert sorted(found) == [(str(no), 40), (str(yes), 40)]
-    assert "unknown for 2 of 82 rows" in " ".join(part["notes"])
+    rows = answered(no, 40, "advance") + answered(yes, 40, "advance")
+    rows += answered(None, 1, "advance") + answered("", 1, "advance")
+    result = read_answers(rows)
+    assert sorted(sizes(result.tables["advance"])) == [(str(no), 40), (str(yes), 40)]
+    assert "unknown for 2 of 82 rows" in result.printed
 
 
-def test_groups_are_read_as_in_an_audit(tmp_path):
+def test_groups_are_read_as_in_an_audit(read_answers, tmp_path):
     """ "N/A" and "prefer not to say" were groups of their own, and "Black " another than "black"."""
-    rows = [{"response": "advance", "prompt_id": i, "group": group} for i, group in enumerate(["Black", "black ", "White", "N/A", "Prefer not to say"] * 8)]  # fmt: skip
-    argv = ["text", write(tmp_path / "a.jsonl", rows), "--out", str(tmp_path / "o")]
-    (part,) = report_of(argv)[1]["measures"]
-    assert [(row["group"], row["n"]) for row in part["tables"]["advance"]] == [("Black", 16), ("White", 8)]  # fmt: skip
-    assert "unknown for 16 of 40 rows (40.0 %)" in " ".join(part["notes"])
+    groups = "Black", "black ", "White", "N/A", "Prefer not to say"
+    result = read_answers(sum((answered(group, 8, "advance") for group in groups), []))
+    assert sizes(result.tables["advance"]) == [("Black", 16), ("White", 8)]
+    assert "unknown for 16 of 40 rows (40.0 %)" in result.printed
     votes = [vote("hold", "advance", g, item_id=g) for g in ("Black", "black", "unknown", "White")]
     table = votes_of(tmp_path, votes)["tables"]["harsher decision, race_ethnicity"]
     assert [row["n"] for row in table] == [2, 1]
