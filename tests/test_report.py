@@ -1,5 +1,7 @@
 """evaluate.py's report: score against KL, costs, tasks, and what the first screen says."""
 
+import functools
+import json
 import math
 import re
 
@@ -12,7 +14,7 @@ from conftest import REPO
 from parts import evaluation_page, fairness_page, files, frontier
 from parts.frontier import at_equal_kl, efficiency, equal_kl, overoptimised, spending
 from parts.stats import number
-from tiny import cases, table
+from tiny import assert_shows, cases
 
 NAN = math.nan
 
@@ -26,22 +28,19 @@ def test_a_noisy_plateau_is_not_overoptimised():
     assert sum(overoptimised(gold, steps) is not None for gold in golds) <= 9
 
 
-# a run driven too far: gold falls for good, while the proxy rises with one step back of .03; a rise
-# and fall; both fall: nothing was exploited; a fall that is made good again; was 0: three numbers,
-# and nothing known of their noise
 @cases("""
-gold | proxy | error | at
-[.43, .56, .56, .59, .54, .48, .49, .47, .42, .47, .48, .41, .47, .47] | [.24, 1.17, 1.5, 1.68, 1.71, 1.68, 1.73, 1.76, 1.74, 1.78, 1.78, 1.79, 1.77, 1.83] | 0.035 | 3
-[0.4, 0.5, 0.6, 0.5, 0.3, 0.2] | [0, 1, 2, 3, 4, 5] | None | 2
-[0.4, 0.5, 0.6, 0.5, 0.3, 0.2] | [0, 1, 2, 1, 0, -1] | 0.01 | None
-[0.4, 0.6, 0.5, 0.45, 0.7, 0.8] | [0, 1, 2, 3, 4, 5] | 0.01 | None
-[0.6, 0.5, 0.4] | [0, 1, 2] | None | None
-[0.6, 0.5, 0.4] | [0, 1, 2] | 0.1 | None
-[0.6, 0.5, 0.4] | [0, 1, 2] | 0.03 | 0
-[0.6, 0.5] | [0, 1] | 0.01 | None
-[] | [] | None | None
+what | gold | proxy | error | at
+a run driven too far: gold falls for good, the proxy rises with one step back of .03 | [.43, .56, .56, .59, .54, .48, .49, .47, .42, .47, .48, .41, .47, .47] | [.24, 1.17, 1.5, 1.68, 1.71, 1.68, 1.73, 1.76, 1.74, 1.78, 1.78, 1.79, 1.77, 1.83] | 0.035 | 3
+a rise and a fall | [0.4, 0.5, 0.6, 0.5, 0.3, 0.2] | [0, 1, 2, 3, 4, 5] | None | 2
+both fall: nothing was exploited | [0.4, 0.5, 0.6, 0.5, 0.3, 0.2] | [0, 1, 2, 1, 0, -1] | 0.01 | None
+a fall that is made good again | [0.4, 0.6, 0.5, 0.45, 0.7, 0.8] | [0, 1, 2, 3, 4, 5] | 0.01 | None
+three numbers, and nothing known of their noise (was 0) | [0.6, 0.5, 0.4] | [0, 1, 2] | None | None
+as much noise as fall | [0.6, 0.5, 0.4] | [0, 1, 2] | 0.1 | None
+a fall beyond the noise | [0.6, 0.5, 0.4] | [0, 1, 2] | 0.03 | 0
+one step down | [0.6, 0.5] | [0, 1] | 0.01 | None
+no evaluation | [] | [] | None | None
 """)
-def test_overoptimised_by_hand(gold, proxy, error, at):
+def test_overoptimised_by_hand(what, gold, proxy, error, at):
     assert overoptimised(gold, proxy, error and [error] * len(gold)) == at
 
 
@@ -54,32 +53,58 @@ def test_noise_is_seldom_over_optimised(n):
         assert marked <= 75  # 6 %, and two deviations of 1,000 runs
 
 
+def curve(name, golds, same=True, **costs):
+    """The logged points of a run: gold scores and costs, each "0 10 20" by evaluation."""
+    columns = {key: map(int, numbers.split()) for key, numbers in costs.items()}
+    columns["gold"] = map(float, golds.split())
+    points = [dict(zip(columns, values)) for values in zip(*columns.values())]
+    zero = dict.fromkeys(frontier.COSTS, 0)
+    points = [zero | {"step": i} | point for i, point in enumerate(points)]
+    return {"model": name, "points": points, "same": {"gold": same}}
+
+
+KL_OF_N = {n: math.log(n) - (n - 1) / n for n in (1, 2, 16)}  # of best of n
+
+
+def equal_kl_of(baseline=0.5, start_of_a=0.3):
+    """Four models and best of n beside the curves of a and b, which begin at a gold of .3."""
+    models = [("base", baseline, 0), ("a", 0.71, 1.1), ("b", 0.9, 4.1), ("c", 0.7, 4.0)]
+    models.append(("best of 16", 0.6, KL_OF_N[16]))
+    curves = curve("a", "0.3 0.5", kl="0 1"), curve("b", "0.3 0.7", kl="0 4")
+    curves[0]["points"][0]["gold"] = start_of_a
+    report = {
+        "models": [{"name": n, "gold": number(g, 9), "kl": number(kl, 9)} for n, g, kl in models],
+        "best_of_n": [
+            {"kl": number(kl, 9), "gold": number(0.48 + 0.1 * kl, 9)} for kl in KL_OF_N.values()
+        ],
+        "frontier": curves,
+    }
+    return equal_kl(report, "gold")
+
+
 def test_equal_kl_in_the_report():
-    """Gains are over each curve's own start: a's .2 at √KL 1 stands .2 above the baseline."""
-    kl = {n: math.log(n) - (n - 1) / n for n in (1, 2, 16)}
-    models = [("base", 0.5, 0), ("a", 0.71, 1.1), ("b", 0.9, 4.1), ("c", 0.7, 4.0), ("best of 16", 0.6, kl[16])]  # fmt: skip
-    models = [{"name": n, "gold": number(g, 9), "kl": number(k, 9)} for n, g, k in models]
-    best = [{"kl": number(x, 9), "gold": number(0.48 + 0.1 * x, 9)} for x in kl.values()]
-    curves = []
-    for name, points in (("a", [(0, 0.3), (1, 0.5)]), ("b", [(0, 0.3), (4, 0.7)])):
-        points = [{"step": i, "kl": k, "gold": g} for i, (k, g) in enumerate(points)]
-        curves.append({"model": name, "points": points, "same": {"gold": True}})
-    found = equal_kl({"models": models, "best_of_n": best, "frontier": curves}, "gold")
-    d = [math.sqrt(kl[2]), math.sqrt(kl[16])]  # best of n at √KL 1, between n = 2 and n = 16
-    between = kl[2] + (kl[16] - kl[2]) * (1 - d[0]) / (d[1] - d[0])
-    assert found["sqrt_kl"] == 1.0
+    """Gains are over each curve's own start: a's .2 at √KL 1 stands .2 above the baseline. Best of
+    n stands at √KL 1 between n = 2 and n = 16."""
+    shown = equal_kl_of()
+    assert shown["sqrt_kl"] == 1.0
+    low, high = KL_OF_N[2], KL_OF_N[16]
+    between = low + (high - low) * (1 - low**0.5) / (high**0.5 - low**0.5)
+    gains = {row["model"]: row["gain"] for row in shown["table"]}
+    expected = {"a": 0.2, "b": 0.2, "best of 16": 0.1 * between, "c": 0.1}
+    assert gains == pytest.approx(expected, abs=1e-6) and list(gains)[:2] == ["a", "b"]
+    assert shown["table"][0]["gold"] == pytest.approx(0.7)
+
+
+def test_equal_kl_of_an_unknown_start_is_on_a_line_from_the_baseline():
+    shown = equal_kl_of(start_of_a=None)
+    gains = {row["model"]: row["gain"] for row in shown["table"]}
+    assert gains["a"] == pytest.approx(0.21 * shown["sqrt_kl"] / math.sqrt(1.1), abs=1e-6)
+
+
+def test_there_is_no_equal_kl_without_a_baseline_or_with_one_model_that_stays():
+    """A baseline without a score was a TypeError."""
+    assert equal_kl_of(baseline=None) is None
     assert at_equal_kl({"a": [(0, 0), (1, 1)], "still": [(0, 0.0), (0, 0.1)]}) is None
-    gains = {row["model"]: row["gain"] for row in found["table"]}
-    wanted = {"a": 0.2, "b": 0.2, "best of 16": 0.1 * between, "c": 0.1}
-    assert gains == pytest.approx(wanted, abs=1e-6)
-    assert [row["model"] for row in found["table"]][:2] == ["a", "b"]
-    assert found["table"][0]["gold"] == pytest.approx(0.7)
-    curves[0]["points"][0]["gold"] = None  # its start is unknown: a line from the baseline
-    found = equal_kl({"models": models, "best_of_n": best, "frontier": curves}, "gold")
-    gains = {row["model"]: row["gain"] for row in found["table"]}
-    assert gains["a"] == pytest.approx(0.21 * found["sqrt_kl"] / math.sqrt(1.1), abs=1e-6)
-    curves[0]["points"][0]["gold"], models[0]["gold"] = 0.3, number(None, 9)  # was a TypeError
-    assert equal_kl({"models": models, "best_of_n": best, "frontier": curves}, "gold") is None
 
 
 def test_a_run_on_another_reward_has_no_proxy_curve():
@@ -101,24 +126,28 @@ def test_a_run_on_another_reward_has_no_proxy_curve():
 
 
 def test_costs_of_ppo_and_dpo():
-    rows = table("""
+    log = """
         {"step": 0, "val/gold": 0.4, "val/score": 0.0, "val/kl": 0.0, "time_s": 5.0}
         {"step": 1, "loss": 0.1, "episodes": 64, "answer_tokens": 640, "time_s": 2.0}
         {"step": 2, "loss": 0.1, "episodes": 64, "length/mean": 11.0, "time_s": 3.0}
         {"step": 2, "val/gold": 0.6, "val/score": 1.0, "val/kl": 2.0, "time_s": 5.0}
-    """)
-    rows = [row for (row,) in rows]
+    """
+    rows = [json.loads(line) for line in log.strip().splitlines()]
     run = {"args": {"batch_size": None}, "rows": rows}  # GRPO's: groups
     points, total = spending(run, {"pairs": 4800, "seconds": 150.0})
     assert total == {"pairs": 4800, "calls": 128, "tokens": 640 + 64 * 11, "seconds": 155.0}
-    assert [p["calls"] for p in points] == [0, 128]
-    assert [points[1][key] for key in ("step", "kl", "gold", "proxy")] == [2, 2.0, 0.6, 1.0]
+    assert [point["calls"] for point in points] == [0, 128]
+    assert_shows(points[1], {"step": 2, "kl": 2.0, "gold": 0.6, "proxy": 1.0})
+
+
+def test_costs_of_pairs():
+    """The last batch of an epoch is short, and 14 pairs in batches of 32 are 14."""
+    args = {"batch_size": 32, "pairs": ["x"]}
     rows = [{"step": 1, "loss": 0.5, "time_s": 1.0}, {"step": 1, "eval/loss": 0.6, "time_s": 9.0}]
-    points, total = spending({"args": {"batch_size": 32, "pairs": ["x"]}, "rows": rows})
-    assert (points, total) == ([], {"pairs": 32, "calls": 0, "tokens": 0, "seconds": 1})
-    # the last batch of an epoch is short, and 14 pairs in batches of 32 are 14
+    total = {"pairs": 32, "calls": 0, "tokens": 0, "seconds": 1}
+    assert spending({"args": args, "rows": rows}) == ([], total)
     rows = [{"step": 1, "n": 14}, {"step": 2, "n": 12, "n_ties": 2}]
-    assert spending({"args": {"batch_size": 32, "pairs": ["x"]}, "rows": rows})[1]["pairs"] == 28
+    assert spending({"args": args, "rows": rows})[1]["pairs"] == 28
 
 
 @cases("""
@@ -145,27 +174,23 @@ def test_pairs_behind_a_reward_model(tmp_path, stage, folder, pairs, seconds):
 def test_efficiency_by_hand():
     """Goal: the own start and 90 % of the largest gain, .3; a share of the absolute score was
     reached at step 0 by whoever starts high, and looked like never reached."""
-
-    def log(name, golds, same=True, **costs):
-        zero = dict.fromkeys(frontier.COSTS, 0)
-        points = [zero | {"step": i, "gold": g} | {k: f(i) for k, f in costs.items()} for i, g in enumerate(golds)]  # fmt: skip
-        return {"model": name, "points": points, "same": {"gold": same}}
-
-    a = log("a", [0.4, 0.5, 0.68, 0.7], calls=lambda i: 10 * i, pairs=lambda i: 100)
-    others = [log("b", [0.9, 1.0], pairs=lambda i: 50 * i), log("other gold", [0, 9], same=False)]
-    found = efficiency([a, *others, log("no start", [5, 9]) | {"points": a["points"][1:]}])
-    assert found["gain"] == pytest.approx(0.3)
+    a = curve("a", "0.4 0.5 0.68 0.7", calls="0 10 20 30", pairs="100 100 100 100")
+    others = curve("b", "0.9 1.0", pairs="0 50"), curve("other gold", "0 9", same=False)
+    shown = efficiency([a, *others, a | {"model": "no start", "points": a["points"][1:]}])
+    assert shown["gain"] == pytest.approx(0.3)
     none = dict.fromkeys(frontier.COSTS)
     reached = {"name": "a", "calls": 20, "pairs": 100, "goal": pytest.approx(0.67), "step": 2}
-    assert found["table"][0] == none | reached
-    assert found["table"][1] == none | {"name": "b", "goal": pytest.approx(1.17), "step": None}
-    assert len(found["table"]) == 2
-    assert efficiency([{"model": "c", "points": [], "same": {}}]) is None
-    assert efficiency([log("flat", [0.5, 0.5]), log("worse", [0.5, 0.4])]) is None
-    noisy = log("noise", [0.5, 0.52])
+    never = {"name": "b", "goal": pytest.approx(1.17), "step": None}
+    assert shown["table"] == [none | reached, none | never]
+
+
+def test_no_efficiency_without_a_gain():
+    noisy = curve("noise", "0.5 0.52")
     for point in noisy["points"]:
-        point["error"] = 0.01
-    assert efficiency([noisy]) is None  # .02 is 1.4 errors of the difference
+        point["error"] = 0.01  # .02 is 1.4 errors of the difference
+    flat_and_worse = [curve("flat", "0.5 0.5"), curve("worse", "0.5 0.4")]
+    for curves in ([{"model": "c", "points": [], "same": {}}], flat_and_worse, [noisy]):
+        assert efficiency(curves) is None
 
 
 @cases("""
@@ -213,7 +238,8 @@ def test_older_logs_keep_their_error_bars():
     assert errors[1] is None and [errors[0], errors[2]] == pytest.approx([0.1, 0.1], abs=1e-4)
 
 
-def compared(seed=0, effect=0.0, turn=None):
+@functools.cache
+def compared(seed=0, effect=0.0, golds="0.4 0.5 0.6"):
     rng = np.random.default_rng(seed)
     names, report = ("data/tiny-base", "runs/dpo", "runs/mine"), {"scorers": ["gold", "proxy"]}
     models = {name: planted(rng, 60, effect * i) for i, name in enumerate(names)}
@@ -221,10 +247,10 @@ def compared(seed=0, effect=0.0, turn=None):
     pool = planted(rng, 60, 0.0)
     report["best_of_n"] = evaluate.add_best_of_n(models, report["models"], pool, report["scorers"])
     report["comparisons"] = evaluate.comparisons(models, "gold", 0)
-    zero, golds = dict.fromkeys(frontier.COSTS, 0), turn or [0.4, 0.5, 0.6]
-    points = [zero | {"step": i, "kl": i, "gold": g, "proxy": i, "pairs": 8 * i} for i, g in enumerate(golds)]  # fmt: skip
-    curve = frontier.frontier(points, {"gold": True, "proxy": False})
-    report["frontier"] = [{"model": "runs/dpo"} | curve]
+    steps = "0 1 2 3 4"
+    points = curve("runs/dpo", golds, kl=steps, proxy=steps, pairs="0 8 16 24 32")["points"]
+    line = frontier.frontier(points, {"gold": True, "proxy": False})
+    report["frontier"] = [{"model": "runs/dpo"} | line]
     report["runs"] = [{"name": "runs/dpo", "reward_model": None} | points[-1]]
     report["efficiency"] = efficiency(report["frontier"])
     report["equal_kl"] = equal_kl(report, "gold")
@@ -271,11 +297,11 @@ def test_committed_reports_render():
     assert len(reports) > 20 and all(pages[report["command"]](report) for report in reports)
 
 
-SCREENS = [compared(), compared(1, 0.8), compared(2, -0.8)]
-SCREENS += [compared(3, 0.8, turn=[0.4, 0.6, 0.5, 0.4, 0.3])]
-SCREENS += [judged(70, 10, [1, 9]), judged(70, 10, [9, 1]), judged(40, 40, [9, 9])]
-SCREENS += [voted(60, 20, 5), voted(20, 60, 5), voted(6, 5, 1)]
-SAID = """
+SCREENS = [(compared,), (compared, 1, 0.8), (compared, 2, -0.8)]
+SCREENS += [(compared, 3, 0.8, "0.4 0.6 0.5 0.4 0.3")]
+SCREENS += [(judged, 70, 10, [1, 9]), (judged, 70, 10, [9, 1]), (judged, 40, 40, [9, 9])]
+SCREENS += [(voted, 60, 20, 5), (voted, 20, 60, 5), (voted, 6, 5, 1)]
+SENTENCES = """
 Whether DPO is better than Base stays open: DPO wins 47.0 %
 Whether mine is better than Base stays open: mine wins 57.2 %
 Whether best of 4 is better than Base stays open: best of 4 wins 56.2 %
@@ -335,17 +361,20 @@ Whether DPO is better than Base stays open: DPO wins 54.2 %
 """
 
 
-@pytest.mark.parametrize("part, said", list(zip(SCREENS, SAID.strip().split("\n\n"))))
-def test_every_sentence_is_in_the_table_below_it(part, said):
+@pytest.mark.parametrize("screen, starts", [*zip(SCREENS, SENTENCES.strip().split("\n\n"))])
+def test_every_sentence_is_in_the_table_below_it(screen, starts):
+    make, *numbers = screen
+    part = make(*numbers)
     cells = [str(x) for table in part["tables"] for row in table["rows"] for x in row]
     shown = " | ".join([*cells, *(table["caption"] for table in part["tables"])])
-    for line, start in zip(part["sentences"], said.split("\n"), strict=True):
-        assert line.startswith(start)
-        for digits in re.findall(r"\d[\d.,]*\d|\d", line):
-            assert re.search(rf"(?<![\d.]){re.escape(digits)}(?![\d])", shown), (digits, line)
+    for sentence, start in zip(part["sentences"], starts.split("\n"), strict=True):
+        assert sentence.startswith(start)
+        for digits in re.findall(r"\d[\d.,]*\d|\d", sentence):
+            assert re.search(rf"(?<![\d.]){re.escape(digits)}(?![\d])", shown), (digits, sentence)
 
 
 def test_an_equal_kl_is_named_where_there_is_one():
     """ "√KL 0.00" stood where no model had left the baseline."""
-    for part, ends in zip(SCREENS, ("reward model: x", "reward model: x; equal KL: √KL 0.80")):
-        assert part["tables"][0]["caption"].endswith(ends)
+    ends = "reward model: x", "reward model: x; equal KL: √KL 0.80"
+    for part, end in zip((compared(), compared(1, 0.8)), ends):
+        assert part["tables"][0]["caption"].endswith(end)
