@@ -1,6 +1,7 @@
 """rank.py: a reward model's order of candidates, whatever the order of the file."""
 
 import csv
+import json
 import random
 import re
 from pathlib import Path
@@ -51,25 +52,23 @@ def write_csv(path, header, rows, encoding="utf-8"):
     return path
 
 
-PEOPLE = [
-    {"id": "b", "profile": "xxxx", "role": "chef", "note": "n1"},
-    {"id": "a", "profile": "yyyy", "role": "chef", "note": None},
-    {"id": "c", "profile": "x", "role": "chef", "note": ["u", 1]},
-    {"id": "d", "profile": "xxxxxxxx", "role": "chef", "note": "n4"},
-    {"id": 0, "profile": "zz", "role": "baker", "note": "n5"},
-    {"id": "e", "profile": "z", "role": "baker", "note": "n6"},
-]
+PEOPLE = """
+{"id": "b", "profile": "xxxx", "role": "chef", "note": "n1"}
+{"id": "a", "profile": "yyyy", "role": "chef", "note": null}
+{"id": "c", "profile": "x", "role": "chef", "note": ["u", 1]}
+{"id": "d", "profile": "xxxxxxxx", "role": "chef", "note": "n4"}
+{"id": 0, "profile": "zz", "role": "baker", "note": "n5"}
+{"id": "e", "profile": "z", "role": "baker", "note": "n6"}
+"""
 
 
 def test_ranks_ties_and_percentiles_by_hand(rank):
     """Percentile = share below + half of the equals; chef: (3 + ½)/4, (1 + 1)/4, ½/4."""
-    rows = rank(PEOPLE)
+    rows = rank([json.loads(line) for line in PEOPLE.strip().splitlines()])
     assert list(rows[0]) == [*stage.RANKED, "profile", "role", "note"]
-    found = [(r["id"], r["rank"], float(r["percentile"]), r["note"]) for r in rows]
-    assert found == [
-        ("0", "1", 75, "n5"), ("e", "2", 25, "n6"), ("d", "1", 87.5, "n4"), ("a", "2", 50, ""),
-        ("b", "2", 50, "n1"), ("c", "4", 12.5, '["u", 1]'),
-    ]  # fmt: skip
+    shown = ["{id} {rank} {percentile} {note}".format(**row) for row in rows]
+    chefs = ["d 1 87.5 n4", "a 2 50.0 ", "b 2 50.0 n1", 'c 4 12.5 ["u", 1]']
+    assert shown == ["0 1 75.0 n5", "e 2 25.0 n6", *chefs]
     assert (rows[2]["score"], rows[2]["truncated"]) == ("8.0", "False")
 
 
@@ -90,8 +89,8 @@ def test_any_row_order_gives_the_same_file(rm, tmp_path):
     prompt = [{"role": "user", "content": "Which candidate fits this role?\nRole: x"}]
     (alone,) = reward_models.reward_function(rm)([prompt], [found[0]["profile"]])
     assert float(found[0]["score"]) == pytest.approx(alone, abs=1e-4)
-    pairs = {(row["profile"], row["score"]) for row in found}
-    assert len(pairs) == len({profile for profile, _ in pairs}) == 35
+    scores = {(row["profile"], row["score"]) for row in found}
+    assert len(scores) == len({row["profile"] for row in rows}) == 35
 
 
 def test_csv_cells_come_through(rank, tmp_path):
@@ -120,11 +119,11 @@ def test_blind_takes_the_names_out(rank, capsys):
     people = [{"id": n, "name": n, "profile": x, "role": "r"} for n, x in zip(names, texts)]
     found = rank(people, "--blind", "name")
     assert sorted(rank.seen) == 2 * ["the candidate, 3 years. the candidate led."] + ["x"]
-    said = printed(capsys)
-    assert "names are replaced in 2 profiles" in said and "not nicknames" in said
-    assert "titles (English, German, French, Spanish) and English pronouns; not" in said
-    assert "pronouns and titles of other languages" in said
-    assert "No name in 1 profiles, such as Bo" in said
+    shown = printed(capsys)
+    for words in ("names are replaced in 2 profiles", "not nicknames", "No name in 1 profiles, such as Bo",
+                  "titles (English, German, French, Spanish) and English pronouns; not",
+                  "pronouns and titles of other languages"):  # fmt: skip
+        assert words in shown
     assert {row["profile"] for row in found} == {*texts}
     assert {row["text_scored"] for row in found} == {*rank.seen}
     people = [people[1] | {"profile": "They led Leeds."}]
@@ -248,27 +247,52 @@ def test_what_is_printed(rank, tmp_path, capsys):
     assert any(line.split()[-2:] == ["bread", "soup"] for line in printed)
 
 
-def test_a_role_is_text_and_a_file_has_an_at_sign(tmp_path, monkeypatch, rank):
-    """The cell "Node.js" was opened as a file, and "README.md" was read and ranked by; later its
-    name, or a link, was ranked by as if it were the role."""
+ASK = "Which candidate fits this role?\n"
+
+
+@pytest.fixture
+def folder_of_roles(monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
-    text, ask = "Role: chef\nMust have: soups", "Which candidate fits this role?\n"
-    Path("role.txt").write_text("\ufeff" + text + "\n", encoding="utf-8")
+    Path("role.txt").write_text("\ufeffRole: chef\nMust have: soups\n", encoding="utf-8")
     Path("README.md").write_text("secret")
-    bundled = next(files.read_jsonl(REPO / "data/candidates.jsonl"))["prompt"][0]["content"]
-    roles = {text: ask + text, "@role.txt": ask + text, ask + text: ask + text}
-    roles |= {"chef": f"{ask}Role: chef", bundled.removeprefix(ask): bundled}
-    roles |= {word: f"{ask}Role: {word}" for word in ("Node.js", ".NET", "C++", "a.b c.txt")}
-    for role, wanted in roles.items():
-        (message,) = stage.role_prompt(stage.role_of_flag(role))
-        assert message == {"role": "user", "content": wanted}
-    for role in ("README.md", "@role.txt", "https://x.org/chef"):
-        line = error_of(rank, [{"id": 0, "profile": "x", "role": role}])
-        assert re.search(":1: the role is .*; give its text: nothing is opened", line)
+    Path("cook").mkdir()
+
+
+@cases(r"""
+flag | role
+'Role: chef\nMust have: soups' | 'Role: chef\nMust have: soups'
+@role.txt | 'Role: chef\nMust have: soups'
+'Which candidate fits this role?\nRole: chef\nMust have: soups' | 'Role: chef\nMust have: soups'
+chef | Role: chef
+cook | Role: cook
+Node.js | Role: Node.js
+.NET | Role: .NET
+C++ | Role: C++
+a.b c.txt | Role: a.b c.txt
+""")
+def test_a_role_is_text_and_a_file_has_an_at_sign(folder_of_roles, flag, role):
+    """The cell "Node.js" was opened as a file, and "README.md" was read and ranked by; a folder's
+    name is a role, too."""
+    (message,) = stage.role_prompt(stage.role_of_flag(flag))
+    assert message == {"role": "user", "content": ASK + role}
+
+
+def test_a_bundled_role_is_asked_for_as_in_the_bundled_prompt():
+    bundled = next(files.read_jsonl(REPO / "data/candidates.jsonl"))["prompt"]
+    text = bundled[0]["content"].removeprefix(ASK)
+    assert stage.role_prompt(stage.role_of_flag(text)) == bundled
+
+
+@pytest.mark.parametrize("role", ["README.md", "@role.txt", "https://x.org/chef"])
+def test_a_role_of_the_file_of_candidates_opens_nothing(folder_of_roles, rank, role):
+    """Later its name, or a link, was ranked by as if it were the role."""
+    line = error_of(rank, [{"id": 0, "profile": "x", "role": role}])
+    assert re.search(":1: the role is .*; give its text: nothing is opened", line)
+
+
+def test_a_link_is_not_fetched():
     line = error_of(stage.role_of_flag, "https://x.org/chef")
     assert "--role https://x.org/chef: nothing is fetched" in line
-    (tmp_path / "chef").mkdir()
-    assert stage.role_of_flag("chef") == "chef"  # a folder
 
 
 @cases(r"""
@@ -284,10 +308,10 @@ def test_what_the_reward_model_saw_stands_at_the_order(tmp_path, rank, capsys, t
     hashes = {pairs: files.fingerprint(pairs) if task else 0}
     (tmp_path / "rm").mkdir()
     files.write_json(tmp_path / "rm/args.json", {"args": {"pairs": [pairs]}, "sha256": hashes})
-    names = ("accuracy", "accuracy_low", "accuracy_high", "n")
-    last = {f"eval/{name}": x for name, x in zip(names, (0.61, 0.511, 0.694, 114))}
-    tiny.write_rows(tmp_path / "rm/metrics.jsonl", [{"step": 6} | last, {"step": 6}])
-    people = tiny.write_rows(tmp_path / "p.jsonl", PEOPLE)
+    log = '{"step": 6, "eval/accuracy": 0.61, "eval/accuracy_low": 0.511, "eval/accuracy_high": 0.694, "eval/n": 114}'
+    (tmp_path / "rm/metrics.jsonl").write_text(f'{log}\n{{"step": 6}}\n')
+    people = tmp_path / "p.jsonl"
+    people.write_text(PEOPLE)
     ranked(tmp_path / "rm", people, tmp_path / "o")
     shown = printed(capsys)
     assert words in shown
@@ -359,8 +383,9 @@ def test_a_cut_profile_is_named(tmp_path, capsys):
 
 
 def test_the_old_command_names_the_new_one(rank, tmp_path, capsys):
-    people = tiny.write_rows(tmp_path / "p.jsonl", PEOPLE)
-    evaluate.main(["rank", "--candidates", people, "--out", str(tmp_path / "old")])
+    people = tmp_path / "p.jsonl"
+    people.write_text(PEOPLE)
+    evaluate.main(["rank", "--candidates", str(people), "--out", str(tmp_path / "old")])
     said = capsys.readouterr().err
     assert said == "evaluate.py rank is now python rank.py, with the same flags\n"
     assert (tmp_path / "old/ranked.csv").read_text().count("\n") == 7
