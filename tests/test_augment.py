@@ -1,7 +1,9 @@
 """--counterfactual-augment of both trainers of pairs: what voters said about names must cancel."""
 
+import itertools
 import json
 import random
+import re
 from collections import Counter
 
 import numpy as np
@@ -16,7 +18,7 @@ from parts import counterfactual, files
 from parts.counterfactual import counterfactual_rows
 from parts.pairs import held_out
 from test_trainers import read
-from tiny import pair_rows, tiny_tokenizer, write_rows
+from tiny import cases, error_of, pair_rows, tiny_tokenizer, write_rows
 
 COLUMNS = ("name", "first", "last", "sex", "race_ethnicity")
 LIST = """Emily Yoder Female White, Anne Klein Female White, Aisha Booker Female Black, Greg Yoder Male White,
@@ -24,13 +26,15 @@ Jamal Mack Male Black, Ana Meza Female White, Will Mack Male Black, James Lee Ma
 Malik Banks Male Black"""
 
 
-def person(first, last, sex, group):
-    return dict(zip(COLUMNS, (f"{first} {last}", first, last, sex, group)))
+def person(first, last, sex, race):
+    return dict(zip(COLUMNS, (f"{first} {last}", first, last, sex, race)))
 
 
 EVERYBODY = [person(*words.split()) for words in LIST.split(",")]
-EMILY, ANNE, AISHA, GREG, JAMAL, ANA, WILL, JAMES, LEE, MALIK = EVERYBODY
-NAMES, MARIA = EVERYBODY[:5], person("Ana Maria", "Lopez", "Female", "White")
+EMILY, ANNE, AISHA, GREG, JAMAL, _, WILL, *_, MALIK = EVERYBODY
+NAMES = EVERYBODY[:5]
+NAMED = {who["name"]: who for who in EVERYBODY}
+NAMED["Ana Maria Lopez"] = person("Ana Maria", "Lopez", "Female", "White")
 
 
 def pair(chosen, rejected, prompt="Who fits?", /, **candidates):
@@ -48,29 +52,23 @@ def copied(row, names=NAMES, seed=0):
     return rows, why
 
 
-TWO = [  # chosen, rejected, their people, and the copy
-    ("Emily Yoder, 6 years. She met Aisha; Yoder leads.", "Aisha Booker, 2. Booker's reports.", EMILY, AISHA,
-     "Aisha Booker, 6 years. She met Emily; Booker leads.", "Emily Yoder, 2. Yoder's reports."),
-    # the shared part stands for both and stays
-    ("Emily Yoder, 6 years.", "Greg Yoder of the Yoder branch.", EMILY, GREG, "Greg Yoder, 6 years.", "Emily Yoder of the Yoder branch."),
-    # the longest name is read first
-    ("Ana Maria Lopez, 6 years.", "Ana Meza; Ana.", MARIA, ANA, "Ana Meza, 6 years.", "Ana Maria Lopez; Ana Maria."),
-    # only whole words are names
-    ("Ana Meza: management, Anab.", "Aisha Booker", ANA, AISHA, "Aisha Booker: management, Anab.", "Ana Meza"),
-]  # fmt: skip
-
-
-@pytest.mark.parametrize("chosen, rejected, one, two, new_chosen, new_rejected", TWO)
-def test_two_candidates_change_names(chosen, rejected, one, two, new_chosen, new_rejected):
+@cases("""
+what | chosen | rejected | one | two | new_chosen | new_rejected
+names change places at once | Emily Yoder, 6 years. She met Aisha; Yoder leads. | Aisha Booker, 2. Booker's reports. | Emily Yoder | Aisha Booker | Aisha Booker, 6 years. She met Emily; Booker leads. | Emily Yoder, 2. Yoder's reports.
+the shared part stands for both and stays | Emily Yoder, 6 years. | Greg Yoder of the Yoder branch. | Emily Yoder | Greg Yoder | Greg Yoder, 6 years. | Emily Yoder of the Yoder branch.
+the longest name is read first | Ana Maria Lopez, 6 years. | Ana Meza; Ana. | Ana Maria Lopez | Ana Meza | Ana Meza, 6 years. | Ana Maria Lopez; Ana Maria.
+only whole words are names | Ana Meza: management, Anab. | Aisha Booker | Ana Meza | Aisha Booker | Aisha Booker: management, Anab. | Ana Meza
+""")
+def test_two_candidates_change_names(what, chosen, rejected, one, two, new_chosen, new_rejected):
     """For both at once: one after the other would turn Emily into Aisha and both back."""
-    message = lambda text: [{"role": "assistant", "content": text}]  # noqa: E731
-    row = pair(message(chosen), message(rejected), f"{one['name']}?", chosen=[one], rejected=[two])
-    row |= {"strength": 3, "tie": False, "id": "x-1"}
-    (first, copy), why = copied(row)
-    changed = {"prompt": f"{two['name']}?", "chosen": message(new_chosen)}
-    changed |= {"rejected": message(new_rejected)}
-    changed["candidates"] = pair("", "", chosen=[two], rejected=[one])["candidates"]
-    assert why == "" and first == row and copy == row | changed and copied(copy)[0][1] == row
+
+    def about(chosen, rejected, one, two):
+        chosen, rejected = ([{"role": "assistant", "content": x}] for x in (chosen, rejected))
+        row = pair(chosen, rejected, f"{one}?", chosen=[NAMED[one]], rejected=[NAMED[two]])
+        return row | {"strength": 3, "tie": False, "id": "x-1"}
+
+    row, copy = about(chosen, rejected, one, two), about(new_chosen, new_rejected, two, one)
+    assert copied(row) == ([row, copy], "") and copied(copy) == ([copy, row], "")
 
 
 @pytest.mark.parametrize("sides", [("chosen", "rejected"), ("chosen",)])
@@ -96,22 +94,21 @@ def test_one_candidate_stands_under_names_of_two_cells(sides):
     assert copied(row, names, 5) == copied(row, names, 5)
 
 
-NOT_THERE = "name not in the text as recorded"
-LEFT = [  # the chosen answer, people in it and in the rejected one, why it is left alone
-    ("Emily Yoder, 6.", [], [], "no candidates recorded"),
-    ("Emily Yoder, 6.", [], [EMILY], NOT_THERE),
-    ("Emilyn Yoder, 6.", [EMILY], [], NOT_THERE),
-    ("EMILY YODER, 6.", [EMILY], [], NOT_THERE),
-    ("Emily Yoder, emily.yoder@x.org", [EMILY], [], NOT_THERE),
-    ("Will Mack, 6. He will lead.", [WILL], [], NOT_THERE),
-    ("James Lee", [JAMES], [LEE], "candidates share a name"),
-    ("Emily Yoder, Anne Klein", [EMILY, ANNE], [AISHA], "more than two candidates"),
-]
-
-
-@pytest.mark.parametrize("chosen, one, two, reason", LEFT)
+@cases("""
+chosen | one | two | reason
+Emily Yoder, 6. | | | no candidates recorded
+Emily Yoder, 6. | | Emily Yoder | name not in the text as recorded
+Emilyn Yoder, 6. | Emily Yoder | | name not in the text as recorded
+EMILY YODER, 6. | Emily Yoder | | name not in the text as recorded
+Emily Yoder, emily.yoder@x.org | Emily Yoder | | name not in the text as recorded
+Will Mack, 6. He will lead. | Will Mack | | name not in the text as recorded
+James Lee | James Lee | Lee Chen | candidates share a name
+Emily Yoder, Anne Klein | Emily Yoder, Anne Klein | Aisha Booker | more than two candidates
+""")
 def test_what_cannot_be_exchanged_exactly_is_left_alone(chosen, one, two, reason):
-    rejected = " ".join(who["name"] for who in two if who is not EMILY) or "No."
+    """The people recorded of the chosen answer and of the rejected one, whose text has no Emily."""
+    rejected = "No." if two in ("", "Emily Yoder") else two
+    one, two = ([NAMED[name] for name in names.split(", ") if name] for names in (one, two))
     assert copied(pair(chosen, rejected, chosen=one, rejected=two))[1] == reason
 
 
@@ -137,18 +134,17 @@ def test_bundled_recommendations():
     the candidate is Black, .50 if not. Under other names the two shares are equal up to chance
     (three standard errors are .06); a copy beside the row itself would leave half of the gap."""
     copies = counterfactual.Copies(REPO / "data" / "names.csv", 0)
-    gaps = []
+    decisions, gaps = ("advance", "hold", "reject"), []
+    rows = [
+        row for row in files.read_jsonl(REPO / "data" / "screen_biased.jsonl") if not row["tie"]
+    ]
     for stand_for in (lambda row: [row], copies):
         harsher = {True: [], False: []}
-        for row in files.read_jsonl(REPO / "data" / "screen_biased.jsonl"):
-            for each in () if row["tie"] else stand_for(row):
-                sides = (
-                    each[key][0]["content"].split()[-1].strip(".") for key in ("chosen", "rejected")
-                )
-                chosen, rejected = map(("advance", "hold", "reject").index, sides)
-                harsher[each["candidates"][0]["race_ethnicity"] == "Black"].append(
-                    chosen > rejected
-                )
+        for row in itertools.chain.from_iterable(map(stand_for, rows)):
+            last = (row[key][0]["content"].split()[-1].strip(".") for key in ("chosen", "rejected"))
+            chosen, rejected = map(decisions.index, last)
+            black = row["candidates"][0]["race_ethnicity"] == "Black"
+            harsher[black].append(chosen > rejected)
         gaps.append(np.mean(harsher[True]) - np.mean(harsher[False]))
     assert gaps[0] > 0.2 and abs(gaps[1]) < 0.06, gaps
     assert dict(copies.counts) == {"pairs under other names": 1499}  # the others are ties
@@ -234,55 +230,52 @@ def test_a_run_counts_votes_and_keeps_its_names(stage, key, tmp_path, llama_fold
     assert (row[f"{key}_low"], row[f"{key}_high"]) == pytest.approx(ends)
 
 
-HEAD = "name,first,last,sex,race_ethnicity\n"
-BAD = [  # what the CSV holds, what its one line says
-    (None, "no such file"),
-    ("name,first,last,sex\nA B,A,B,F\n", "no column 'race_ethnicity'"),
-    (f"{HEAD}A B,A,B,F,x\nC D,C,,M,y\n", "names.csv:3: last is empty"),
-    (f"{HEAD}A B,A\n", "names.csv:2: fewer cells"),
-    (f"{HEAD}A B,A,B,F,x\nC D,C,D,F,x\n", "at least two groups"),
-    (f"{HEAD}A B,A,B,F,x\nC D,C,D,F ,X\n", "at least two groups"),
-    (f"{HEAD}\n\nA B,A,,F,x\n", "names.csv:4: last is empty"),
-    (f"{HEAD}José B,José,B,F,x\n".encode("latin-1"), "not UTF-8"),
-    (f"{HEAD}A B,A,B,F,x\nC D,C,D,F,NA\n", """names.csv:3: race_ethnicity 'NA' says "missing"; write"""),
-    (f"{HEAD}A B,A,B,F,x\nC D,C,D,Unknown,x\n", """names.csv:3: sex 'Unknown' says "missing"; write"""),
-]  # fmt: skip
-
-
-@pytest.mark.parametrize("content, said", BAD)
+@cases(r"""
+content | said
+None | no such file
+b'name,first,last,sex\nA B,A,B,F\n' | no column 'race_ethnicity'
+b'name,first,last,sex,race_ethnicity\nA B,A,B,F,x\nC D,C,,M,y\n' | names.csv:3: last is empty
+b'name,first,last,sex,race_ethnicity\nA B,A\n' | names.csv:2: fewer cells
+b'name,first,last,sex,race_ethnicity\nA B,A,B,F,x\nC D,C,D,F,x\n' | at least two groups
+b'name,first,last,sex,race_ethnicity\nA B,A,B,F,x\nC D,C,D,F ,X\n' | at least two groups
+b'name,first,last,sex,race_ethnicity\n\n\nA B,A,,F,x\n' | names.csv:4: last is empty
+b'name,first,last,sex,race_ethnicity\nJos\xe9 B,Jos\xe9,B,F,x\n' | not UTF-8
+b'name,first,last,sex,race_ethnicity\nA B,A,B,F,x\nC D,C,D,F,NA\n' | names.csv:3: race_ethnicity 'NA' says "missing"; write
+b'name,first,last,sex,race_ethnicity\nA B,A,B,F,x\nC D,C,D,Unknown,x\n' | names.csv:3: sex 'Unknown' says "missing"; write
+""")
 def test_bad_names_are_one_line(content, said, tmp_path):
     path = tmp_path / "names.csv"
     if content is not None:
-        path.write_bytes(content if isinstance(content, bytes) else content.encode())
-    with pytest.raises(UserError, match="--counterfactual-augment .*names.csv") as caught:
-        counterfactual.load_names(path)
-    assert said in str(caught.value) and "\n" not in str(caught.value)
+        path.write_bytes(content)
+    line = error_of(counterfactual.load_names, path)
+    assert said in line and re.search("--counterfactual-augment .*names.csv", line)
 
 
 def test_names_of_another_spreadsheet(tmp_path):
     """Semicolons were refused, "Female " and "Female" two cells, "Heldout" in use, and blanks went
     into the texts."""
-    lines = [
-        f" {HEAD.strip()}, split",
-        "",
-        "A B , A,B,Female ,White,Corpus",
-        ",,,,,",
-        "C D,C, D,female,white,",
-    ]
-    lines += ["E F,E,F,Male,White,x", "G H,G,H,Male,Asian, Held-out"]
-    for mark, first in ((",", ""), (";", ""), ("\t", ""), (";", "SEP=;\r\n"), (";", "sep=; \r\n")):
-        (tmp_path / "n.csv").write_text(first + "\r\n".join(lines).replace(",", mark))
-        names = counterfactual.load_names(tmp_path / "n.csv")
-        assert [[row[key] for key in COLUMNS] for row in names] == [
-            ["A B", "A", "B", "Female", "White"], ["C D", "C", "D", "Female", "White"], ["E F", "E", "F", "Male", "White"]
-        ]  # fmt: skip
+    text = """ name,first,last,sex,race_ethnicity, split
+
+A B , A,B,Female ,White,Corpus
+,,,,,
+C D,C, D,female,white,
+E F,E,F,Male,White,x
+G H,G,H,Male,Asian, Held-out"""
+    names = "A B,A,B,Female,White", "C D,C,D,Female,White", "E F,E,F,Male,White"
+    for mark, first in ((",", ""), (";", ""), ("\t", ""), (";", "SEP=;\n"), (";", "sep=; \n")):
+        (tmp_path / "n.csv").write_text((first + text.replace(",", mark)).replace("\n", "\r\n"))
+        rows = counterfactual.load_names(tmp_path / "n.csv")
+        assert [",".join(row[key] for key in COLUMNS) for row in rows] == [*names]
 
 
-ENTRIES = ["Emily", [3], [{"in": "chosen"}]]
-ENTRIES += [[{**EMILY, "in": "title"}], [{**EMILY, "in": "chosen", "first": ""}]]
-
-
-@pytest.mark.parametrize("entries", ENTRIES)
+@cases("""
+entries
+Emily
+[3]
+[{"in": "chosen"}]
+[{"name": "A B", "first": "A", "last": "B", "sex": "F", "race_ethnicity": "x", "in": "title"}]
+[{"name": "A B", "first": "", "last": "B", "sex": "F", "race_ethnicity": "x", "in": "chosen"}]
+""")
 def test_rows_that_cannot_be_copied_are_one_line(tmp_path, load, entries):
     rows = named_rows(6)
     rows[3]["candidates"] = entries
