@@ -14,7 +14,6 @@ import annotate
 import evaluate
 from evaluate import unblind
 from parts import agreement, evaluation_page, files, votes
-from parts.means import wilson
 from test_annotate import Rater
 from tiny import assert_shows, cases, error_of, pair_rows, read_json, tiny_model, write_rows
 
@@ -45,8 +44,10 @@ CHOICES = {"a": "a", "b": "b", "t": "tie", "x": "both_bad"}
 
 
 def events_of(items, names="", **changes):
-    """The votes on items such as "ab.": letter k is person k's vote, a tie (t), both bad (x) or
-    none (.)."""
+    """The votes on "7 ab., 3 bb.", seven items and three, or on "ab", one item a letter: letter k of
+    an item is person k's vote, a tie (t), both bad (x) or none (.)."""
+    if counts := re.findall(r"(\d+) (\S+?)(?:,|$)", items):
+        items = [item for number, item in counts for _ in range(int(number))]
     names = names.split() or [f"rater{k}" for k in range(max(map(len, items)))]
     return [
         event(n, CHOICES[letter], who, **changes)
@@ -60,10 +61,6 @@ def report_of(events, key=None):
     key = key or key_of([False] * len({vote["item_id"] for vote in events}))
     _, votes = unblind(events, key)
     return evaluate.human_report(votes, key, 0)
-
-
-def rate_of(items):
-    return report_of(events_of(items))["comparison"]
 
 
 # on which of four items the answers changed places (T); the choice of all, --model-a; A and B, and
@@ -99,14 +96,14 @@ def test_a_model_against_itself_is_no_win():
     key = key_of([False] * 40)
     for n in range(10, 40):
         key[f"i{n}"]["b_model"] = "runs/a"
-    report = report_of(events_of(["b"] * 10 + ["a"] * 30), key)
+    report = report_of(events_of("10 b, 30 a"), key)
     assert_shows(report, {"comparison.win_rate.value": 0, "comparison.win_rate.n": 10, "items": 10, "offered": 10})  # fmt: skip
 
 
 def test_items_of_one_prompt_are_one_vote():
     """Ten items of each of four prompts were forty independent ones; whole conversations have one
     opening and another candidate each, so each is its own."""
-    events, key = events_of(["a"] * 40), key_of([False] * 40)
+    events, key = events_of("40 a"), key_of([False] * 40)
     for n, item in enumerate(key.values()):
         item["prompt"] = [{"role": "user", "content": f"p{n % 4}"}]
         item |= {side: [{"role": "assistant", "content": item[side]}] for side in "ab"}
@@ -149,7 +146,7 @@ ann ben | ["2 people voted"] | the items that people and model-m compared
 def test_a_model_that_votes_is_no_person(people, words, compared):
     """`--judge` said "people" of it, and counted it among those who voted."""
     events = events_of("aaa", "model-m", judge="m")
-    events += events_of(["aa"] * 3, people) if people else []
+    events += events_of("3 aa", people) if people else []
     report = report_of(events)
     caveats = [f"3 of {len(events)} votes are of a language model (model-m)", *words]
     assert all(map(str.startswith, report["caveats"], caveats)), report["caveats"]
@@ -170,36 +167,37 @@ def test_both_bad_and_ties_are_halves_and_a_skip_is_nothing():
 
 
 @cases("""
-wins | losses | there | missing
-60 | 40 | ('Whether DPO is better than Base stays open', '60.0 %', '100 prompts find a true win rate of 65 %', 'the test over prompts gives p 0.0569, which is no finding') | beats
-30 | 30 | ('stays open: DPO wins 50.0 %', "All votes are ann's") | beats
-20 | 0 | ('DPO beats Base', '100.0 %', "All votes are ann's") | find a true
-5 | 0 | ('stays open: DPO wins 100.0 % [56.6, 100.0]', '5 prompts are too few') | beats
-0 | 20 | ('Base beats DPO', '0.0 % [0.0, 16.1]') | Base wins
+items | words | missing
+60 a, 40 b | ('Whether DPO is better than Base stays open', '60.0 %', '100 prompts find a true win rate of 65 %', 'the test over prompts gives p 0.0569, which is no finding') | beats
+30 a, 30 b | ('stays open: DPO wins 50.0 %', "All votes are ann's") | beats
+20 a | ('DPO beats Base', '100.0 %', "All votes are ann's") | find a true
+5 a | ('stays open: DPO wins 100.0 % [56.6, 100.0]', '5 prompts are too few') | beats
+20 b | ('Base beats DPO', '0.0 % [0.0, 16.1]') | Base wins
 """)
-def test_first_sentences(wins, losses, there, missing):
-    report = report_of(events_of(["a"] * wins + ["b"] * losses, "ann"))
-    text = " ".join(page_of(report)["sentences"])
-    assert all(words in text for words in there) and missing not in text, text
+def test_first_sentences(items, words, missing):
+    text = " ".join(page_of(report_of(events_of(items, "ann")))["sentences"])
+    assert all(part in text for part in words) and missing not in text, text
 
 
-def test_votes_are_no_items():
-    """Twelve people who vote alike on ten items: n stays 10, and 7 of 10 is not 84 of 120."""
-    many = rate_of(["a" * 12] * 7 + ["b" * 12] * 3)
-    assert many["win_rate"]["n"] == 10 and many["verdict"] == "inconclusive"
-    assert many["win_rate"]["low"] <= wilson(7, 10)[0] + 1e-6
-    assert many["p"] == pytest.approx(0.34375)
-    most = rate_of(["aaaa"] * 20 + ["b...", ".b..", "..b.", "...b"] * 5)["win_rate"]
-    assert most["value"] == 0.5 and most["low"] > 0.25 and most["high"] < 0.75  # over votes .8
+# Wilson's interval of 7 of 10 begins at .3967781, that of 8 of 8 at .6755924
+@cases("""
+what | items | expected
+votes are no items: 7 of 10 is not 84 of 120 | 7 aaaaaaaaaaaa, 3 bbbbbbbbbbbb | {"win_rate.n": 10, "verdict": "inconclusive", "win_rate.low": "< 0.396779", "p": 0.34375}
+20 of 40 items, though .8 of the votes | 20 aaaa, 5 b..., 5 .b.., 5 ..b., 5 ...b | {"win_rate.value": 0.5, "win_rate.low": "> 0.25", "win_rate.high": "< 0.75"}
+people differ, too: two for each side | 100 abab | {"win_rate.value": 0.5, "win_rate.low": "< 0.1", "win_rate.high": "> 0.9", "win_rate.method": "…annotators"}
+two who vote alike are Wilson's interval | 8 aa | {"win_rate.value": 1.0, "win_rate.high": 1.0, "win_rate.low": 0.6755924}
+""")
+def test_items_and_people_make_the_interval(what, items, expected):
+    assert_shows(report_of(events_of(items))["comparison"], expected)
 
 
-def test_people_differ_too():
-    split = rate_of(["abab"] * 100)["win_rate"]
-    assert split["value"] == 0.5 and split["low"] < 0.1 and split["high"] > 0.9
-    assert "annotators" in split["method"]
-    alike = rate_of(["aa"] * 8)["win_rate"]
-    assert (alike["value"], alike["high"]) == (1.0, 1.0)
-    assert alike["low"] == pytest.approx(wilson(8, 8)[0], abs=1e-6)
+def test_at_equal_length_an_item_counts_once():
+    """A wins items of one vote and loses an item of nineteen: the rate weighed items, the rate at
+    equal length votes (.50 beside .05)."""
+    row = report_of(events_of(f"15 a, 5 b, 10 {'b' * 19}"))["comparison"]
+    rate, at_equal_length = row["win_rate"], row["length_controlled"]
+    assert rate["value"] == at_equal_length["value"] == pytest.approx(0.5)
+    assert at_equal_length["low"] <= rate["low"] and at_equal_length["high"] >= rate["high"]
 
 
 def test_length_is_told_apart():
@@ -216,7 +214,7 @@ def test_length_is_told_apart():
 
 
 def test_the_order_of_the_log_decides_nothing():
-    items = [2 * random.Random(n).choice("ab") for n in range(30)]
+    items = ", ".join(f"1 {2 * random.Random(n).choice('ab')}" for n in range(30))
     events, key = events_of(items), key_of([False] * 30)
     assert report_of(events, key) == report_of(events[::-1], key)
 
@@ -241,16 +239,6 @@ def test_agreement_is_over_items_and_the_left_side_over_ordinary_ones():
     assert_shows(few, {"value": 1.0, "biased": False})  # 5 of 5: p = .0625
 
 
-def test_at_equal_length_an_item_counts_once():
-    """A wins items of one vote and loses an item of nineteen: the rate weighed items, the rate at
-    equal length votes (.50 beside .05)."""
-    items = ["a"] * 15 + ["b"] * 5 + ["b" * 19] * 10
-    row = rate_of(items)
-    assert row["win_rate"]["value"] == row["length_controlled"]["value"] == pytest.approx(0.5)
-    ends = (row["length_controlled"]["low"], row["length_controlled"]["high"])
-    assert ends[0] <= row["win_rate"]["low"] and ends[1] >= row["win_rate"]["high"]
-
-
 @cases("""
 names | vote | caveats
 rater0 | a | ["All votes are rater0's"]
@@ -261,14 +249,14 @@ ann | t | ["All votes are ann's", "Every vote is a tie or both bad"]
 """)
 def test_what_to_know_of_the_votes_stands_where_the_verdict_does(names, vote, caveats):
     """ann, Ann and ANN were five people with two others, so nothing warned."""
-    report = report_of(events_of([vote * 5] * 20, names))
+    report = report_of(events_of(f"20 {vote * 5}", names))
     assert all(map(str.startswith, report["caveats"], caveats))
     assert len(report["caveats"]) == len(caveats)
 
 
 def test_an_interval_of_ties_is_that_of_the_verdict():
     """It was Wilson's, of half a win in ten votes."""
-    report = report_of(events_of("t" * 20))
+    report = report_of(events_of("20 t"))
     rate, own = report["comparison"]["win_rate"], report["annotators"][0]["win_rate"]
     assert (own["low"], own["high"]) == (rate["low"], rate["high"])
 

@@ -300,13 +300,30 @@ def error_of(command, *arguments):
     return str(caught.value)
 
 
+def value_at(record, path):
+    key, _, rest = path.partition(".")
+    if key == "*":
+        return [value_at(row, rest) for row in record]
+    value = record[int(key)] if isinstance(record, list) else record[key]
+    return value_at(value, rest) if rest else value
+
+
 def assert_shows(record, expected):
-    """That a record of a report holds {"ir.value": 0.96, "verdict": "inconclusive…"}: a dotted key
-    leads into it, a text that ends with … is a beginning, a number is equal to six digits."""
+    """That a record of a report holds {"ir.value": 0.96, "verdict": "inconclusive…"}.
+
+    A dotted key leads into it ("rows.*.n" is the n of every row). A number is equal to six digits
+    or, written "< 0.1", to be below it; a text that ends with … is a beginning, and one that begins
+    with … stands anywhere in it.
+    """
     for path, value in expected.items():
-        shown = record
-        for key in path.split("."):
-            shown = shown[key]
-        begins = isinstance(value, str) and value.endswith("…")
-        same = shown.startswith(value[:-1]) if begins else shown == pytest.approx(value)
+        shown, text = value_at(record, path), value if isinstance(value, str) else ""
+        if text[:2] in ("< ", "> "):
+            number = float(text[2:])
+            same = shown < number if text[0] == "<" else shown > number
+        elif text.startswith("…"):
+            same = text[1:] in shown
+        elif text.endswith("…"):
+            same = shown.startswith(text[:-1])
+        else:
+            same = shown == pytest.approx(value)
         assert same, f"{path}: {shown!r}, expected {value!r}"
