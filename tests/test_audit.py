@@ -394,47 +394,35 @@ def test_the_first_screen_follows_from_its_tables(audited):
     tests = result.report["limits"][-1]
     assert "3 tables were tested" in tests and "at most" not in tests
     assert audited(f"{OF_RACE} --fail-on inconclusive").status == 0
-    few = "1 1,a; 1 0,a; 2 1,b"
-    assert audited(f"{OF_RACE} --fail-on difference,inconclusive", few, "pred,race").status == 3
 
 
-def test_error_rates_have_tests_and_verdicts(audited):
-    """True and false positive rates stood without a test: 40 of 200 against 120 of 200."""
-    rows = "120 1,1,a; 80 1,0,a; 20 0,1,a; 180 0,0,a; 40 1,1,b; 160 1,0,b; 20 0,1,b; 180 0,0,b"
-    result = audited(f"{OF_RACE} --y-true y --fail-on difference", rows, "y,pred,race")
-    true, false = (result.tables[f"race, {audit.KINDS[label]}"] for label in (1, 0))
-    assert result.status == 1
-    assert_shows(true[1], {"verdict": "difference found", "n": 200})
-    assert_shows(false[1], {"verdict": "inconclusive…", "label": ""})
-
-
-@pytest.mark.parametrize("allow", ["", "--allow-missing"])
-def test_people_without_an_outcome_stay_in_the_selection_rates(audited, allow):
-    """500 White, 250 advanced; 500 Black, 150: ratio .60. Outcomes exist for those who advanced;
-    with --y-true the ratio was 1.0 and "equivalent", and 600 dropped rows went unmentioned."""
-    rows = "125 White,1,0; 125 White,1,1; 250 White,0,; 75 Black,1,0; 75 Black,1,1; 350 Black,0,"
-    result = audited(f"{OF_RACE} --y-true y {allow}", rows, "race,pred,y")
-    row = result.tables["race"][0]
-    assert_shows(row, {"ir.value": 0.6, "verdict": "difference found"})
-    assert list(result.tables) == ["race"]  # no error rates of a sample chosen by decision
-    assert "400 of 400 selected, 0 of 600 others" in result.printed
-
-
-def test_outcomes_known_of_both_alike_are_a_sample(audited):
-    """One in seven has none, of those selected as of the others."""
-    races, _, hired, _ = columns_of("White 250/500, Black 150/500")
-    outcomes = [i % 2 if i % 7 else "NA" for i in range(1000)]
-    result = audited(f"{OF_RACE} --y-true y", zip(races, hired, outcomes), "race,pred,y")
-    assert len(result.tables) == 3 and result.tables["race"][0]["n"] == 500
-    assert "Outcome known for 857 of 1,000" in result.words
-
-
-def test_crossed_groups_count(audited):
-    """Neither sex nor race differs, but two of the four crossed groups do: it was printed, failed
-    no --fail-on and was no test."""
-    rows = "70 M,W,1; 30 M,W,0; 30 M,B,1; 70 M,B,0; 30 F,W,1; 70 F,W,0; 70 F,B,1; 30 F,B,0"
-    result = audited("--y-pred p --fail-on difference", rows, "sex,race_ethnicity,p")
-    assert result.status == 1 and "3 tables were tested" in result.report["limits"][-1]
+# What went wrong before: error rates stood without a test, 40 of 200 against 120 of 200; people
+# without an outcome were dropped, so that the ratio was 1.0 and "equivalent" (outcomes exist for
+# those who advanced); crossed groups failed no --fail-on; "b − a" stood above "a − b"; a traceback
+# where no row knows sex and race, and where a role has people of unknown groups alone; nobody of
+# outcome 0 is selected: "--reference Male: expected one of nobody is selected".
+@cases("""
+what | header | rows | flags | expected
+four people settle nothing | pred,race | 1 1,a; 1 0,a; 2 1,b | --y-pred pred --group race --fail-on difference,inconclusive | {"status": 3}
+error rates have tests and verdicts | y,p,g | 120 1,1,a; 80 1,0,a; 20 0,1,a; 180 0,0,a; 40 1,1,b; 160 1,0,b; 20 0,1,b; 180 0,0,b | --y-pred p --group g --y-true y --fail-on difference | {"status": 1, "true.1.verdict": "difference found", "true.1.n": 200, "false.1.verdict": "inconclusive…", "false.1.label": ""}
+people without an outcome stay in the selection rates, and error rates of a sample chosen by decision are none | race,p,y | 125 White,1,0; 125 White,1,1; 250 White,0,; 75 Black,1,0; 75 Black,1,1; 350 Black,0, | --y-pred p --group race --y-true y | {"tables.race.0.ir.value": 0.6, "tables.race.0.verdict": "difference found", "kinds": [], "printed": "…400 of 400 selected, 0 of 600 others"}
+so they do where rows without a decision may be left out | race,p,y | 125 White,1,0; 125 White,1,1; 250 White,0,; 75 Black,1,0; 75 Black,1,1; 350 Black,0, | --y-pred p --group race --y-true y --allow-missing | {"tables.race.0.ir.value": 0.6, "tables.race.0.verdict": "difference found", "kinds": [], "printed": "…400 of 400 selected, 0 of 600 others"}
+outcomes that one in seven lacks, selected or not, are a sample | race,p,y | 107 White,1,0; 107 White,1,1; 36 White,1,NA; 107 White,0,0; 107 White,0,1; 36 White,0,NA; 64 Black,1,0; 65 Black,1,1; 21 Black,1,NA; 150 Black,0,0; 150 Black,0,1; 50 Black,0,NA | --y-pred p --group race --y-true y | {"kinds": ["true", "false"], "tables.race.0.n": 500, "words": "…Outcome known for 857 of 1,000"}
+neither sex nor race differs, but two of the four crossed groups do | sex,race_ethnicity,p | 70 M,W,1; 30 M,W,0; 30 M,B,1; 70 M,B,0; 30 F,W,1; 70 F,W,0; 70 F,B,1; 30 F,B,0 | --y-pred p --fail-on difference | {"status": 1, "report.limits.-1": "…3 tables were tested"}
+error rates stand in the direction of selection | y,p,g | 20 1,1,a; 20 1,0,a; 10 0,1,a; 12 1,1,b; 28 0,1,b; 10 0,0,b | --y-true y --y-pred p --group g | {"kinds": ["true", "false"], "tables.g.*.reference": ["b", "b"], "true.*.reference": ["b", "b"], "false.*.reference": ["b", "b"]}
+nobody is known in both columns | p,y,sex,race_ethnicity | 20 0,0,Male,; 20 1,1,Male,; 20 0,1,Female,; 20 1,0,Female,; 20 0,0,,White; 20 1,1,,White; 20 0,1,,Black; 20 1,0,,Black | --y-pred p --y-true y | {"tables.sex × race_ethnicity": []}
+nobody of outcome 0 is selected | p,y,sex | 20 0,0,Male; 20 1,1,Male; 20 0,0,Female; 20 1,1,Female | --y-pred p --y-true y --group sex --reference Male | {"false.*.verdict": ["not measured (nobody in the compared groups is selected)", "not measured (nobody in the compared groups is selected)"]}
+a role has people of unknown groups alone | sex,a,p | 10 M,a,1; 10 F,a,0; 1 N/A,b,1; 2 N/A,b,0 | --y-pred p --group sex --within a | {"tables.sex, per role.*.within": ["a", "a"]}
+a column of sex without labels stops no audit of race, and the reference is not sought in it | sex,race_ethnicity,p | 10 ,W,1; 20 ,W,0; 10 ,B,1; 20 ,B,0 | --y-pred p --reference W | {"tables.race_ethnicity.0.reference": "W", "words": "…sex: not measured (no known label: not a comparison)."}
+""")
+def test_what_an_audit_shows(audited, what, header, rows, flags, expected):
+    result = audited(flags, rows, header)
+    error_rates = {
+        kind: rows
+        for title, rows in result.tables.items()
+        for kind in re.findall("(true|false) positives", title)
+    }
+    assert_shows(vars(result) | error_rates | {"kinds": [*error_rates]}, expected)
 
 
 SPELLINGS = """NA; N/A; n.a.; nan; NaN; None; NULL; Prefer not to say; #N/A; -; ?; <NA>; (blank); unknown
@@ -582,26 +570,14 @@ def test_few_people_with_equal_rows_are_not_equivalent():
 
 
 def test_roles_are_folded(audited):
-    """ "Nurse" and "nurse" were two roles, each with no one to compare with; a role that has people
-    of unknown groups alone was a traceback: numpy counts nothing in whole numbers."""
+    """ "Nurse" and "nurse" were two roles, each with no one to compare with."""
     rows = "20 Nurse,M,1; 20 nurse ,F,1; 20 Nurse,M,0; 20 nurse ,F,0; 5 N/A,M,1; 5 N/A,M,0; 5 N/A,F,1; 5 N/A,F,0"  # fmt: skip
-    flags = "--y-pred p --group sex --within role"
-    result = audited(flags, rows, "role,sex,p")
+    result = audited("--y-pred p --group sex --within role", rows, "role,sex,p")
     assert len(compared(result.tables["sex"])) == 1
     roles = [row["within"] for row in compared(result.tables["sex, per role"])]
     assert roles == ["Nurse", "no role"]
     assert "role: Nurse, nurse are taken as one group, Nurse." in result.words
     assert "role: unknown for 20 of 100 rows (20.0 %), compared with one another" in result.words
-    rows = "10 a,M,1; 10 a,F,0; 1 b,N/A,1; 2 b,N/A,0"
-    result = audited(flags, rows, "role,sex,p")
-    assert {row["within"] for row in result.tables["sex, per role"]} == {"a"}
-
-
-def test_a_sex_column_without_labels_stops_no_audit_of_race(audited):
-    rows = "10 ,W,1; 20 ,W,0; 10 ,B,1; 20 ,B,0"
-    result = audited("--y-pred pred --reference W", rows, "sex,race_ethnicity,pred")
-    assert result.tables["race_ethnicity"][0]["reference"] == "W"  # not sought in sex
-    assert "sex: not measured (no known label: not a comparison)." in result.decisions["words"]
 
 
 def test_ages(audited):
@@ -847,30 +823,6 @@ def test_a_decimal_comma_is_no_number(tmp_path):
     file = write(tmp_path / "s.csv", b"s;g\n64,6;a\n12,1;b\n")
     message = error_of(audit.main, [file, *"--score s --select 0.5 --group g".split()])
     assert "s.csv:2: s: '64,6' given, expected a number, with a decimal point" in message
-
-
-def test_error_rates_stand_in_the_direction_of_selection(audited):
-    """More of a were selected, and more of b's good ones: "b − a" stood above "a − b"."""
-    rows = "20 1,1,a; 20 1,0,a; 10 0,1,a; 12 1,1,b; 28 0,1,b; 10 0,0,b"
-    tables = audited("--y-true y --y-pred p --group g", rows, "y,p,g").tables
-    assert len(tables) == 3
-    assert {row["reference"] for rows in tables.values() for row in rows} == {"b"}
-
-
-def test_error_rates_of_nobody(audited):
-    """No row knows both columns: a traceback. Nobody of outcome 0 is selected: "--reference Male:
-    expected one of nobody is selected"."""
-    people = [("Male", ""), ("Female", ""), ("", "White"), ("", "Black")]
-    rows = [[i % 2, i // 2 % 2, *people[i // 4 % 4]] for i in range(160)]
-    result = audited("--y-pred p --y-true y", rows, "p,y,sex,race_ethnicity")
-    assert result.tables["sex × race_ethnicity"] == []
-    rows = "20 0,0,Male; 20 1,1,Male; 20 0,0,Female; 20 1,1,Female"
-    flags = "--y-pred p --y-true y --group sex --reference Male"
-    *_, (title, table) = audited(flags, rows, "p,y,sex").tables.items()
-    assert "false positives" in title
-    assert {row["verdict"] for row in table} == {
-        "not measured (nobody in the compared groups is selected)"
-    }
 
 
 # ---- 4. BiasGuard beside it; verdicts where nothing is to be found ----
