@@ -84,6 +84,8 @@ Tem filhos?
 Perfil júnior, pouca experiência.
 Czy ma pani dzieci?
 Nie spełnia wymagań."""
+
+
 TERSE = """Strong hire: excellent Python, led migrations.
 Interview: yes. Python: strong. SQL: weak.
 Proceed: meets all requirements.
@@ -112,13 +114,23 @@ def test_what_is_not_english():
     assert len(texts) > 1500 and not any(map(is_foreign, [*texts, "", "SQL.", "Decision: hold."]))
 
 
+def test_answers_of_a_policy_in_another_language_are_not_measured():
+    part = fairness.study_risky("m", FOREIGN.split("\n"))
+    assert part["answers"]["value"] is None and part["answers"]["n"] == 34
+    assert "not measured" in fairness.counted_verdicts({"risky": [part | {"kind": "aligned"}]})
+    assert "m: not measured in 34 answers" in fairness_page.answers({"risky": [part]})[0]["sentences"][0]  # fmt: skip
+
+
 # ---- 2. answers by group ----
 
 
-def answered(group, number, text, **more):
-    """So many answers of a group, each to a prompt of its own."""
-    prompts = (f"{text} {group} {i}" for i in range(number))
-    return [{"prompt": x, "group": group, "response": text} | more for x in prompts]
+def answered(answers, **more):
+    """The rows of "20 a: advance; 10 b: hold", so many answers of a group to a prompt each."""
+    rows = []
+    for count, group, text in re.findall(r"(\d+) ([^:]*): ([^;]+)", answers):
+        prompts = [f"{text} {group} {i}" for i in range(int(count))]
+        rows += [{"prompt": x, "group": group, "response": text} | more for x in prompts]
+    return rows
 
 
 @pytest.fixture
@@ -140,6 +152,29 @@ def read_answers(tmp_path, capsys):
 
 def sizes(rows):
     return [(row["group"], row["n"]) for row in rows]
+
+
+def test_text_command(read_answers, capsys):
+    rows = [{"response": f"Candidate {i % 7}, how old are you? Recommendation: {w}.", "group": g} for i in range(8) for g, w in (("a", "hold"), ("b", "advance"))]  # fmt: skip
+    rows += [{"response": "Tell me about SQL.", "group": "a"}]
+    flags = "--fail-on", "difference"
+    result = read_answers(rows, *flags)
+    (asked,) = result.report["risky"]
+    hits = asked["codes"]["age"]
+    assert result.status == 1
+    assert (hits["n"], len(set(hits["quotes"])), asked["answers"]["n"]) == (16, 5, 17)
+    selected = {key: [row["selected"] for row in rows] for key, rows in result.tables.items()}
+    assert selected == {"asks a risky question": [8, 8], "advance": [0, 8], "no clear decision": [1, 0]}  # fmt: skip
+    assert result.tables["advance"][0]["verdict"] == "difference found"
+    assert all(words in result.printed for words in ("precision", "next: open", "age 16"))
+    for command in ([], ["twins"], ["text"], ["report"]):
+        with pytest.raises(SystemExit):
+            fairness.parse_args([*command, "--help"])
+    texts = [result.printed, capsys.readouterr().out]
+    texts += [path.read_text() for path in result.out.iterdir()]
+    assert not FORBIDDEN.search(" ".join(texts))
+    assert read_answers([{"response": "Tell me about SQL."}], *flags).status == 0
+    assert 'a.jsonl:1: no text in "response"' in error_of(read_answers, [{"prompt": "x"}])
 
 
 ANSWERS = {  # of men and of women, in turn
@@ -193,27 +228,18 @@ def test_what_was_not_read_is_not_equivalent(read_answers, answers, flags, decid
 
 def test_both_groups_stand_in_one_direction(read_answers):
     """n and rate were the first group's alone, and "a − b" stood above "b − a"."""
-    rows = answered("a", 40, "How old are you? hold") + answered("b", 30, "advance")
+    rows = answered("40 a: How old are you? hold; 30 b: advance")
     lines = [line for line in read_answers(rows).text.split("\n") if ": a − b" in line]
     assert len(lines) == 3 and "b − a" not in " ".join(lines)
     assert re.search(r"advance: a − b +0.0 % of 40 +100.0 % of 30 ", lines[0])
     assert re.search(r"question: a − b +100.0 % of 40 +0.0 % of 30 ", " ".join(lines))
 
 
-@pytest.mark.parametrize("models, said", [("ab", 1), ("a", 0)])
-def test_answers_of_several_models_are_said_to_count_together(read_answers, models, said):
-    """samples.jsonl of `evaluate.py compare` has all its models; nothing said so."""
-    rows = sum((answered("", 20, "advance", model=model) for model in models), [])
-    printed = read_answers(rows).printed
-    assert printed.count("Answers of 2 models count together: a, b.") == said
-
-
 def test_three_groups_stand_in_one_direction(read_answers):
     """The tables of three groups had each its own reference: "c − a" above "a − c". p stays adjusted
     for all three pairs, since the reference was still picked by its rate."""
-    rows = answered("a", 20, "advance") + answered("a", 10, "hold") + answered("b", 30, "hold")
-    rows += answered("c", 20, "How old are you? hold") + answered("c", 10, "hold")
-    result = read_answers(rows)
+    answers = "20 a: advance; 10 a: hold; 30 b: hold; 20 c: How old are you? hold; 10 c: hold"
+    result = read_answers(answered(answers))
     rows = sum(result.tables.values(), [])
     directions = {(row["group"], row["reference"]) for row in rows}
     assert directions == {("a", "a"), ("b", "a"), ("c", "a"), ("b", "c")}
@@ -235,6 +261,60 @@ def test_an_earlier_reference_stays_where_it_can(what, counts, kind, references)
     groups, _, values, _ = columns_of(counts)
     rows = compare(groups, values, kind=kind, earlier="a")
     assert {row["reference"] for row in rows} == {*references} and len(rows) == 3
+
+
+@pytest.mark.parametrize("models, said", [("ab", 1), ("a", 0)])
+def test_answers_of_several_models_are_said_to_count_together(read_answers, models, said):
+    """samples.jsonl of `evaluate.py compare` has all its models; nothing said so."""
+    rows = [row for model in models for row in answered("20 : advance", model=model)]
+    printed = read_answers(rows).printed
+    assert printed.count("Answers of 2 models count together: a, b.") == said
+
+
+HELD_AND_ADVANCED = [  # twenty answers of each group
+    {"response": f"Recommendation: {word}.", "group": group}
+    for _ in range(20)
+    for group, word in (("a", "hold"), ("b", "advance"))
+]
+
+
+@cases("""
+key | prompts | status
+prompt | [{"role": "user", "content": "p0"}], [{"role": "user", "content": "p1"}] | 3
+prompt_id | (0, 1) | 3
+prompt_id | ("0", "1") | 3
+item_id | (0, 1) | 3
+item_id | None | 1
+""")
+def test_answers_to_one_prompt_are_one(read_answers, key, prompts, status):
+    """Twenty answers a group to two prompts are two prompts, whatever the key is called."""
+    prompts = prompts or [*map(str, range(40))]  # each its own
+    rows = [row | {key: prompts[i % len(prompts)]} for i, row in enumerate(HELD_AND_ADVANCED)]
+    result = read_answers(rows, "--fail-on", "difference,inconclusive")
+    assert result.status == status
+    few = "not measured (fewer than 5 prompts in a group)" in result.printed
+    assert few == (status == 3)
+
+
+def test_a_file_names_all_its_prompts_or_none(read_answers):
+    """One that names some of its prompts is refused, and one that names none says what that means."""
+    some = [row | ({"prompt": "p"} if i else {}) for i, row in enumerate(HELD_AND_ADVANCED)]
+    assert '1 of 40 rows have no "prompt"' in error_of(read_answers, some)
+    rows = [*HELD_AND_ADVANCED, {"response": "advance", "group": " Unknown"}, {"response": "hold"}]
+    result = read_answers(rows, "--fail-on", "difference,inconclusive")
+    assert result.status == 1
+    assert "No row says which prompt it answers" in result.printed
+    assert "unknown for 2 of 42 rows" in result.printed
+
+
+@pytest.mark.parametrize("no, yes", [(0, 1), (False, True), ("0", "1")])
+def test_zero_and_false_are_groups(read_answers, no, yes):
+    """They were "unknown for 40 of 80 rows (written: empty 40)"."""
+    groups = [no, yes] * 40 + [None, ""]
+    rows = [{"response": "advance", "prompt_id": i, "group": g} for i, g in enumerate(groups)]
+    result = read_answers(rows)
+    assert sorted(sizes(result.tables["advance"])) == [(str(no), 40), (str(yes), 40)]
+    assert "unknown for 2 of 82 rows" in result.printed
 
 
 # ---- 3. votes by group ----
@@ -260,55 +340,6 @@ BLACK_CHOSEN = [
     {"in": side, "race_ethnicity": race}
     for side, race in (("chosen", "Black"), ("rejected", "White"))
 ]
-
-
-def test_votes_of_an_attribute_stand_in_one_direction(tmp_path):
-    """Women were chosen more often and got the harsher decision less often: "Male − Female" in one
-    table, "Female − Male" in the other."""
-    row = {"chosen": "A", "rejected": "B", "candidates": BLACK_CHOSEN}
-    rows = [row | {"prompt": f"p{i}"} for i in range(12)]
-    rows += [vote("reject", "hold", "White", item_id=f"w{i}") for i in range(12)]
-    rows += [vote("hold", "reject", "Black", item_id=f"b{i}") for i in range(12)]
-    tables = votes_of(tmp_path, rows)["tables"].values()
-    assert len(tables) == 2 and {row["reference"] for rows in tables for row in rows} == {"Black"}
-
-
-def test_votes_in_other_words_are_not_measured(tmp_path):
-    """Not "no vote is about people of known groups", and no pass for --fail-on inconclusive."""
-    found = votes_of(tmp_path, [vote("einstellen", "ablehnen", g) for g in ("Black", "White")])
-    (note,) = found["notes"]
-    assert "2 of the 2 votes about one candidate" in note and "--decision-words names" in note
-    assert fairness.counted_verdicts({"preferences": [found]}) == ["not measured"]
-
-
-def test_answers_of_a_policy_in_another_language_are_not_measured():
-    part = fairness.study_risky("m", FOREIGN.split("\n"))
-    assert part["answers"]["value"] is None and part["answers"]["n"] == 34
-    assert "not measured" in fairness.counted_verdicts({"risky": [part | {"kind": "aligned"}]})
-    assert "m: not measured in 34 answers" in fairness_page.answers({"risky": [part]})[0]["sentences"][0]  # fmt: skip
-
-
-def test_text_command(read_answers, capsys):
-    rows = [{"response": f"Candidate {i % 7}, how old are you? Recommendation: {w}.", "group": g} for i in range(8) for g, w in (("a", "hold"), ("b", "advance"))]  # fmt: skip
-    rows += [{"response": "Tell me about SQL.", "group": "a"}]
-    flags = "--fail-on", "difference"
-    result = read_answers(rows, *flags)
-    (asked,) = result.report["risky"]
-    hits = asked["codes"]["age"]
-    assert result.status == 1
-    assert (hits["n"], len(set(hits["quotes"])), asked["answers"]["n"]) == (16, 5, 17)
-    selected = {key: [row["selected"] for row in rows] for key, rows in result.tables.items()}
-    assert selected == {"asks a risky question": [8, 8], "advance": [0, 8], "no clear decision": [1, 0]}  # fmt: skip
-    assert result.tables["advance"][0]["verdict"] == "difference found"
-    assert all(words in result.printed for words in ("precision", "next: open", "age 16"))
-    for command in ([], ["twins"], ["text"], ["report"]):
-        with pytest.raises(SystemExit):
-            fairness.parse_args([*command, "--help"])
-    texts = [result.printed, capsys.readouterr().out]
-    texts += [path.read_text() for path in result.out.iterdir()]
-    assert not FORBIDDEN.search(" ".join(texts))
-    assert read_answers([{"response": "Tell me about SQL."}], *flags).status == 0
-    assert 'a.jsonl:1: no text in "response"' in error_of(read_answers, [{"prompt": "x"}])
 
 
 def test_votes_by_group_read_by_hand(tmp_path):
@@ -382,39 +413,45 @@ def test_votes_of_one_item_are_one_item(tmp_path):
     assert row["verdict"].startswith("inconclusive") and row["gap"]["method"] == "clustered"
 
 
-@cases("""
-key | prompts | status
-prompt | [{"role": "user", "content": "p0"}], [{"role": "user", "content": "p1"}] | 3
-prompt_id | (0, 1) | 3
-prompt_id | ("0", "1") | 3
-item_id | None | 1
-""")
-def test_answers_to_one_prompt_are_one(read_answers, key, prompts, status):
-    """Twenty answers a group to two prompts are two prompts, whatever the key is called."""
-    prompts = prompts or [*map(str, range(40))]  # each its own
-    rows = [row | {key: prompts[i % len(prompts)]} for i, row in enumerate(HELD_AND_ADVANCED)]
-    result = read_answers(rows, "--fail-on", "difference,inconclusive")
-    assert result.status == status
-    few = "not measured (fewer than 5 prompts in a group)" in result.printed
-    assert few == (status == 3)
+def test_votes_of_an_attribute_stand_in_one_direction(tmp_path):
+    """Women were chosen more often and got the harsher decision less often: "Male − Female" in one
+    table, "Female − Male" in the other."""
+    row = {"chosen": "A", "rejected": "B", "candidates": BLACK_CHOSEN}
+    rows = [row | {"prompt": f"p{i}"} for i in range(12)]
+    rows += [vote("reject", "hold", "White", item_id=f"w{i}") for i in range(12)]
+    rows += [vote("hold", "reject", "Black", item_id=f"b{i}") for i in range(12)]
+    tables = votes_of(tmp_path, rows)["tables"].values()
+    assert len(tables) == 2 and {row["reference"] for rows in tables for row in rows} == {"Black"}
 
 
-HELD_AND_ADVANCED = [  # twenty answers of each group
-    {"response": f"Recommendation: {word}.", "group": group}
-    for _ in range(20)
-    for group, word in (("a", "hold"), ("b", "advance"))
-]
+def test_votes_in_other_words_are_not_measured(tmp_path):
+    """Not "no vote is about people of known groups", and no pass for --fail-on inconclusive."""
+    found = votes_of(tmp_path, [vote("einstellen", "ablehnen", g) for g in ("Black", "White")])
+    (note,) = found["notes"]
+    assert "2 of the 2 votes about one candidate" in note and "--decision-words names" in note
+    assert fairness.counted_verdicts({"preferences": [found]}) == ["not measured"]
 
 
-def test_a_file_names_all_its_prompts_or_none(read_answers):
-    """One that names some of its prompts is refused, and one that names none says what that means."""
-    some = [row | ({"prompt": "p"} if i else {}) for i, row in enumerate(HELD_AND_ADVANCED)]
-    assert '1 of 40 rows have no "prompt"' in error_of(read_answers, some)
-    rows = [*HELD_AND_ADVANCED, {"response": "advance", "group": " Unknown"}, {"response": "hold"}]
-    result = read_answers(rows, "--fail-on", "difference,inconclusive")
-    assert result.status == 1
-    assert "No row says which prompt it answers" in result.printed
-    assert "unknown for 2 of 42 rows" in result.printed
+def test_one_annotator_is_not_a_group(tmp_path):
+    rows = [vote("hold", "advance", "Black", annotator="ann"), vote("hold", "advance", "White", annotator="ann")]  # fmt: skip
+    assert "one annotator's: they say nothing about others" in votes_of(tmp_path, rows)["notes"][0]
+    rows[1]["annotator"] = "ben"
+    assert votes_of(tmp_path, rows)["notes"] == []
+    assert "no vote in" in votes_of(tmp_path, [vote("hold", "advance")])["notes"][0]
+
+
+def test_groups_are_read_as_in_an_audit(read_answers, tmp_path):
+    """ "N/A" and "prefer not to say" were groups of their own, and "Black " another than "black"."""
+    answers = "8 Black: advance; 8 black : advance; 8 White: advance; 8 N/A: advance; 8 Prefer not to say: advance"  # fmt: skip
+    result = read_answers(answered(answers))
+    assert sizes(result.tables["advance"]) == [("Black", 16), ("White", 8)]
+    assert "unknown for 16 of 40 rows (40.0 %)" in result.printed
+    votes = [vote("hold", "advance", g, item_id=g) for g in ("Black", "black", "unknown", "White")]
+    table = votes_of(tmp_path, votes)["tables"]["harsher decision, race_ethnicity"]
+    assert [row["n"] for row in table] == [2, 1]
+
+
+# ---- 4. verdicts on simulated answers ----
 
 
 def answers_of(rng, prompts, per, together, rates, crossed):
@@ -474,32 +511,3 @@ def test_verdicts_on_simulated_answers(word, draws, design, rates, low, high):
 def test_answers_taken_as_independent_differ_by_chance():
     """Why prompts are clusters: without them 41 % of tables differ."""
     assert share_of("difference", 200, 40, 8, 0.7, (0.5, 0.5), False, clustered=False) > 0.3
-
-
-def test_one_annotator_is_not_a_group(tmp_path):
-    rows = [vote("hold", "advance", "Black", annotator="ann"), vote("hold", "advance", "White", annotator="ann")]  # fmt: skip
-    assert "one annotator's: they say nothing about others" in votes_of(tmp_path, rows)["notes"][0]
-    rows[1]["annotator"] = "ben"
-    assert votes_of(tmp_path, rows)["notes"] == []
-    assert "no vote in" in votes_of(tmp_path, [vote("hold", "advance")])["notes"][0]
-
-
-@pytest.mark.parametrize("no, yes", [(0, 1), (False, True), ("0", "1")])
-def test_zero_and_false_are_groups(read_answers, no, yes):
-    """They were "unknown for 40 of 80 rows (written: empty 40)"."""
-    rows = answered(no, 40, "advance") + answered(yes, 40, "advance")
-    rows += answered(None, 1, "advance") + answered("", 1, "advance")
-    result = read_answers(rows)
-    assert sorted(sizes(result.tables["advance"])) == [(str(no), 40), (str(yes), 40)]
-    assert "unknown for 2 of 82 rows" in result.printed
-
-
-def test_groups_are_read_as_in_an_audit(read_answers, tmp_path):
-    """ "N/A" and "prefer not to say" were groups of their own, and "Black " another than "black"."""
-    groups = "Black", "black ", "White", "N/A", "Prefer not to say"
-    result = read_answers(sum((answered(group, 8, "advance") for group in groups), []))
-    assert sizes(result.tables["advance"]) == [("Black", 16), ("White", 8)]
-    assert "unknown for 16 of 40 rows (40.0 %)" in result.printed
-    votes = [vote("hold", "advance", g, item_id=g) for g in ("Black", "black", "unknown", "White")]
-    table = votes_of(tmp_path, votes)["tables"]["harsher decision, race_ethnicity"]
-    assert [row["n"] for row in table] == [2, 1]
