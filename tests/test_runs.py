@@ -26,6 +26,7 @@ from parts.card_sections import add_result, add_section
 from parts.files import UserError
 from parts.guard import write_summary
 from tiny import (
+    cases,
     error_of,
     printed,
     read_json,
@@ -143,11 +144,12 @@ def norm(model):
 
 
 def test_an_epoch_is_a_permutation_with_its_short_last_batch():
-    drawn = [common.batch_indices(10, 4, 0, step) for step in range(1, 10)]
-    assert [(len(b), epoch) for b, epoch in drawn] == [(n, e) for e in range(3) for n in (4, 4, 2)]
-    orders = [tuple(np.concatenate([b for b, _ in drawn[i : i + 3]])) for i in (0, 3, 6)]
+    batches = [common.batch_indices(10, 4, 0, step) for step in range(1, 10)]
+    shapes = [(len(indices), epoch) for indices, epoch in batches]
+    assert shapes == [(n, epoch) for epoch in range(3) for n in (4, 4, 2)]
+    orders = [tuple(np.concatenate([b for b, _ in batches[i : i + 3]])) for i in (0, 3, 6)]
     assert len({*orders}) == 3 and all(sorted(order) == [*range(10)] for order in orders)
-    assert tuple(common.batch_indices(10, 4, 1, 1)[0]) != orders[0][:4]
+    assert tuple(common.batch_indices(10, 4, 1, 1)[0]) != orders[0][:4], "another seed"
     assert common.batch_indices(10, 4, 0, 3, keep_order=True)[0].tolist() == [8, 9]
     assert common.batch_indices(3, 8, 0, 5)[1] == 4, "a batch larger than the data: an epoch a step"
 
@@ -161,21 +163,35 @@ def test_micro_batches_cut_but_never_reshape():
     assert common.micro_batches([], lengths, 18) == []
 
 
-def test_the_plan_and_the_rate(capsys):
-    plans = ("", 10, 24), ("", 11, 24), ("", 98, 25), ("--epochs 2", 10, 6), ("--steps 5", 10, 5)
-    for flags, rows, steps in plans:  # without flags: whole passes that make 24 steps
-        run = SimpleNamespace(args=arguments("--batch-size 4", flags))
-        runs.Run.plan(run, rows, "rows")
-        assert run.planned == steps
-    assert "10 rows in batches of 4; steps per epoch 3, in total 5" in capsys.readouterr().out
+@cases("""
+flags | rows | steps
+ | 10 | 24
+ | 11 | 24
+ | 98 | 25
+--epochs 2 | 10 | 6
+--steps 5 | 10 | 5
+""")
+def test_the_plan(flags, rows, steps, capsys):
+    """Without flags: whole passes that make 24 steps."""
+    run = SimpleNamespace(args=arguments("--batch-size 4", flags))
+    runs.Run.plan(run, rows, "rows")
+    assert run.planned == steps
+    plan = f"{rows} rows in batches of 4; steps per epoch {math.ceil(rows / 4)}, in total {steps}"
+    assert plan in capsys.readouterr().out
+
+
+def test_the_rate():
+    """By size and LoRA, and its schedule: 2 of 10 steps rise, 8 fall."""
     small, large = (SimpleNamespace(num_parameters=lambda n=n: n) for n in (10**7, 10**8))
     adapted = SimpleNamespace(**vars(small), lora_config={})
     assert [runs.default_lr(m, (1, 2, 3)) for m in (small, large, adapted)] == [1, 2, 3]
-    cosine = [(1 + math.cos(math.pi * i / 8)) / 2 for i in range(8)]
-    downs = {"constant": [1] * 8, "linear": [1 - i / 8 for i in range(8)], "cosine": cosine}
-    for schedule, down in downs.items():
+    for schedule, falling in (
+        ("constant", lambda done: 1),
+        ("linear", lambda done: 1 - done),
+        ("cosine", lambda done: (1 + math.cos(math.pi * done)) / 2),
+    ):
         factors = [runs.lr_factor(step, 10, 0.2, schedule) for step in range(1, 11)]
-        assert factors == pytest.approx([0.5, 1, *down])
+        assert factors == pytest.approx([0.5, 1, *(falling(i / 8) for i in range(8))])
         assert runs.lr_factor(1, 1, 0.0, schedule) == 1, "one step without warm-up is a whole one"
 
 
@@ -185,24 +201,22 @@ def test_one_optimiser_over_several_modules(toy, tmp_path, capsys):
     run, policy = toy.opened("--schedule linear --warmup 0.34")
     critic = tiny_reward_model("gpt2", tmp_path, n_layer=1)
     critic = reward_models.load_reward_model(critic, toy.tokenizer)
-    critic.transformer.wpe.requires_grad_(False)
+    frozen = critic.transformer.wpe.requires_grad_(False).weight
     run.plan(8, "rows")
     run.state = {"policy": policy, "kl": 0.1, "critic": critic}
     run.start(policy, toy.tokenizer, 1e-4, {critic.score: 1e-3})
     assert run.model is policy and policy.training and critic.training
-    named = [*policy.named_parameters(), *critic.named_parameters()]
-    rates = {id(w): 1e-3 if "score" in name else 1e-4 for name, w in named if w.requires_grad}
+    weights = {*policy.parameters(), *critic.parameters()}
+    rates = dict.fromkeys(weights - {frozen}, 1e-4) | dict.fromkeys(critic.score.parameters(), 1e-3)
     groups = run.optimizer.param_groups
-    found = [(id(w), group["base_lr"]) for group in groups for w in group["params"]]
-    assert sorted(found) == sorted(rates.items()) and len(rates) == len(named) - 1
+    assert {w: group["base_lr"] for group in groups for w in group["params"]} == rates
+    assert sum(len(group["params"]) for group in groups) == len(rates)
     assert {group["weight_decay"] for group in groups} == {0}
-    total = sum(w.numel() for _, w in named)
-    trained = total - critic.transformer.wpe.weight.numel()
-    said = f"{trained / 1e6:.2f} M of {total / 1e6:.2f} M weights are trained"
-    assert said in capsys.readouterr().out
+    total, trained = (sum(w.numel() for w in some) / 1e6 for some in (weights, rates))
+    assert f"{trained:.2f} M of {total:.2f} M weights are trained" in capsys.readouterr().out
     run.step, norms = 5, []  # of 6, the first 3 of which rise: two thirds of the rate are left
     run.optimizer.register_step_pre_hook(lambda *_: norms.extend(map(norm, (policy, critic))))
-    run.backward(100 * sum(w.sum() for _, w in named))
+    run.backward(100 * sum(w.sum() for w in weights))
     assert run.update(str)["lr"] == pytest.approx(2e-4 / 3)
     assert sorted(group["lr"] for group in groups) == pytest.approx([2e-4 / 3, 2e-3 / 3])
     assert norms == pytest.approx([1, 1], abs=1e-4)
@@ -584,21 +598,25 @@ def test_errors_of_the_user_end_in_one_line_and_status_2(capsys):
 
 
 def test_fingerprints(tmp_path, toy):
-    file, found = tmp_path / "model.bin", []
-    file.touch()
-    os.truncate(file, 300 * 2**20)
+    """One byte far inside a large file; of a folder what makes the model, and nothing that a run or
+    its reader adds."""
+    file, digests = tmp_path / "model.bin", set()
     for content in (b"\0", b"x"):
-        with open(file, "r+b") as handle:
+        with open(file, "wb") as handle:
             handle.seek(100 * (300 * 2**20 // 256))
             handle.write(content)
-        found.append(files.fingerprint(file))
-    assert found[0] != found[1]
+            handle.truncate(300 * 2**20)
+        digests.add(files.fingerprint(file))
+    assert len(digests) == 2
     folder = Path(shutil.copytree(toy.model, tmp_path / "model"))
-    found, names = [files.fingerprint(folder)], "metrics.jsonl notes.txt args.json report.json"
-    for name in [*names.split(), "chat_template.jinja", "other.json"]:
+    digests = [files.fingerprint(folder)]
+    for name in ("metrics.jsonl", "notes.txt", "args.json", "report.json"):
         (folder / name).write_text("{}")
-        found.append(files.fingerprint(folder))
-    assert len({*found[:5]}) == 1 and len({*found[4:]}) == 3
+        assert [files.fingerprint(folder)] == digests
+    for name in ("chat_template.jinja", "other.json"):
+        (folder / name).write_text("{}")
+        digests.append(files.fingerprint(folder))
+    assert len({*digests}) == 3
 
 
 def test_the_model_card(toy, tmp_path, capsys):
