@@ -16,7 +16,18 @@ from common import UserError
 from parts import files, identities, prompting, reward_models
 from parts.pairs import TokenRows, held_out, read_pairs
 from parts.rows import split_prompt
-from tiny import CHATML, TEMPLATE, cases, pair_rows, table, tiny_model, tiny_tokenizer, write_rows
+from tiny import (
+    BOS_TEMPLATE,
+    CHATML,
+    TEMPLATE,
+    cases,
+    error_of,
+    pair_rows,
+    table,
+    tiny_model,
+    tiny_tokenizer,
+    write_rows,
+)
 
 
 def user(text):
@@ -81,21 +92,16 @@ def test_lines_of_a_file(tmp_path):
 def test_what_is_written(tmp_path):
     """NaN and ±inf become null; after a failed write the old rows are there and nothing else."""
     path = tmp_path / "deep" / "rows.jsonl"
-    row = {"a": math.nan, "b": [np.float32("inf"), (1.5, -math.inf)], "e": np.int64(3)}
-    files.write_jsonl(path, [{**row, "c": {"d": np.float64(2)}}])
+    numbers = {"a": math.nan, "b": [np.float32("inf"), (1.5, -math.inf)], "e": np.int64(3)}
+    files.write_jsonl(path, [{**numbers, "c": {"d": np.float64(2)}}])
     files.write_jsonl(path, [{"a": "Zoë"}], append=True)
     text = '{"a": null, "b": [null, [1.5, null]], "e": 3, "c": {"d": 2.0}}\n{"a": "Zoë"}\n'
-
-    def rows():
-        yield {"a": 2}
-        raise RuntimeError("disk on fire")
-
-    with pytest.raises(RuntimeError):
-        files.write_jsonl(path, rows())
+    with pytest.raises(ZeroDivisionError):
+        files.write_jsonl(path, ({"a": 1 / n} for n in (1, 0)))
     with open(path, encoding="utf-8") as reader:  # the file is replaced, not written over
-        files.write_jsonl(path.parent / "rows.jsonl", [{"a": 3}])
+        files.write_jsonl(path, [{"a": 3}])
         assert reader.read() == text
-    assert [p.name for p in path.parent.iterdir()] == ["rows.jsonl"]
+    assert [*path.parent.iterdir()] == [path]
 
 
 def test_prompt_and_answer_are_encoded_apart(plain):
@@ -109,28 +115,30 @@ def test_prompt_and_answer_are_encoded_apart(plain):
     assert tokenizer.decode(rejected, skip_special_tokens=True) == "ation: reject."
 
 
-@pytest.mark.parametrize("template", ["{{ bos_token }}" + TEMPLATE, None])
+@pytest.mark.parametrize("template", [BOS_TEMPLATE, None])
 @pytest.mark.parametrize("max_length", [math.inf, 12])
 def test_exactly_one_bos(template, max_length):
-    """Template and post-processor each write one; Qwen's knows one and writes none. An EOS that is
-    appended (T5's) would end the dialogue before the answer, and goes."""
+    """Template and post-processor each write one; Qwen's knows one and writes none."""
     tokenizer = tiny_tokenizer(bos="<s>", template=template and TEMPLATE)
     for prompt in ("Assess", USER):
         assert tokenizer.bos_token_id not in common.encode_prompt(tokenizer, prompt)
     tokenizer = tiny_tokenizer(bos="<s>", add_bos=True, template=template)
-    text = numbers_as_text(40)
+    text, bos = numbers_as_text(40), tokenizer.bos_token_id
     for prompt, answer in ((text, "hold."), ([user(text)], said("hold."))):
         pair = common.encode_pair(tokenizer, prompt, answer, max_length=max_length)
         for ids in (common.encode_prompt(tokenizer, prompt, max_length), sum(pair, [])):
-            assert ids.count(tokenizer.bos_token_id) == 1 and ids[0] == tokenizer.bos_token_id
-            assert len(ids) <= max_length
+            assert ids.count(bos) == 1 and ids[0] == bos and len(ids) <= max_length
+
+
+def test_an_eos_that_is_appended_goes():
+    """T5's would end the dialogue before the answer. A text's own BOS is the one."""
     tokenizer = tiny_tokenizer(bos="<s>", add_bos=True, add_eos=True, template=None)
-    plain = tokenizer.encode("Assess", add_special_tokens=False)
+    words = tokenizer.encode("Assess", add_special_tokens=False)
     bos, eos = tokenizer.bos_token_id, tokenizer.eos_token_id
-    assert tokenizer("Assess")["input_ids"] == [bos, *plain, eos]
-    assert common.encode_prompt(tokenizer, "Assess") == [bos, *plain]
-    assert common.encode_prompt(tokenizer, "<s>Assess") == [bos, *plain], "its own is that one"
-    assert common.encode_pair(tokenizer, "Assess", "Assess")[1] == [*plain, eos]
+    assert tokenizer("Assess")["input_ids"] == [bos, *words, eos]
+    for text in ("Assess", "<s>Assess"):
+        assert common.encode_prompt(tokenizer, text) == [bos, *words]
+    assert common.encode_pair(tokenizer, "Assess", "Assess")[1] == [*words, eos]
 
 
 def test_text_is_a_turn_where_there_is_a_chat_template(capsys):
@@ -138,10 +146,10 @@ def test_text_is_a_turn_where_there_is_a_chat_template(capsys):
     sent as a turn. A text that is opened for an answer is continued, as TRL continues it."""
     common.say_once.cache_clear()
     tokenizer, text = tiny_tokenizer(template=CHATML), "Which candidate fits this role?"
-    assert common.encode_prompt(tokenizer, text) == common.encode_prompt(tokenizer, USER)
-    assert common.encode_pair(tokenizer, text, "The first one.") == common.encode_pair(
-        tokenizer, USER, ANSWER
-    )
+    turns = common.encode_pair(tokenizer, USER, ANSWER)
+    for prompt in (text, USER):  # text after messages is an assistant's turn
+        assert common.encode_pair(tokenizer, prompt, "The first one.") == turns
+        assert common.encode_prompt(tokenizer, prompt) == turns[0]
     for opened in (
         f"\n\nHuman: {text}\n\nAssistant:",
         f"{text}\n### Response:\n",
@@ -151,12 +159,9 @@ def test_text_is_a_turn_where_there_is_a_chat_template(capsys):
         assert common.encode_pair(tokenizer, opened, "Yes.")[0] == ids
         assert common.encode_prompt(tokenizer, opened) == ids
     bare = tiny_tokenizer(template=None)
-    assert common.encode_prompt(bare, text) == bare.encode(text)
-    assert common.encode_prompt(bare, USER) != bare.encode(text)
-    assert common.encode_prompt(bare, text) == bare.encode(text), "the plain template is no chat"
-    assert common.encode_pair(tokenizer, USER, "The first one.") == common.encode_pair(
-        tokenizer, USER, ANSWER
-    ), "text after messages is an assistant's turn"
+    ids = bare.encode(text)
+    assert common.encode_prompt(bare, text) == ids != common.encode_prompt(bare, USER)
+    assert common.encode_prompt(bare, text) == ids, "the plain template is no chat"
     lines = capsys.readouterr().out.splitlines()
     assert [line.partition("given as text ")[2] for line in lines] == [
         "is a user's turn of the chat template",
@@ -182,53 +187,46 @@ def test_plain_template_is_saved_with_the_tokenizer(tmp_path):
 
 
 def test_a_template_that_refuses_is_one_line(tmp_path):
-    template = "{{ raise_exception('System role not supported') }}"
-    with pytest.raises(UserError, match=r"refuses \['user'\]: System role not supported"):
-        common.encode_prompt(tiny_tokenizer(template=template), USER)
-    with pytest.raises(UserError, match="System role not supported"):
-        common.load_tokenizer(tiny_model("llama", tmp_path, tiny_tokenizer(template=template)))
-
-
-def test_each_answer_ends_in_exactly_one_end_id():
-    lower = "{% for m in messages %}<|{{ m['role'] }}|>{{ m['content'] | lower }}{% endfor %}"
-    for template in (TEMPLATE, CHATML, None, lower):
-        tokenizer = tiny_tokenizer(template=template)
-        for prompt, answer in (("Which fits?", "The first one."), (USER, ANSWER)):
-            ids = common.encode_pair(tokenizer, prompt, answer)[1]
-            end = "<|im_end|>" if template == CHATML else "<|end|>"
-            assert ids[-1] == tokenizer.convert_tokens_to_ids(end)
-            assert not set(ids[:-1]) & set(common.end_ids(tokenizer))
-            text = tokenizer.decode(ids, skip_special_tokens=True).strip().lower()
-            assert text == "the first one."
-        for prompt, empty in (("Assess", ""), (USER, ""), (USER, said(""))):
-            none = common.encode_pair(tokenizer, prompt, empty, None)[1:]
-            assert tokenizer.decode(none[0], skip_special_tokens=True).strip() == ""
-            assert none[0][-1] == ids[-1] and none[1] == []
+    tokenizer = tiny_tokenizer(template="{{ raise_exception('System role not supported') }}")
+    refused = error_of(common.encode_prompt, tokenizer, USER)
+    assert "refuses ['user']: System role not supported" in refused
+    refused = error_of(common.load_tokenizer, tiny_model("llama", tmp_path, tokenizer))
+    assert "System role not supported" in refused
 
 
 def test_end_ids(tmp_path):
-    """Of tokenizer and template, a list in the config, an int in the generation config. Without an EOS
-    the template's end takes its place; without a template either, the folder is refused."""
+    """Of tokenizer and template, a list in the config, an int in the generation config."""
     tokenizer = tiny_tokenizer(template=CHATML)
-    im_end, eos = tokenizer.convert_tokens_to_ids(["<|im_end|>", "<|end|>"])
-    assert common.end_ids(tokenizer) == sorted([im_end, eos])
+    ends = tokenizer.convert_tokens_to_ids(["<|im_end|>", "<|end|>"])
+    assert common.end_ids(tokenizer) == sorted(ends)
     model = common.load_policy(tiny_model("llama", tmp_path, tokenizer))
-    for of_config, of_generation in (([eos, 77], 42), (None, None)):
+    for of_config, of_generation, more in (([ends[1], 77], 42, [77, 42]), (None, None, [])):
         model.config.eos_token_id = of_config
         model.generation_config.eos_token_id = of_generation
-        more = [77, 42] if of_config else []
-        assert common.end_ids(tokenizer, model) == sorted([im_end, eos, *more])
-    for options in ({}, {"bos": "<s>"}):
-        own = tiny_tokenizer(**options, template=None)
-        first = own.eos_token_id if own.bos_token_id is None else own.bos_token_id
-        assert common.encode_prompt(own, "") == [first]
+        assert common.end_ids(tokenizer, model) == sorted(ends + more)
+
+
+def test_a_model_without_end_token(tmp_path):
+    """The template's end takes the place of an EOS; without a template either, it is refused."""
     tokenizer = common.load_tokenizer(tiny_model("llama", tmp_path, tiny_tokenizer(eos=None)))
     end = tokenizer.convert_tokens_to_ids("<|end|>")
     assert tokenizer.eos_token_id is None and common.end_ids(tokenizer) == [end]
     assert common.encode_pair(tokenizer, "Assistant:", "hold")[1][-1] == end
     bare = tiny_model("llama", tmp_path, tiny_tokenizer(eos=None, template=None))
-    with pytest.raises(UserError, match="without end token"):
-        common.load_tokenizer(bare)
+    assert "without end token" in error_of(common.load_tokenizer, bare)
+
+
+@pytest.mark.parametrize("bos, first", [(None, "<|end|>"), ("<s>", "<s>")])
+def test_an_empty_text_is_one_token(bos, first):
+    tokenizer = tiny_tokenizer(bos=bos, template=None)
+    assert common.encode_prompt(tokenizer, "") == [tokenizer.convert_tokens_to_ids(first)]
+
+
+def test_an_answer_that_is_empty_or_absent(tokenizer):
+    """An end alone, in text and in turns; no ids for an answer that a row does not have."""
+    for prompt, empty in (("Assess", ""), (USER, ""), (USER, said(""))):
+        answer, absent = common.encode_pair(tokenizer, prompt, empty, None)[1:]
+        assert (answer, absent) == ([tokenizer.eos_token_id], [])
 
 
 def test_pad_id_never_ends_an_answer_and_adds_no_row():
@@ -408,13 +406,11 @@ def test_a_malformed_row_stops_with_file_and_line(tmp_path, base, change, reason
     assert message.startswith(f"--pairs {path}:4: ") and reason in message and "\n" not in message
 
 
-def test_a_prompt_that_touches_its_answer_is_counted(tmp_path, tokenizer):
+def test_a_prompt_that_touches_its_answer_is_counted(tmp_path, plain):
     """Text that is continued is joined as it is; turns have a template between them."""
-    tokenizer = tiny_tokenizer(template=None)
     rows = [GOOD | {"prompt": prompt} for prompt in ("two audits.", "two audits.\n")]
     file = write_rows(tmp_path / "pairs.jsonl", [*rows, *pair_rows(1)])
-    counts = read_pairs([file], tokenizer, 64, False).counts
-    assert counts["no space between prompt and answer"] == 1
+    assert read_pairs([file], plain, 64).counts["no space between prompt and answer"] == 1
 
 
 def test_unusable_rows_are_counted_and_nothing_vanishes(tmp_path, tokenizer):
@@ -423,20 +419,20 @@ def test_unusable_rows_are_counted_and_nothing_vanishes(tmp_path, tokenizer):
     rows = [{}, {"prompt": "B", "strength": 3, "margin": 0.5, "annotator": "kim"}]
     rows += [{"rejected": "hold"}, {"chosen": "reject"}, {"tie": True, "strength": 0}]
     rows += [{"chosen": long + "x", "rejected": long + "y"}, {"tie": False, "chosen": long}]
-    rows = [{**GOOD, **row} for row in [*rows, {"tie": None, "strength": None}]]
-    path = write_rows(tmp_path / "pairs.jsonl", rows)
-    dropped = {"dropped: chosen = rejected": 2, "dropped: equal after cutting": 1}
-    for keep_ties, more in ((False, {"dropped: tie": 1}), (True, {})):
+    rows.append({"tie": None, "strength": None})
+    path = write_rows(tmp_path / "pairs.jsonl", [GOOD | row for row in rows])
+    counted = {"rows": 8, "dropped: chosen = rejected": 2, "dropped: equal after cutting": 1}
+    for keep_ties, ties in ((False, {"dropped: tie": 1}), (True, {})):
         pairs = read_pairs([path], tokenizer, 16, keep_ties)
-        found = {k: n for k, n in pairs.counts.items() if k.startswith("dropped") or k == "rows"}
-        assert found == {"rows": 8} | dropped | more
-        assert len(pairs.prompts) == len(pairs.tie) == len(pairs.train) == 4 + keep_ties
-        assert pairs.tie.tolist().count(True) == keep_ties
-    assert np.isnan(pairs.strength).tolist() == [True, False, False, True, True]
-    assert pairs.strength[1] == 3 and pairs.margin[1] == 0.5
-    assert pairs.lengths().tolist()[3] == 16 and len(pairs.chosen[3]) == 16 - len(pairs.prompts[3])
-    other = write_bytes(tmp_path, ("\n\n\n" + json.dumps(GOOD)).encode(), "b.jsonl")
-    pairs = read_pairs([path, other], tokenizer, 64, False)
+        counts = {k: n for k, n in pairs.counts.items() if re.match("rows$|dropped", k)}
+        assert counts == counted | ties
+        assert len(pairs.prompts) == len(pairs.train) == 4 + keep_ties
+        assert pairs.tie.tolist() == [False] * 2 + [True] * keep_ties + [False] * 2
+    np.testing.assert_equal(pairs.strength, [math.nan, 3, 0, math.nan, math.nan])
+    np.testing.assert_equal(pairs.margin, [math.nan, 0.5, math.nan, math.nan, math.nan])
+    assert pairs.lengths()[3] == 16 == len(pairs.prompts[3]) + len(pairs.chosen[3])
+    other = write_bytes(tmp_path, b"\n\n\n" + json.dumps(GOOD).encode(), "b.jsonl")
+    pairs = read_pairs([path, other], tokenizer, 64)
     assert pairs.name([5, 0, 2]) == f"{other}:4; {path}:1; {path}:6"
 
 

@@ -435,6 +435,9 @@ ODD = {  # what differs from USUAL
     "a template that shortens": dict(
         family=Family(template(ANSWER.replace("m.content", "m.content[:3]"), OPEN)),
         trained="The<|im_end|>", counted=["answers that the template shows otherwise"]),
+    "a template that lowers": dict(
+        family=Family("{% for m in messages %}<|{{ m.role }}|>{{ m.content | lower }}{% endfor %}"),
+        trained="<|assistant|>the early one.<|im_end|>", counted=["answers that the template shows otherwise"]),
 }  # fmt: skip
 
 
