@@ -17,6 +17,7 @@ import reward_train
 import sft
 from parts import files
 from tiny import (
+    cases,
     error_of,
     pair_rows,
     table,
@@ -123,7 +124,8 @@ def refused(run, world, capsys):
 
 # stages, flags ({} for the data's), words of the line, between ~. A flag that would be ignored is
 # refused: its user believes that it acts. The functions for --gold are the same code.
-REFUSED = table("""
+@cases("""
+stages | flags | words
 sft reward_train dpo ppo | {} nope.jsonl | {} nope.jsonl: no such file
 sft reward_train dpo | {} empty.jsonl | {} empty.jsonl: no usable row (the file is empty)
 sft reward_train dpo | {} {pairs} empty.jsonl | {} empty.jsonl: no usable row (the file is empty)
@@ -164,9 +166,6 @@ ppo | --reward-fn g.py:raises | --reward-fn ~ KeyError: 'missing' ~ g.py, line 6
 sft dpo | --prompts {pairs} --gold g.py:value | --gold ~ g.py has no function 'value'
 sft dpo | --prompts {pairs} --gold g.py:short | --gold ~ expected 12 finite numbers or None, found [1.0]
 """)
-
-
-@pytest.mark.parametrize("stages, flags, words", REFUSED)
 def test_one_line_names_what_is_wrong(stages, flags, words, world, monkeypatch, refused):
     monkeypatch.chdir(world["folder"])
     for stage in [stage for stage in ALL if stage.__name__ in stages.split()]:
@@ -174,7 +173,8 @@ def test_one_line_names_what_is_wrong(stages, flags, words, world, monkeypatch, 
         refused(stage, words.replace("{}", FLAGS[stage]), *argv)
 
 
-SFT_ROWS = table("""
+@cases("""
+row | words
 {"prompt": "a", "completion": ""} | "completion" is empty ~ fill it in or delete the line
 {"prompt": "a", "completion": [{"role": "assistant", "content": "b"}]} | both
 {"completion": "b"} | "prompt" is missing ~ expected text or a list
@@ -186,9 +186,6 @@ SFT_ROWS = table("""
 {"text": " "} | expected "prompt" and "completion" ~ found ['text']
 {"text": 7} | expected "prompt" and "completion"
 """)
-
-
-@pytest.mark.parametrize("row, words", SFT_ROWS)
 def test_malformed_row(row, words, refused):
     data = write_rows("mine.jsonl", [GOOD, row])
     refused(sft, f"error: --data mine.jsonl:2: ~ {words}", "--data", data)
