@@ -259,7 +259,7 @@ def test_tokenizers(stage, odd, tmp_path, monkeypatch):
     home, rows, out = {sft: sft, ppo: rollouts}.get(stage, pairs), [], tmp_path / "out"
     real, ends = home.pad_rows, {*odd.ends}
     monkeypatch.setattr(home, "pad_rows", lambda *x: rows.extend(zip(*x[:2])) or real(*x))
-    assert steps(train(stage, data, odd.folder, out), "grad_norm")[0] > 0
+    assert steps(train(stage, data, odd.folder, out, "--steps 2"), "grad_norm")[0] > 0
     auto = AutoModelForSequenceClassification if stage is reward_train else AutoModelForCausalLM
     loaded, info = auto.from_pretrained(out, output_loading_info=True)
     assert not info["missing_keys"] and not info["unexpected_keys"], "newly initialized"
