@@ -259,7 +259,11 @@ def run(tests, namespace):
         import unittest
 
         unittest.main = lambda *args, **kwargs: None  # its classes are run below
-    exec(compile(tests, "tests.py", "exec"), module.__dict__)
+    try:
+        exec(compile(tests, "tests.py", "exec"), module.__dict__)
+    except SystemExit as error:
+        if error.code != 0:  # sys.exit(double(2) != 4); without a word it may be either end
+            raise
     unittest = sys.modules.get("unittest")
     for name, value in list(vars(module).items()):
         if isinstance(value, types.FunctionType) and name.startswith("test"):
