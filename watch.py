@@ -497,6 +497,7 @@ def check_log(path, rows):
         raise UserError(f"{path}: {what}")
     known = {*CURVES, *(rule.signal for rule in RULES)}
     keys = {key for row in rows for key in row}
+    known |= {key for key in keys if key.startswith("judge/canary_")}  # R10 has judge/canary_*
     if texts := [k for k in sorted(keys & known) for row in rows if isinstance(row.get(k), str)]:
         raise UserError(f'{path}: "{texts[0]}" is a text; expected a number')
     if not keys & (known | {"time_s"}):  # which every row of our trainers has

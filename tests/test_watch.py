@@ -386,6 +386,7 @@ None | : no such file
 '{"step": 1, "messages": []}\n' | : holds answers, not numbers
 '{"step": 1, "reward": 0.5, "kl": 0.1}\n' | : holds kl, reward, step, but none of val/gold, val/
 '{"step": 1, "val/score": "0.5"}\n' | : "val/score" is a text; expected a number
+'{"step": 1, "reward/mean": 0.5, "judge/canary_empty": "a"}\n' | : "judge/canary_empty" is a text; expected a number
 '{"step": 2, "val/score": 0.5}\n{"step": 0, "val/score": 0.5}\n' | : step 0 follows step 2: two runs in
 """)
 def test_what_is_no_log(tmp_path, content, words):
