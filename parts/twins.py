@@ -416,7 +416,8 @@ def twin_table(scores, groups, seed=0, before=None, missing=None, pronouns=False
 def effect_of(matrices, weights, strata, cells, seed):
     """({"levels": the gap in each (R, N) matrix, "p"}, [(B,) bootstrap draws of each gap]) of one
     contrast; p is of the change where there are two matrices."""
-    means = [S.mean(0) / S.mean(1).std(ddof=1) for S in matrices]  # (N,) each
+    sds = [S.mean(1).std(ddof=1) for S in matrices]
+    means = [S.mean(0) / sd for S, sd in zip(matrices, sds)]  # (N,) each
     name_means = means[0] if len(means) == 1 else means[1] - means[0]
     p = name_permutation(name_means, weights, strata, PERMUTATIONS, seed)
     draws = bootstrap_effects(matrices, weights[:, None], cells, DRAWS, seed)  # (B, 1) each
