@@ -3,6 +3,7 @@
 import contextlib
 import hashlib
 import importlib
+import io
 import json
 import math
 import os
@@ -126,11 +127,24 @@ OTHER_FORMATS = {  # how a file starts that is not JSONL: what it is; in Python,
     r'\{\s*\n\s*"': ("JSON objects of several lines each, such as a rubric file",
         "json.loads('[' + re.sub(r'\\}}\\s*\\n\\s*\\{{', '}},{{', open(f, encoding='utf-8-sig').read()) + ']')"),
     r'(?:(?!":)[^{\n])*[,;\t]': ("a CSV file (for columns of other names see docs/faq.md)",
-        "csv.DictReader(open(f, encoding='utf-8-sig'), delimiter='{1}')"),
+        "csv.DictReader(open(f, encoding='utf-8-sig'){2}, delimiter='{1}')"),
 }
 CONVERT = """python -c "import csv, json, re, sys; f = sys.argv[1]; rows = {1}; """
 CONVERT += """open(f + '.jsonl', 'w').writelines(json.dumps(row) + '\\n' for row in rows)" {0}"""
 # fmt: on
+
+
+QUOTED = r'(?:^|(?<=[,;\t]))"(?:[^"]|"")*"'  # a cell, which may hold separators and line ends
+
+
+def separator(text):
+    """(the separator of a CSV, lines above its header) of a file, which then stands at the header:
+    what Excel's line "sep=;" says, else what the header has most of outside quotes."""
+    if stated := re.fullmatch(r'(?i)"?sep=([,;\t])"?\s*', text.readline()):
+        return stated[1], 1
+    header = re.match(rf"(?:{QUOTED}|[^\r\n])*", text.getvalue())[0]
+    text.seek(0)
+    return max(",;\t", key=re.sub(QUOTED, "", header).count), 0
 
 
 def read_jsonl(path, check=None, numbered=False, flag=None):
@@ -150,9 +164,10 @@ def read_jsonl(path, check=None, numbered=False, flag=None):
         start = file.read(1000).lstrip("\xef\xbb\xbf \t\r\n")
     for pattern, (what, convert) in OTHER_FORMATS.items():
         if re.match(pattern, start):
-            delimiter = max(",;\t", key=start.partition("\n")[0].count).replace("\t", "\\t")
+            delimiter, skipped = separator(io.StringIO(start))
             quoted = shlex.quote(str(path)) if re.search('[$`"]', str(path)) else f'"{path}"'
-            convert = convert.format(quoted, delimiter)
+            lines = f".readlines()[{skipped}:]" * (skipped > 0)
+            convert = convert.format(quoted, delimiter.replace("\t", "\\t"), lines)
             if "(f" in convert:  # Python, no command of a shell
                 convert = CONVERT.format(quoted, convert)
             raise UserError(f"{shown}: this is {what}; convert it to JSONL: {convert}")

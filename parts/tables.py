@@ -5,7 +5,7 @@ import io
 import re
 from pathlib import Path
 
-from parts.files import PRIVATE, UserError, replacing
+from parts.files import PRIVATE, UserError, replacing, separator
 
 FOREIGN = {b"PK": "an Excel workbook", b"\xff\xfe": "UTF-16", b'{"': "JSON"}
 
@@ -44,19 +44,6 @@ def read_csv(path, flag, needed=()):
             raise ValueError("the file is empty; expected rows below a header")
     except (csv.Error, ValueError) as error:
         raise UserError(f"{flag} {path}:{skipped + reader.line_num}: {error}") from None
-
-
-QUOTED = r'(?:^|(?<=[,;\t]))"(?:[^"]|"")*"'  # a cell, which may hold separators and line ends
-
-
-def separator(text):
-    """(the separator of a CSV, lines above its header) of a file, which then stands at the header:
-    what Excel's line "sep=;" says, else what the header has most of outside quotes."""
-    if stated := re.fullmatch(r'(?i)"?sep=([,;\t])"?\s*', text.readline()):
-        return stated[1], 1
-    header = re.match(rf"(?:{QUOTED}|[^\r\n])*", text.getvalue())[0]
-    text.seek(0)
-    return max(",;\t", key=re.sub(QUOTED, "", header).count), 0
 
 
 def write_csv(path, rows, mode=PRIVATE):

@@ -30,6 +30,7 @@ PRINTED = "\n".join(json.dumps(row, indent=1) for row in ROWS)
 FORMATS = [
     ("Ada's $pairs.csv", as_csv(","), "a CSV file"),
     ("excel.csv", as_csv(";", csv.QUOTE_ALL), "a CSV file"),
+    ("sep.csv", b"SEP=; \n" + as_csv(";")[3:], "a CSV file"),
     ("mine.tsv", as_csv("\t"), "a CSV file"),
     ("named.jsonl", as_csv(","), "a CSV file"),  # and the command must not empty it
     ("windows.txt", JSONL.encode("utf-16"), "a UTF-16 file"),
