@@ -32,6 +32,7 @@ from tiny import (
 
 ALL = [*FAMILIES, *EXTRA_FAMILIES]
 every_family = pytest.mark.parametrize("family", ALL)
+in_half_precision = pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 PROMPTS = [[20], [30, 31, 32, 33, 34, 35, 36], [40, 41, 42]]
 ANSWERS = [[50, 51, 52, 6], [60, 6], [70, 71, 72, 73, 74, 6]]
 
@@ -116,39 +117,43 @@ def test_rows_with_nothing_to_train(folders):
     mask[1, 0] = True
     with pytest.raises(ValueError, match=r"response_mask\[:, 0\]"):
         common.token_logps(model, ids, attention_mask, mask)
+
+
+def test_a_factor_behind_the_head_is_named(folders):
+    """One that the config does not name."""
     model = common.load_policy(folders["cohere"])
-    model.logit_scale = 0.5  # a factor that its config does not name
+    model.logit_scale = 0.5
     assert "are they scaled" in error_of(check_head, model, *batch()[:2], "--model")
 
 
 @every_family
 def test_chunks_of_the_head_change_nothing(family, folders, monkeypatch, heads):
-    """A border in the wrong place, Gemma 2's cap or a tied head's gradient forgotten: all show."""
+    """A border in the wrong place, Gemma 2's cap or a tied head's gradient forgotten: all show. Only
+    the 12 answer tokens pass the head, and once more where chunks are computed again, not kept."""
     model, (ids, attention_mask, mask) = common.load_policy(folders[family]), batch()
     weight = torch.randn(ids.shape, generator=torch.Generator().manual_seed(0))
     logits = model(ids, attention_mask=attention_mask.long()).logits[:, :-1].float() / 0.8
-    full, on = F.log_softmax(logits, -1), mask[:, 1:]
-    top = (logits.argmax(-1) == ids[:, 1:]).float()
+    full, top = F.log_softmax(logits, -1), (logits.argmax(-1) == ids[:, 1:]).float()
     plain = full.gather(-1, ids[:, 1:, None]).squeeze(-1), -(full.exp() * full).sum(-1), top
-    plain = [F.pad(x * on, (1, 0)) for x in plain]
+    plain = [F.pad(x, (1, 0)) * mask for x in plain]
     (plain[0] * weight).sum().backward()
-    expected, rows = gradients(model), (ids, attention_mask, mask)
-    for n_rows, chunks in ((1, 12), (7, 2), (10**6, 1)):
+    expected = gradients(model)
+    for n_rows, chunks, again in ((1, 12, 12), (7, 2, 12), (10**6, 1, 0)):
         head_chunks(monkeypatch, model, n_rows)
         heads.clear()
-        found = common.token_logps(model, *rows, 0.8, with_entropy=True, with_top=True)
-        passed = sum(n for n, _ in heads)
-        assert len(heads) == chunks and passed == mask.sum() == 12, "only answer tokens pass"
-        for ours, theirs in zip(found, plain):
-            torch.testing.assert_close(ours * mask, theirs, atol=1e-5, rtol=0)
-        assert (found[0][~mask] == 0).all() and (found[1][~mask] == 0).all()
-        (found[0] * weight).sum().backward()
-        again = sum(n for n, _ in heads) - passed
-        assert again == (12 if chunks > 1 else 0), "chunks are computed again, not kept"
+        ours = common.token_logps(
+            model, ids, attention_mask, mask, 0.8, with_entropy=True, with_top=True
+        )
+        assert (len(heads), sum(n for n, _ in heads)) == (chunks, 12)
+        for numbers, theirs in zip(ours, plain):
+            torch.testing.assert_close(numbers * mask, theirs, atol=1e-5, rtol=0)
+        assert (ours[0][~mask] == 0).all() and (ours[1][~mask] == 0).all()
+        (ours[0] * weight).sum().backward()
+        assert sum(n for n, _ in heads) == 12 + again
         same_gradients(gradients(model), expected)
 
 
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@in_half_precision
 def test_products_of_half_precision_are_summed_in_fp32(dtype):
     """Against float64."""
     generator = torch.Generator().manual_seed(0)
@@ -168,7 +173,7 @@ def test_products_of_half_precision_are_summed_in_fp32(dtype):
     torch.testing.assert_close(half[0].grad.double(), exact[0].grad, **near)
 
 
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@in_half_precision
 def test_the_head_in_half_precision(dtype, folders, monkeypatch, heads):
     """The gradient of many chunks adds up in fp32. A frozen head is cast once per pass, not once
     per chunk."""
@@ -254,7 +259,7 @@ def test_dropout_is_off_and_kept_in_the_saved_config(family, tmp_path):
 @pytest.mark.parametrize("lora_rank", [0, 4])
 def test_gradient_checkpointing_acts_and_is_exact(family, lora_rank, folders):
     """It sleeps in eval mode, and under LoRA loses all gradients without a hook."""
-    found, calls = [], []
+    grads, calls = [], []
     for on in (False, True):
         model = filled(common.load_policy(folders[family], lora_rank=lora_rank))
         prepare(model, SimpleNamespace(grad_checkpoint=on, fsdp=False))
@@ -263,9 +268,9 @@ def test_gradient_checkpointing_acts_and_is_exact(family, lora_rank, folders):
             part = next(block.children())
             part.register_forward_pre_hook(lambda *_, on=on: calls.append(on))
         common.token_logps(model, *batch()).sum().backward()
-        found.append(gradients(model))
-        assert found[-1].keys() == {n for n, p in model.named_parameters() if p.requires_grad}
-    same_gradients(found[1], found[0], 1e-6)
+        grads.append(gradients(model))
+        assert grads[-1].keys() == {n for n, p in model.named_parameters() if p.requires_grad}
+    same_gradients(grads[1], grads[0], 1e-6)
     assert calls == [False] * 2 + [True] * 4
 
 
@@ -284,10 +289,9 @@ def test_reward_scores_are_transformers_own(family, reward_folders):
     assert not any(p.requires_grad for p in model.parameters())
 
 
-GONE = ["lm_head.weight", "model.layers.1.mlp.up_proj.weight", "score.weight"]
-
-
-@pytest.mark.parametrize("gone", GONE)
+@pytest.mark.parametrize(
+    "gone", ["lm_head.weight", "model.layers.1.mlp.up_proj.weight", "score.weight"]
+)
 def test_weights_that_are_missing_are_not_drawn(gone, tmp_path, tokenizer):
     make, load = tiny_model, common.load_policy
     if gone == "score.weight":
@@ -300,15 +304,14 @@ def test_weights_that_are_missing_are_not_drawn(gone, tmp_path, tokenizer):
     assert f"its weight files lack {gone} (1 missing)" in refused
 
 
-def damage(folder, file, content):
-    path = Path(folder) / file
-    if isinstance(content, dict):
-        held = read_json(path) if path.is_file() else {}
-        content = json.dumps({**held, **content})
+def damage(path, content):
+    """None removes the file, keys join the JSON that it holds, else this is its text."""
     if content is None:
         path.unlink()
+    elif isinstance(content, dict):
+        path.write_text(json.dumps((read_json(path) if path.is_file() else {}) | content))
     else:
-        path.write_bytes(content.encode() if isinstance(content, str) else content)
+        path.write_text(content)
 
 
 LOADERS = {
@@ -347,17 +350,17 @@ WRONG = [(who, *row) for several, *row in WRONG for who in several.split()]
 def test_a_wrong_or_damaged_folder_is_one_line(
     who, folder, reason, file, content, folders, reward_folders, tmp_path
 ):
-    held = {"policy": folders, "reward": reward_folders}
-    held["own"] = folders if who in ("tokenizer", "policy") else reward_folders
-    if folder in held:
-        folder = str(shutil.copytree(held[folder]["llama"], tmp_path / "x"))
+    homes = {"policy": folders, "reward": reward_folders}
+    homes["own"] = folders if who in ("tokenizer", "policy") else reward_folders
+    if folder in homes:
+        folder = str(shutil.copytree(homes[folder]["llama"], tmp_path / "x"))
     if file:
-        damage(folder, file, content)
+        damage(Path(folder) / file, content)
     if reason == "fine":
         LOADERS[who](folder)
         return
-    said = error_of(LOADERS[who], folder)
-    assert said.startswith(f"--x {folder}: ") and reason in said and len(said) < 600
+    refused = error_of(LOADERS[who], folder)
+    assert refused.startswith(f"--x {folder}: ") and reason in refused and len(refused) < 600
 
 
 def test_a_reward_model_keeps_its_scale(tmp_path, reward_folders, tokenizer):
@@ -369,11 +372,11 @@ def test_a_reward_model_keeps_its_scale(tmp_path, reward_folders, tokenizer):
     assert (again.config.reward_mean, again.config.reward_std) == (0.25, 2.0)
     assert torch.equal(outputs(again), before)
     (tmp_path / "out" / "args.json").write_text('{"args": {"max_length": 6}}')
-    pair = common.encode_pair(tokenizer, "Assess this candidate.", "hold", max_length=6)
-    raw = reward_models.reward_scores(model, *common.pad_rows(*zip(pair), 7)[:2]).item()
-    for flag, expected in ((True, raw), (False, (raw - 0.25) / 2)):
-        score = reward_models.reward_function(out, raw=flag)(["Assess this candidate."], ["hold"])
-        assert score == pytest.approx([expected], abs=1e-5)
+    prompt, answer = common.encode_pair(tokenizer, "Assess this candidate.", "hold", max_length=6)
+    score = reward_models.reward_scores(model, *common.pad_rows([prompt], [answer], 7)[:2]).item()
+    for raw, expected in ((True, score), (False, (score - 0.25) / 2)):
+        rewards = reward_models.reward_function(out, raw=raw)(["Assess this candidate."], ["hold"])
+        assert rewards == pytest.approx([expected], abs=1e-5)
 
 
 def filled(model, std=0.1):
@@ -399,14 +402,15 @@ def test_lora_starts_as_the_identity_and_switches_off(family, folders):
     model = common.load_policy(folders[family], lora_rank=4)
     reward = reward_models.load_reward_model(folders[family], tiny_tokenizer(), lora_rank=4)
     assert torch.equal(outputs(model), base)
-    for m, kinds in ((model, ()), (reward, ["score.weight"])):
-        names = [name for name, p in m.named_parameters() if p.requires_grad]
-        assert {x.rpartition(".lora_")[2] for x in names} == {"A.weight", "B.weight", *kinds}
+    for adapted, head in ((model, set()), (reward, {"score.weight"})):
+        trained = {name for name, w in adapted.named_parameters() if w.requires_grad}
+        kinds = {name.rpartition(".lora_")[2] for name in trained}
+        assert kinds == {"A.weight", "B.weight"} | head
     layers = lora.lora_layers(model)
     assert len(layers) == 2 * {"gpt2": 4, "gpt_neox": 4, "opt": 6}.get(family, 7)
     common.token_logps(model, *batch()).sum().backward()
     for path, module in layers:
-        assert not any(word in path for word in ("embed", "lm_head", "wte"))
+        assert not re.search("embed|lm_head|wte", path)
         assert module.lora_B.weight.grad.abs().max() > 0, path
         assert module.lora_A.weight.grad.abs().max() == 0, path
     changed = outputs(filled(model))
