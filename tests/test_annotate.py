@@ -635,24 +635,34 @@ def rate(rater, ratings):
     assert status == 200, data
 
 
-def test_people_rate_criteria_for_the_audit(tmp_path, capsys):
+@pytest.fixture
+def criteria_args(tmp_path):
+    """Of a session in which two people rate three answers to two prompts."""
+    rubrics = write_rows(tmp_path / "mine.json", RUBRICS)
+    answers = write_rows(tmp_path / "answers.jsonl", ANSWERS)
+    flags = f"--criteria {rubrics} --responses {answers} --out {tmp_path / 'out'} --overlap 2"
+    return annotate.parse_args(flags.split())
+
+
+def test_people_rate_what_the_judge_grades(criteria_args, tmp_path, capsys):
+    """The answer without its thought; one that is only a thought is no answer."""
+    shown = [criteria.shown(item)["left"] for item in annotate.read_items(criteria_args).values()]
+    assert shown[1] == "A strong fit."
+    write_rows(tmp_path / "blank.jsonl", [ANSWERS[0], ANSWERS[0] | {"response": "<think>Hm, "}])
+    items = criteria.load_items(criteria_args.criteria, tmp_path / "blank.jsonl")
+    assert list(items) == ["fit:1"]
+    assert "blank.jsonl: left out: 1 answers without a text (number 2 of" in capsys.readouterr().out
+
+
+def test_people_rate_criteria_for_the_audit(criteria_args, tmp_path, capsys):
     """Nothing wrote the file that judge.py audit reads. Two people: of a criterion the most frequent
     rating, none where they split; who cannot tell is no rating. What a program decides is not asked."""
-    mine = write_rows(tmp_path / "mine.json", RUBRICS)
-    answers, out = write_rows(tmp_path / "answers.jsonl", ANSWERS), tmp_path / "out"
-    args = annotate.parse_args(
-        ["--criteria", mine, "--responses", answers, "--out", str(out), "--overlap", "2"]
-    )
-    app = annotate.make_app(args, annotate.read_items(args))
+    app = annotate.make_app(criteria_args, annotate.read_items(criteria_args))
+    out = tmp_path / "out"
     opinions = {
         "ann": {"Names a gap.": "yes", "Is rude.": "no", "Thanks him.": "yes"},
         "ben": {"Names a gap.": "no", "Is rude.": "no", "Thanks him.": None},
     }
-    write_rows(tmp_path / "blank.jsonl", [ANSWERS[0], ANSWERS[0] | {"response": "<think>Hm, "}])
-    assert list(criteria.load_items(mine, tmp_path / "blank.jsonl")) == ["fit:1"]
-    assert "blank.jsonl: left out: 1 answers without a text (number 2 of" in capsys.readouterr().out
-    shown = [criteria.shown(item)["left"] for item in annotate.read_items(args).values()]
-    assert shown[1] == "A strong fit.", "what the judge grades, without the thought"
     for name, ratings in opinions.items():
         rater = Rater(app, name)
         assert "max_chars" not in json.dumps(rater.state)
@@ -676,7 +686,7 @@ def test_people_rate_criteria_for_the_audit(tmp_path, capsys):
     assert {row.task_id: row.human for row, *_ in people} == {
         "fit:1": {2: False}, "fit:2": {2: False}, "mail:3": {1: True}
     }  # fmt: skip
-    line = error_of(annotate.parse_args, ["--out", str(out), "--responses", answers])
+    line = error_of(annotate.parse_args, ["--out", str(out), "--responses", "x"])
     assert "--responses has no effect: they belong to a --criteria" in line
     again = annotate.parse_args(["--out", str(out)])
     assert list(annotate.read_items(again)) == ["fit:1", "fit:2", "mail:3"]
