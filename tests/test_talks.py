@@ -1,5 +1,7 @@
 """annotate.py draw --env: whole conversations side by side, and what their votes train."""
 
+import re
+
 import pytest
 
 import annotate
@@ -7,10 +9,9 @@ import common
 import dpo
 import grpo_agent
 from parts import files, votes
-from parts.files import UserError
 from test_annotate import Rater, log_of, make, stopped
 from test_judge_votes import ask
-from tiny import tiny_model
+from tiny import error_of, tiny_model
 
 INTERVIEW = "--env envs/interview.py:Interview"
 
@@ -84,12 +85,11 @@ def test_one_policy_twice(tmp_path, monkeypatch):
         f"{INTERVIEW} --top-p 0.9": "--top-p has no effect",
         "--env envs/interview.py:Nobody": "has no function",
     }.items():
-        with pytest.raises(UserError, match=words):
-            draw(tmp_path / "x", flags)
+        assert words in error_of(draw, tmp_path / "x", flags)
     assert log_of(tmp_path / "x") == []
     monkeypatch.setattr(grpo_agent, "play", None)  # known before an hour of episodes
     (tmp_path / "file").write_text("")
-    with pytest.raises(UserError, match="--out .*file/x: .*choose another --out"):
-        draw(tmp_path / "file" / "x", f"{INTERVIEW} --model fixed --model-b uniform")
-    with pytest.raises(UserError, match="--model-b none: no such folder"):
-        draw(tmp_path / "y", f"{INTERVIEW} --model fixed --model-b none")
+    policies = f"{INTERVIEW} --model fixed --model-b"
+    line = error_of(draw, tmp_path / "file" / "x", f"{policies} uniform")
+    assert re.search("--out .*file/x: .*choose another --out", line)
+    assert "--model-b none: no such folder" in error_of(draw, tmp_path / "y", f"{policies} none")
