@@ -96,13 +96,19 @@ def open_page(browser):
 
 
 @pytest.fixture
-def serve(tmp_path):
+def session(tmp_path):
+    """The folder of the votes."""
+    return tmp_path / "run"
+
+
+@pytest.fixture
+def serve(tmp_path, session):
     servers = []
 
     def make(rows, *flags, **options):
         if rows:
             flags += ("--items", write_rows(tmp_path / "items.jsonl", rows))
-        servers.append(Server("--out", tmp_path / "run", *flags, **options))
+        servers.append(Server("--out", session, *flags, **options))
         return servers[-1]
 
     yield make
@@ -111,7 +117,7 @@ def serve(tmp_path):
             server.stop()
 
 
-def test_a_session_by_keyboard(serve, open_page, tmp_path):
+def test_a_session_by_keyboard(serve, open_page, session):
     tab = open_page(serve(item_rows(10)))
     page, keys = tab.page, tab.keys
     tab.appear("#start")
@@ -169,15 +175,15 @@ def test_a_session_by_keyboard(serve, open_page, tmp_path):
     tab.act(lambda: page.click(TIE))
     assert tab.text("#title") == "Thank you, ann" and tab.errors == []
     assert tab.text("#numbers") == "You compared 9 pairs. You skipped 1."
-    events = log_of(tmp_path / "run")
+    events = log_of(session)
     assert [e["strength"] for e in events if e["choice"] in ("a", "b")] == [3, 2, 1, 2, 2, 2]
     assert [e["reasons"] for e in events if e["comment"]] == [["accuracy"]] * 2
     assert all(200 < e["ms_active"] <= e["ms_wall"] for e in events)
-    rows = export(tmp_path / "run")
+    rows = export(session)
     assert {row["chosen_model"] for row in rows if not row["tie"]} == {"good"} and len(rows) == 7
 
 
-def test_corrections_by_keyboard(serve, open_page, tmp_path):
+def test_corrections_by_keyboard(serve, open_page, session):
     """The better answer may be corrected before it is chosen; a correction of the other one is not
     dropped in silence, and an undone vote brings it back."""
     rows = item_rows(3)
@@ -210,12 +216,12 @@ def test_corrections_by_keyboard(serve, open_page, tmp_path):
     page.fill(f"#{side}-edit", text)
     keys.press("Escape")
     tab.press(digit)
-    assert [e["edit"] for e in log_of(tmp_path / "run")] == [text, None, None, None, text]
-    assert [row["source"] for row in export(tmp_path / "run")] == ["human", "edit"]
+    assert [e["edit"] for e in log_of(session)] == [text, None, None, None, text]
+    assert [row["source"] for row in export(session)] == ["human", "edit"]
     assert tab.errors == []
 
 
-def test_what_is_being_written_is_kept(serve, open_page, tmp_path):
+def test_what_is_being_written_is_kept(serve, open_page):
     """A comment was lost by `u`, a correction by a reload, and an open one was in the way of `u`."""
     tab = open_page(serve(item_rows(3))).start()
     page, keys = tab.page, tab.keys
@@ -250,7 +256,7 @@ def test_what_is_being_written_is_kept(serve, open_page, tmp_path):
     assert tab.text("#left") == first and tab.errors == []
 
 
-def test_line_ends_are_no_correction(serve, open_page, tmp_path):
+def test_line_ends_are_no_correction(serve, open_page, session):
     """A text field turns the line ends of Windows into others."""
     rows = item_rows(2)
     for row in rows:
@@ -261,7 +267,7 @@ def test_line_ends_are_no_correction(serve, open_page, tmp_path):
             tab.keys.press(letter)
             tab.keys.press("Escape")
         tab.press(key)
-    assert [vote["edit"] for vote in log_of(tmp_path / "run")] == [None, None] and tab.errors == []
+    assert [vote["edit"] for vote in log_of(session)] == [None, None] and tab.errors == []
 
 
 # key | code | is Shift down | choice | strength
@@ -286,14 +292,14 @@ PRESS = """([key, code, shiftKey]) => document.body.dispatchEvent(
   new KeyboardEvent("keydown", { key: String(key), code, shiftKey, bubbles: true }))"""
 
 
-def test_keys_of_other_keyboards(serve, open_page, tmp_path):
+def test_keys_of_other_keyboards(serve, open_page, session):
     """The keypad scrolls without NumLock, and it voted. On a French keyboard 1 needs Shift, and was
     much better; on a Russian one letters did nothing."""
     tab, n_votes = open_page(serve(item_rows(len(KEYS)))).start(), 0
     for *key, choice, strength in KEYS:
         tab.act(lambda key=key: tab.page.evaluate(PRESS, key), wait=choice is not None)
         tab.page.wait_for_timeout(100)
-        new_votes = log_of(tmp_path / "run")[n_votes:]
+        new_votes = log_of(session)[n_votes:]
         n_votes += len(new_votes)
         assert len(new_votes) == (choice is not None), key
         for vote in new_votes:
@@ -301,7 +307,7 @@ def test_keys_of_other_keyboards(serve, open_page, tmp_path):
             assert (vote["choice"], vote["strength"]) == (wanted, strength), key
 
 
-def test_conversations_side_by_side(serve, open_page, tmp_path):
+def test_conversations_side_by_side(serve, open_page, session):
     rows = item_rows(1)
     for side, question in (("a", "Tell me about audits."), ("b", "Are you married?")):
         rows[0][side] = [{"role": "assistant", "content": question},
@@ -320,13 +326,13 @@ def test_conversations_side_by_side(serve, open_page, tmp_path):
     tab.nothing("e", "r")
     better = "1" if "audits." in tab.text("#left .turn") else "2"
     tab.press(better)
-    assert log_of(tmp_path / "run")[0]["choice"] == "a" and tab.errors == []
-    rows = export(tmp_path / "run")
+    assert log_of(session)[0]["choice"] == "a" and tab.errors == []
+    rows = export(session)
     assert rows[0]["chosen"][0]["content"] == "Tell me about audits."
 
 
 @pytest.mark.parametrize("name", ("desk, dark", "phone, dark"))
-def test_criteria_by_keyboard(serve, open_page, tmp_path, name):
+def test_criteria_by_keyboard(serve, open_page, tmp_path, session, name):
     criteria = ["Names a gap in the profile.", "Is rude. " * 20, "Asks no risky question."] * 3
     rows = [{"task_id": i, "prompt": "Assess.", "rubrics": criteria, "response": "word " * 90,
              "reference": "SQL is missing."} for i in "xyz"]  # fmt: skip
@@ -354,11 +360,11 @@ def test_criteria_by_keyboard(serve, open_page, tmp_path, name):
         keys.press("2")
     tab.press("Enter")  # on the button that has the focus
     assert tab.text("#numbers") == "You rated 2 answers. You skipped 1." and tab.errors == []
-    first = log_of(tmp_path / "run")[2]
+    first = log_of(session)[2]
     assert [*first["ratings"].values()] == ["yes", "yes", *[None] * 6, "no"]
 
 
-def test_trouble_and_back(serve, open_page, tmp_path):
+def test_trouble_and_back(serve, open_page, session):
     server = serve(item_rows(8))
     tab = open_page(server).start()
     page = tab.page
@@ -366,7 +372,7 @@ def test_trouble_and_back(serve, open_page, tmp_path):
     tab.press("1", wait=False)
     assert "Not saved yet" in tab.appear("#banner") and "Clearly" in tab.text(".chosen")
     tab.nothing("2")  # no second choice while the first one waits
-    assert log_of(tmp_path / "run") == []
+    assert log_of(session) == []
     page.context.set_offline(False)
     tab.until(1)
     assert page.is_hidden("#banner")
@@ -385,10 +391,10 @@ def test_trouble_and_back(serve, open_page, tmp_path):
     tab.until(4)
     tab.press("u")
     assert tab.text("#title") == "Item 4 of 8"
-    assert [e["choice"] for e in log_of(tmp_path / "run")][2:] == ["tie", "both_bad", None]
+    assert [e["choice"] for e in log_of(session)][2:] == ["tie", "both_bad", None]
 
 
-def test_no_vote_on_an_item_that_was_not_on_the_screen(serve, open_page, tmp_path):
+def test_no_vote_on_an_item_that_was_not_on_the_screen(serve, open_page, session):
     """The page of a stopped server voted on the items of the next one, at the same address."""
     server = serve(item_rows(4))
     tab = open_page(server).start()
@@ -400,12 +406,12 @@ def test_no_vote_on_an_item_that_was_not_on_the_screen(serve, open_page, tmp_pat
     tab.press("1", wait=False)
     tab.page.wait_for_selector("#trouble:has-text('other items')")
     assert "Not saved: the server has other items" in tab.text("#banner")
-    assert "new" in tab.text("#left") + tab.text("#right") and log_of(tmp_path / "run") == []
+    assert "new" in tab.text("#left") + tab.text("#right") and log_of(session) == []
     tab.press("1")
-    assert len(log_of(tmp_path / "run")) == 1
+    assert len(log_of(session)) == 1
 
 
-def test_two_tabs_and_another_person(serve, open_page, tmp_path):
+def test_two_tabs_and_another_person(serve, open_page, session):
     """A pseudonym belongs to the browser that used it first, also after a restart at another port:
     others vote and undo under it only with its key."""
     server = serve(item_rows(6), "--overlap", "2")
@@ -415,7 +421,7 @@ def test_two_tabs_and_another_person(serve, open_page, tmp_path):
     two.start()
     one.press("1")
     two.press("2")
-    assert "another window" in two.text("#banner") and len(log_of(tmp_path / "run")) == 1
+    assert "another window" in two.text("#banner") and len(log_of(session)) == 1
     assert two.text("#title") == "Item 2 of 6" and two.text("#left") == one.text("#left")
 
     def enter(tab, name):
@@ -608,7 +614,7 @@ def look(page):
     assert [(v["id"], v["nodes"][0]["html"]) for v in found] == []
 
 
-def test_thumbs(serve, open_page, tmp_path):
+def test_thumbs(serve, open_page, session):
     server = serve(item_rows(3), "--thumbs")
     look(open_page(server, **VIEWS["phone, dark"]).start("ben").page)
     tab = open_page(server, **VIEWS["desk, dark"]).start()
@@ -618,7 +624,7 @@ def test_thumbs(serve, open_page, tmp_path):
     for _ in range(3):
         tab.press(tab.better("1", "2"))  # 1 is good, 2 is bad
     assert tab.text("#numbers") == "You judged 3 answers. You skipped 0."
-    votes = log_of(tmp_path / "run")
+    votes = log_of(session)
     assert [vote["choice"] == "ab"[int(vote["item_id"][-3:]) % 2] for vote in votes] == [True] * 3
 
 
@@ -696,7 +702,7 @@ def with_inner_html(route):
 
 
 @pytest.mark.parametrize("layer", ["text", "policy"])
-def test_hostile_texts_do_nothing(serve, open_page, stranger, tmp_path, layer):
+def test_hostile_texts_do_nothing(serve, open_page, stranger, tmp_path, session, layer):
     call, run = f"http://127.0.0.1:{stranger}", "window.__xss=1"
     texts = [
         f"<img src=x onerror={run}>", f"<svg onload={run}>", f"</script><script>{run}</script>",
@@ -735,4 +741,4 @@ def test_hostile_texts_do_nothing(serve, open_page, stranger, tmp_path, layer):
     tab.press("1")
     page.wait_for_timeout(300)
     assert page.evaluate("window.__xss") is None
-    assert log_of(tmp_path / "run")[0]["comment"] == shown.strip()
+    assert log_of(session)[0]["comment"] == shown.strip()
