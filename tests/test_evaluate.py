@@ -709,26 +709,33 @@ def test_reward_command(world, tmp_path, capsys):
     said = printed(capsys)
     assert "“the longer answer wins”" in said and f"{100 * right:.1f} %" in said
     assert "trained on this file" not in said and "annotate.py draw" in said
-    drawn = [row | {"chosen_model": "dpo", "rejected_model": "dpo"} for row in rows[:3]]
-    corrected = [row | {"chosen_model": "dpo"} for row in rows[3:6]]  # a person wrote the other one
-    tiny.write_rows(pairs, [*drawn, *corrected, *rows[6:]])
-    copy = shutil.copytree(world["rm"], tmp_path / "rm")  # as if these were its training pairs
-    files.write_json(copy / "args.json", {"args": {}, "sha256": {"elsewhere": files.fingerprint(pairs)}})  # fmt: skip
-    (copy / "README.md").write_text(f"{MARK}\n")  # the card of a run
-    hashed = files.fingerprint(copy)
-    report, _ = measured(copy, pairs, tmp_path / "b")
+
+
+def test_pairs_of_the_training_are_no_test(world, tmp_path, capsys):
+    """The report says so and the model's card as well, which leaves the model the same; pairs that
+    models wrote have a rate of their own."""
+    rows = [*tiny.pair_rows(24), {"prompt": "Case?", "chosen": "Hold.", "rejected": "No."}]
+    for row in rows[:6]:
+        row["chosen_model"] = "dpo"
+    for row in rows[:3]:  # of the other three a person wrote the other answer
+        row["rejected_model"] = "dpo"
+    pairs, rm = tiny.write_rows(tmp_path / "p", rows), shutil.copytree(world["rm"], tmp_path / "rm")
+    digest = files.fingerprint(pairs)
+    files.write_json(rm / "args.json", {"args": {}, "sha256": {"elsewhere": digest}})
+    (rm / "README.md").write_text(f"{MARK}\n")  # the card of a run
+    hashed = files.fingerprint(rm)
+    report, scored = measured(rm, pairs, tmp_path / "b")
     said = capsys.readouterr().out
     assert "trained on this file" in said and "pairs that models wrote" in said
-    assert f"added to {copy}/README.md" in said and files.fingerprint(copy) == hashed
-    card = (copy / "README.md").read_text()
+    assert f"added to {rm}/README.md" in said and files.fingerprint(rm) == hashed
+    card = (rm / "README.md").read_text()
     assert f"right on {100 * report['accuracy']['value']:.1f} % [" in card and "of 25 pairs" in card
     assert "trained on this file" in card and f"`{tmp_path / 'b' / 'report.html'}`" in card
-    assert report["drawn"]["value"] == pytest.approx(share_right(drawn), abs=1e-6)
+    assert report["drawn"]["value"] == pytest.approx(share_right(scored[:3]), abs=1e-6)
     assert report["drawn"]["n"] == 3
-    record = {"args": {"pairs": [pairs]}, "sha256": {pairs: files.fingerprint(pairs)}}
-    files.write_json(copy / "args.json", record)  # a part of the training file is no test
+    files.write_json(rm / "args.json", {"args": {"pairs": [pairs]}, "sha256": {pairs: digest}})
     part = tiny.write_rows(tmp_path / "part", [*rows[3:8], *tiny.pair_rows(30)[26:]])
-    measured(copy, part, tmp_path / "b", "--overwrite")
+    measured(rm, part, tmp_path / "b", "--overwrite")
     assert "5 of these 9 rows stand in a file that it was trained on" in printed(capsys)
 
 
