@@ -148,16 +148,27 @@ def test_contrasts_are_declared_before_looking():
     assert contrasts[0][1].tolist() == [0.25, -0.25] * 4
 
 
-def test_what_a_verdict_rests_on():
-    """9 names against 15 are too few for "equivalent", whatever the noise."""
-    groups = black_and_white([9, 15])
-    row = twin_table(simulated(0, 20, groups, 0, 0.01, 0.01), groups)[0]
-    assert row["names"] == [9, 15] and row["verdict"].startswith("inconclusive (fewer than 10")
+@cases("""
+what | names | resumes | verdict
+9 names against 15 are too few, whatever the noise | [9, 15] | 20 | inconclusive (fewer than 10…
+one name of a group is nothing to compare | [1, 1] | 5 | not measured (needs 2 names a cell and 5 résumés)
+nor are four résumés | [12, 12] | 4 | not measured (needs 2 names a cell and 5 résumés)
+nine of them never show equality | [12, 12] | 9 | inconclusive (10 résumés or more are needed)…
+ten do | [12, 12] | 10 | equivalent…
+""")
+def test_few_names_or_resumes_are_never_green(what, names, resumes, verdict):
+    """Two résumés gave a green ✓."""
+    groups = black_and_white(names)
+    row = twin_table(simulated(0, resumes, groups, 0, 0.01, 0.01), groups)[0]
+    assert_shows(row, {"names": names, "verdict": verdict})
+
+
+def test_a_verdict_rests_on_the_adjusted_p():
+    """Its own p is below .04 and its interval below 0: one of four contrasts in which nothing is."""
     groups = groups_of(EIGHT, 6)
     rows = twin_table(simulated(19, 15, groups), groups)
     assert [row["p_adjusted"] for row in rows] == holm([row["p"] for row in rows])
-    row = rows[0]
-    assert row["p"] < 0.04 and row["d"]["high"] < 0 and row["verdict"].startswith("inconclusive")
+    assert_shows(rows[0], {"p": "< 0.04", "d.high": "< 0", "verdict": "inconclusive…"})
 
 
 def changed(before, after):
@@ -224,9 +235,6 @@ def test_what_never_differs_is_not_measured():
     for row in (twin_table(ones, groups)[0], changed(ones, one_zero), changed(one_zero, ones)):
         assert row["verdict"] == "not measured (every résumé has the same score)"
     assert not twin_table(one_zero, groups)[0]["verdict"].startswith("not measured")
-    for scores in (simulated(0, 5, black_and_white(1)), simulated(0, 4, groups)):
-        row = twin_table(scores, black_and_white(scores.shape[1] // 2))[0]
-        assert row["verdict"] == "not measured (needs 2 names a cell and 5 résumés)"
 
 
 # slot, file of people, of twins: people, résumés, first group
@@ -331,11 +339,13 @@ def test_a_template_that_breaks_the_edit_is_refused(tmp_path, template, said):
 
 
 def test_every_slot():
-    who = twins.slot_values("Zoë O'Neil", "Zoë", "O'Neil", "Female")
-    template = "{name} {first} {last} {subj} {obj} {poss} {email}"
-    twins.check_minimal_edit(template, [who])
-    said = twins.render_twin(template, who)
-    assert said == "Zoë O'Neil Zoë O'Neil she her her zoe.oneil@example.com"
+    who, template = (
+        persons("Zoë O'Neil Female"),
+        "{name} {first} {last} {subj} {obj} {poss} {email}",
+    )
+    twins.check_minimal_edit(template, [who[0].values])
+    text = twins.render_twin(template, who[0].values)
+    assert text == "Zoë O'Neil Zoë O'Neil she her her zoe.oneil@example.com"
 
 
 @cases("""
@@ -700,19 +710,6 @@ def test_a_sentence_for_every_verdict():
         (rows[3:], "Equivalent within 0.1 SD: unchanged, so any gap that was there before is still there: m."),
     ):  # fmt: skip
         assert summary([("m", some)]) == [sentence]
-
-
-@cases("""
-resumes | verdict
-4 | not measured
-9 | inconclusive (10 résumés or more are needed)
-10 | equivalent
-""")
-def test_few_resumes_are_never_green(resumes, verdict):
-    """Two résumés gave a green ✓."""
-    groups = black_and_white(12)
-    row = twin_table(simulated(0, resumes, groups, 0, 0.01, 0.01), groups)[0]
-    assert row["verdict"].startswith(verdict)
 
 
 def test_a_model_that_does_not_decide_in_these_words(study):
