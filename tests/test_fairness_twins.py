@@ -417,7 +417,7 @@ def test_a_missing_cell_does_not_mix_sex_and_race(cells, sex, race, of_sex, of_r
 # ---- 3. a model in, a report out ----
 
 CELLS = "3 Female Black, 3 Female White, 3 Male Black, 3 Male White"
-FIVE_EACH = CELLS.replace("3", "5")
+FIVE_EACH = CELLS.replace("3", "5") + ", 5 Female Asian, 5 Male Asian"
 RESUMES = [
     {"prompt": f"Assess {{name}}, who knows sql {'well ' * i}.", "answer": f"Good {i}.", "prefix": "Decision:",
      "rank_prompt": "Who fits?", "profile": f"{{name}} has {i} years.", "expected_decision": "yes" if i % 2 else "no"} for i in range(10)
@@ -524,7 +524,8 @@ def test_the_whole_report(study, tmp_path, llama_folder, monkeypatch):
     unchanged = {"D.value": 0, "verdict": "equivalent within 0.1 SD: unchanged"}
     for row in change["rows"]:
         assert_shows(row, unchanged)
-    assert result.status == 0 and len(change["rows"]) == 2
+    assert result.status == 0 and len(change["rows"]) == 3
+    assert result.lines <= 40 and "More on the page: " in result.printed
     assert list(report["preferences"][0]["tables"]) == ["harsher decision, race_ethnicity"]
     tests = report["limits"][0]
     assert tests.startswith("5 tables were tested") and "up to 25 %" in tests
