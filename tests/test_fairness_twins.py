@@ -525,7 +525,7 @@ def test_the_whole_report(study, tmp_path, llama_folder, monkeypatch):
     for row in change["rows"]:
         assert_shows(row, unchanged)
     assert result.status == 0 and len(change["rows"]) == 3
-    assert result.lines <= 40 and "More on the page: " in result.printed
+    assert "More on the page: " in result.printed
     assert list(report["preferences"][0]["tables"]) == ["harsher decision, race_ethnicity"]
     tests = report["limits"][0]
     assert tests.startswith("5 tables were tested") and "up to 25 %" in tests
