@@ -58,11 +58,11 @@ define loop
 	$(PY) evaluate.py compare --model data/tiny-base $(1)/dpo $(1)/ppo --reward-model $(1)/reward $(COMPARE) --seed $(2) --out $(1)/report --overwrite
 endef
 
-# seven minutes on two cores; make report trains longer, and tests/test_demo.py runs these commands at toy size
-demo: REWARD = --steps 160
-demo: DPO = --epochs 2
-demo: PPO = --steps 15 --lr 2e-4
-demo: GRPO = --steps 60 --schedule constant
+# six to twelve minutes on two cores; make report trains longer, and tests/test_demo.py runs these commands at toy size
+demo: REWARD = --steps 100
+demo: DPO = --epochs 1
+demo: PPO = --steps 10 --lr 2e-4
+demo: GRPO = --steps 30 --schedule constant
 demo: COMPARE = --n 100
 demo: $(RUNTIME)
 	$(call loop,runs/demo,0)
