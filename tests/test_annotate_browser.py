@@ -307,15 +307,14 @@ def test_keys_of_other_keyboards(serve, open_page, session):
             assert (vote["choice"], vote["strength"]) == (wanted, strength), key
 
 
-def test_conversations_side_by_side(serve, open_page, session):
+@pytest.mark.parametrize("name", ("desk, dark", "phone, dark"))
+def test_conversations_side_by_side(serve, open_page, session, name):
     rows = item_rows(1)
     for side, question in (("a", "Tell me about audits."), ("b", "Are you married?")):
         rows[0][side] = [{"role": "assistant", "content": question},
                          {"role": "user", "content": "Two audits. " * 30},
                          {"role": "assistant", "content": "SUMMARY\n**audits**: two"}]  # fmt: skip
-    server = serve(rows)
-    look(open_page(server, **VIEWS["phone, dark"]).start("ben").page)
-    tab = open_page(server, **VIEWS["desk, dark"]).start()
+    tab = open_page(serve(rows), **VIEWS[name]).start()
     look(tab.page)
     assert (
         tab.page.locator("#left .turn").count()
@@ -614,10 +613,9 @@ def look(page):
     assert [(v["id"], v["nodes"][0]["html"]) for v in found] == []
 
 
-def test_thumbs(serve, open_page, session):
-    server = serve(item_rows(3), "--thumbs")
-    look(open_page(server, **VIEWS["phone, dark"]).start("ben").page)
-    tab = open_page(server, **VIEWS["desk, dark"]).start()
+@pytest.mark.parametrize("name", ("desk, dark", "phone, dark"))
+def test_thumbs(serve, open_page, session, name):
+    tab = open_page(serve(item_rows(3), "--thumbs"), **VIEWS[name]).start()
     assert tab.page.is_hidden("#right") and tab.page.get_by_role("button", name="Bad").count() == 1
     look(tab.page)
     tab.nothing("q", "w", "3", "b")

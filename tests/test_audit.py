@@ -15,7 +15,7 @@ import fairness
 from audit import group_metrics
 from conftest import REPO
 from parts.ll144 import LL144, ll144_tables
-from parts.people import group_key, is_missing
+from parts.people import fold_labels, group_key, is_missing
 from parts.rates import compare, impact_ratios, sentences
 from parts.two_groups import stratified_difference
 from parts.verdicts import NOTICE, VERSION
@@ -265,7 +265,7 @@ def test_parity_with_fairlearn():
     rates = {"selection_rate": metrics.selection_rate, "tpr": metrics.true_positive_rate}
     rates |= {"fpr": metrics.false_positive_rate}
     rng, shown, exact = np.random.default_rng(0), [], []
-    for _ in range(150):
+    for _ in range(300):
         groups = rng.choice(list("abc"), size := int(rng.integers(20, 40)))
         pred, true = (rng.random((2, size)) < 0.5).astype(int)
         ours, of = group_metrics(groups, pred, true), {"sensitive_features": groups}
@@ -456,6 +456,9 @@ def test_every_spelling_of_missing_is_unknown(audited):
     rows = [(group, i % 2) for group in ["Male", "Female", *spellings] for i in range(20)]
     result = audited("--y-pred pred --group gender", rows, "gender,pred")
     assert [row["group"] for row in result.tables["gender"]] == ["Female", "Male"]
+    for spelling in spellings:
+        labels, (remark,) = fold_labels([spelling], "gender")
+        assert labels == [None] and remark.endswith(f"(written: {spelling} 1)."), spelling
     assert f"unknown for {20 * len(spellings)} of {len(rows)} rows" in result.printed
     rows = "100 Male,1; 100 Female,0; 50 Prefer not to say,1; 50 Prefer not to say,0"
     result = audited("--y-pred pred --group gender", rows, "gender,pred")

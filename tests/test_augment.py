@@ -260,7 +260,8 @@ A B , A,B,Female ,White,Corpus
 ,,,,,
 C D,C, D,female,white,
 E F,E,F,Male,White,x
-G H,G,H,Male,Asian, Held-out"""
+G H,G,H,Male,Asian, Held-out
+I J,I,J,Male,Asian,Heldout"""
     names = "A B,A,B,Female,White", "C D,C,D,Female,White", "E F,E,F,Male,White"
     for mark, first in ((",", ""), (";", ""), ("\t", ""), (";", "SEP=;\n"), (";", "sep=; \n")):
         (tmp_path / "n.csv").write_text((first + text.replace(",", mark)).replace("\n", "\r\n"))

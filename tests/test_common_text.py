@@ -222,11 +222,15 @@ def test_an_empty_text_is_one_token(bos, first):
     assert common.encode_prompt(tokenizer, "") == [tokenizer.convert_tokens_to_ids(first)]
 
 
-def test_an_answer_that_is_empty_or_absent(tokenizer):
+@pytest.mark.parametrize(
+    "template, end", [(TEMPLATE, "<|end|>"), (CHATML, "<|im_end|>"), (None, "<|end|>")]
+)
+def test_an_answer_that_is_empty_or_absent(template, end):
     """An end alone, in text and in turns; no ids for an answer that a row does not have."""
+    tokenizer = tiny_tokenizer(template=template)
     for prompt, empty in (("Assess", ""), (USER, ""), (USER, said(""))):
         answer, absent = common.encode_pair(tokenizer, prompt, empty, None)[1:]
-        assert (answer, absent) == ([tokenizer.eos_token_id], [])
+        assert (answer, absent) == ([tokenizer.convert_tokens_to_ids(end)], [])
 
 
 def test_pad_id_never_ends_an_answer_and_adds_no_row():

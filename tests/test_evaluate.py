@@ -188,8 +188,8 @@ def test_prompts_that_a_run_was_trained_on_are_counted(world, written, tmp_path)
 
 def test_a_score_that_training_used_or_that_is_lacking_is_said(world, tmp_path):
     """Gold that PPO was trained on passed for independent, and no sentence said that no answer had
-    a score, or that a folder without args.json, or with ms-swift's, has no curve: that one ended
-    the comparison."""
+    a score, or that a folder without args.json of ours has no curve: one with ms-swift's ended the
+    comparison."""
     shutil.copytree(world["dpo"], tmp_path / "copy")
     (tmp_path / "copy/args.json").write_text('{"output_dir": "copy"}')
     models = ("--model", world["base"], world["ppo"], str(tmp_path / "copy"))
@@ -569,7 +569,9 @@ def logs(world, tmp_path_factory):
         "grpo": (grpo | {"gold": "g.py:f"}, gold, "grpo_rubric"),
         "grpo_other": (grpo | {"gold": "g.py:f", "data": "b.json"}, gold, "grpo_rubric"),
     }
-    return world | {name: write_run(folder / name, *run) for name, run in runs.items()}
+    (folder / "nothing").mkdir()
+    folders = {name: write_run(folder / name, *run) for name, run in runs.items()}
+    return world | folders | {"nothing": str(folder / "nothing")}
 
 
 @cases("""
@@ -577,6 +579,7 @@ models | temperature | curves | left_out
 base dpo other_file other_base | None | dpo | other_file other_base
 base dpo | 0.7 | | dpo
 base no_gold ppo | None | ppo |
+base nothing ppo | None | ppo |
 base grpo ppo | None | ppo | grpo
 base grpo | 0.7 | grpo |
 base grpo grpo_other | None | grpo | grpo_other
@@ -588,7 +591,7 @@ def test_which_runs_have_a_curve(logs, capsys, models, temperature, curves, left
     were one set; and a KL that it has not is at no temperature."""
     names = [logs[name] for name in models.split()]
     runs, found = frontier.load_runs(names, temperature=temperature)
-    assert len(runs) == len(names) - 1
+    assert len(runs) == len(names) - 1 - models.count("nothing")  # which has no args.json
     assert [curve["model"] for curve in found] == [logs[name] for name in curves.split()]
     reason = "its KL is at temperature 0.5" if temperature else "other prompts, or not trained from"
     messages = [line.split(reason)[0] for line in capsys.readouterr().out.splitlines()]

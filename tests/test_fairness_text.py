@@ -288,8 +288,8 @@ item_id | None | 1
 """)
 def test_answers_to_one_prompt_are_one(read_answers, key, prompts, status):
     """Twenty answers a group to two prompts are two prompts, whatever the key is called."""
-    prompts = prompts or [*map(str, range(40))]  # each its own
-    rows = [row | {key: prompts[i % len(prompts)]} for i, row in enumerate(HELD_AND_ADVANCED)]
+    of_row = [str(i) if prompts is None else prompts[i // 2 % 2] for i in range(40)]
+    rows = [row | {key: prompt} for row, prompt in zip(HELD_AND_ADVANCED, of_row)]
     result = read_answers(rows, "--fail-on", "difference,inconclusive")
     assert result.status == status
     few = "not measured (fewer than 5 prompts in a group)" in result.printed

@@ -725,7 +725,9 @@ def test_a_model_that_does_not_decide_in_these_words(study):
     assert not [*result.out.glob("decisions-*")]
     assert "Not measured (yes and no together hold 0.00" in result.printed
     rows = [row | {"prompt": f"{row['prompt']} Say yes or NO."} for row in RESUMES]
-    for words in study(flags, rows=rows).verdicts.values():
+    verdicts = study(flags, rows=rows).verdicts
+    assert len(verdicts) == 2
+    for words in verdicts.values():
         assert words.endswith("; the prompts name them, so try others)")
 
 

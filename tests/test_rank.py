@@ -285,7 +285,7 @@ def test_a_bundled_role_is_asked_for_as_in_the_bundled_prompt():
 
 @pytest.mark.parametrize("role", ["README.md", "@role.txt", "https://x.org/chef"])
 def test_a_role_of_the_file_of_candidates_opens_nothing(folder_of_roles, rank, role):
-    """Later its name, or a link, was ranked by as if it were the role."""
+    """It is never a file: its name, or a link, was ranked by as if it were the role."""
     line = error_of(rank, [{"id": 0, "profile": "x", "role": role}])
     assert re.search(":1: the role is .*; give its text: nothing is opened", line)
 

@@ -445,7 +445,7 @@ def test_rows_are_written_at_once(toy, monkeypatch, capsys):
     for end in ("--stop-after 2", "--resume"):
         assert toy.train("--wandb-project mine", end, during=read) == 0
     calls = wandb.init.return_value.method_calls  # .log(row, step=…) and .finish()
-    logged = [call.kwargs.get("step", "finish") for call in calls]
+    logged = [call.kwargs["step"] if call[0] == "log" else call[0] for call in calls]
     assert logged == [0, 1, 2, "finish", 3, 4, 5, 6, 6, "finish"]
     assert written == [(step, {"step": step, "x": None}) for step in range(1, 7)]
     first, second, *_ = toy.rows()
