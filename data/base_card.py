@@ -19,6 +19,7 @@ import common
 import grammar
 import interview
 import recruiter
+import rubrics
 from parts import files, sampling
 
 HERE = Path(__file__).resolve().parent
@@ -62,7 +63,7 @@ def measure(rows, drawn, n):
 
 def greedy(base, prompts, longest):
     """The base's answers to prompts (texts or messages), greedy."""
-    said = [[{"role": "user", "content": p}] if isinstance(p, str) else p for p in prompts]
+    said = [grammar.message("user", p) if isinstance(p, str) else p for p in prompts]
     return sampling.sample(*base, said, max_new_tokens=longest, temperature=0).texts
 
 
@@ -94,8 +95,8 @@ def measure_lookup(base, n=120):
     whose gaps are named exactly.
     """
     cases = [grammar.make_case(random.Random(f"lookup/{i}"), "assess", "test") for i in range(n)]
-    about = [grammar.prompt(case).partition("\n")[2] for case in cases]
-    texts = greedy(base, [f"{grammar.MUST_HAVES}\n{text}" for text in about], 96)
+    orders = [f"{grammar.MUST_HAVES}\n{grammar.about(case)}" for case in cases]
+    texts = greedy(base, orders, 96)
     right, chance, gaps = [], [], []
     for case, text in zip(cases, texts):
         for skill, fact in re.findall(r"^(.+) \((.+)\)$", text, re.M):
@@ -116,8 +117,7 @@ def measure_roles(base, n=120):
     for i in range(n):
         rng = random.Random(f"roles/{i}")
         case = grammar.make_case(rng, rng.choice(grammar.TASKS), rng.choice(("val", "test")))
-        about = grammar.prompt(case).partition("\n")[2]
-        prompts.append(f"Write only what is asked.\n{about}\nName the role.")
+        prompts.append(rubrics.name_the_role(case))
         roles.append(case["role"])
     right = [role in text for role, text in zip(roles, greedy(base, prompts, 32))]
     return dict(roles=mean(right), titles=len({role.partition(" ")[2] for role in roles}))

@@ -8,6 +8,7 @@ over b with the probability σ(8·(quality a − quality b)).
 
 import math
 
+from grammar import message
 from interview import BANK, REPLIES, ROLES
 
 ASKED = 4  # competencies
@@ -22,7 +23,7 @@ def draw_role(rng):
 
 def prompt(role, competencies):
     text = f"Which candidate fits this role?\nRole: {role}\nMust have: {', '.join(competencies)}"
-    return [{"role": "user", "content": text}]
+    return message("user", text)
 
 
 def answer(rng, competency, has_evidence):
@@ -56,20 +57,30 @@ def chat_pairs(rng_for, n):
         if quality_a == quality_b:
             continue
         p = 1 / (1 + math.exp(-VOTE_SCALE * (quality_a - quality_b)))
-        pair = [[{"role": "assistant", "content": text}] for text in (a, b)]
+        pair = [message("assistant", text) for text in (a, b)]
         chosen, rejected = pair if rng.random() < p else pair[::-1]
-        row = {"prompt": prompt(role, competencies), "chosen": chosen, "rejected": rejected}
-        rows.append(row | {"task": "rank", "id": f"chat-pair-{len(rows):04d}"})
+        rows.append(
+            dict(
+                prompt=prompt(role, competencies),
+                chosen=chosen,
+                rejected=rejected,
+                task="rank",
+                id=f"chat-pair-{len(rows):04d}",
+            )
+        )
     return rows
 
 
 def chats(rng_for, roles, people):
     """The candidates that rank.py puts in order."""
-    rows = []
     for i in range(roles):
         role, competencies = draw_role(rng_for("chat-role", i))
         for j in range(people):
             text, quality = answers(rng_for("chat", i, j), competencies)
-            row = {"id": f"chat-{i}-{j}", "role": role, "prompt": prompt(role, competencies)}
-            rows.append(row | {"answers": text, "quality": quality})
-    return rows
+            yield dict(
+                id=f"chat-{i}-{j}",
+                role=role,
+                prompt=prompt(role, competencies),
+                answers=text,
+                quality=quality,
+            )

@@ -248,6 +248,11 @@ PIECES = sorted(SKILL_WORDS | NAME_WORDS)
 # ---- 2. cases ---------------------------------------------------------------------------------
 
 
+def message(role, text):
+    """A conversation of one message."""
+    return [{"role": role, "content": text}]
+
+
 def fact(rng, templates):
     """A phrase of the lists with a number: what is rare can only be copied, not guessed."""
     return rng.choice(templates).format(n=rng.randrange(2, 30))
@@ -435,6 +440,11 @@ def prompt(case):
     return "\n".join(lines)
 
 
+def about(case):
+    """The prompt without its first line, which says what to do."""
+    return prompt(case).partition("\n")[2]
+
+
 def profile(case):
     """Name, years and sentences: what follows `Candidate:`, and the answer of the task `rank`."""
     years = f"{case['years']} year{'s' * (case['years'] > 1)}"
@@ -616,9 +626,8 @@ def drill(rng, split="train"):
         words = rng.sample(SKILLS, rng.randrange(2, 6)) + [str(rng.randrange(2, 99)) for _ in "12"]
         words += [rng.choice(EVIDENCE + TEAMWORK + CONCERNS).format(n=rng.randrange(2, 99))]
         rng.shuffle(words)
-        return f"{rng.choice(('Repeat', 'Say again', 'Copy'))}: [{', '.join(words)}]", ", ".join(
-            words
-        )
+        repeated = ", ".join(words)
+        return f"{rng.choice(('Repeat', 'Say again', 'Copy'))}: [{repeated}]", repeated
     shown = list(case["shown"].items())
     if kind == "facts":
         facts = case["teamwork"] + case["concerns"] + [fact for _, fact in shown]
@@ -650,16 +659,15 @@ def gap_drill(rng, split):
     gaps from these alone.
     """
     case = make_case(rng, rng.choice(TASKS), split)
-    about = prompt(case).split("\n", 1)[1]
-    missing = ", ".join(gaps(case)) or "none"
+    context, reply = about(case), f"Gaps: {', '.join(gaps(case)) or 'none'}."
     kind = rng.choice(("gaps", "each", "verdict", "verdict"))
     if kind == "gaps":
-        return f"What is not shown?\n{about}", f"Gaps: {missing}."
+        return f"What is not shown?\n{context}", reply
     if kind == "verdict":
-        return f"Advance, hold or reject?\n{about}", f"Gaps: {missing}.\nRecommendation: {decision(case)}."  # fmt: skip
+        return f"Advance, hold or reject?\n{context}", f"{reply}\nRecommendation: {decision(case)}."
     known = case["shown"] | dict.fromkeys(case["claimed"], "claimed")
     lines = [f"{s} ({known[s]})" if s in known else f"{s}: nothing" for s in case["must"]]
-    return f"{MUST_HAVES}\n{about}", "\n".join([*lines, f"Gaps: {missing}."])
+    return f"{MUST_HAVES}\n{context}", "\n".join([*lines, reply])
 
 
 def name_drill(rng, _split):

@@ -14,7 +14,7 @@ interviewer who listens. This file has the wordings, and interviewers of every q
 import sys
 from pathlib import Path
 
-from grammar import RISKY_QUESTIONS, listed
+from grammar import RISKY_QUESTIONS, listed, message
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from envs.interview import Interview  # noqa: E402
@@ -294,7 +294,7 @@ class Candidate(Interview):
         self.states = dict(zip(self.competencies, states))
         names = ", ".join(self.competencies)
         opening = OPENING.format(role=self.role, competencies=names, turns=self.turns)
-        self.opening = {"role": "user", "content": opening}
+        self.opening = message("user", opening)[0]
 
 
 def renumbered(rng, item):
@@ -364,7 +364,7 @@ def play(rng, person, style, noise=0.0):
         if question is None:
             break
         text = ask(rng, *question)
-        messages += [{"role": "assistant", "content": text}, person.step(text)[0]]
+        messages += [*message("assistant", text), person.step(text)[0]]
     return messages
 
 
@@ -380,8 +380,8 @@ def transcript(rng, q=None):
     style = rng.choices(STYLES, (0.1 + 0.6 * q, 0.25, 0.35 - 0.25 * q, 0.3 - 0.25 * q))[0]
     messages = play(rng, person, style, noise=0.15 * (1 - q))
     care = 1.0 if rng.random() < 0.25 + 0.6 * q else 0.5  # honest or careless
-    messages.append({"role": "assistant", "content": summary(rng, person, care)})
-    return {"messages": messages, "task": "transcript"}
+    messages += message("assistant", summary(rng, person, care))
+    return dict(messages=messages, task="transcript")
 
 
 def drill(rng):
@@ -398,7 +398,6 @@ def drill(rng):
         told = rng.sample(person.competencies, rng.choice((2, 3, 3, 4)))
         name = rng.choice(told if rng.random() < 0.85 else person.competencies)
         said = "\n".join(person.items[c]["short"] for c in told)
-        prompt = [{"role": "user", "content": f"{said}\nWhat was said about {name}?"}]
+        prompt = message("user", f"{said}\nWhat was said about {name}?")
         reply = person.items[name]["short"] if name in told else f"{name}: no evidence."
-    completion = [{"role": "assistant", "content": reply}]
-    return dict(prompt=prompt, completion=completion, task="drill")
+    return dict(prompt=prompt, completion=message("assistant", reply), task="drill")

@@ -15,6 +15,7 @@ import io
 import json
 import random
 from collections import Counter
+from itertools import islice
 from pathlib import Path
 
 import attacks
@@ -27,6 +28,7 @@ import interview
 import proofread
 import recruiter
 import rubrics
+from grammar import message
 from names import NAMES
 
 SEED = 0  # another number makes other data of the same kind
@@ -48,16 +50,17 @@ def rng_for(*key):
     return random.Random("/".join(map(str, (SEED, *key))))
 
 
-def message(role, text):
-    return [{"role": role, "content": text}]
-
-
 def who(case):
     """The keys that say who a case is about."""
-    keys = ("sex", "race_ethnicity")
     name = case["name"]
-    entry = {key: name[key] for key in ("name", "first", "last")} | {"pronoun": case["pronoun"]}
-    return entry | {key: name[key] for key in keys}
+    return dict(
+        name=name["name"],
+        first=name["first"],
+        last=name["last"],
+        pronoun=case["pronoun"],
+        sex=name["sex"],
+        race_ethnicity=name["race_ethnicity"],
+    )
 
 
 def named(where, case, text):
@@ -119,18 +122,15 @@ def answer_pair(rng, case):
 
 def policy_pairs(file, prompts, rows):
     """Pairs for prompts of the three tasks: {id, task, prompt, a, b, candidates}."""
-    pairs = []
     for i in range(rows):
         case = prompts[i % len(prompts)]
         a, b = answer_pair(rng_for(file, i), case)
         held = prompt_row(case)["candidates"]
-        pairs.append(pair(f"{file}-{i:04d}", case["task"], case["prompt"], a, b, held))
-    return pairs
+        yield pair(f"{file}-{i:04d}", case["task"], case["prompt"], a, b, held)
 
 
 def rank_pairs(split, rows):
     """Pairs of two candidates for a role."""
-    pairs = []
     for i in range(rows):
         rng = rng_for("rank", split, i)
         role = grammar.draw_role(rng, split)
@@ -144,8 +144,7 @@ def rank_pairs(split, rows):
             two[1]["text"] = grammar.tell(rng, two[1])
         a, b = map(grammar.profile, two)
         held = [named("a", two[0], a), named("b", two[1], b)]
-        pairs.append(pair(f"rank-{split}-{i:04d}", "rank", grammar.prompt(two[0]), a, b, held))
-    return pairs
+        yield pair(f"rank-{split}-{i:04d}", "rank", grammar.prompt(two[0]), a, b, held)
 
 
 def screen_pairs(rows):
@@ -155,7 +154,6 @@ def screen_pairs(rows):
     policy of this size learns which recommendation is right and hardly what the names change (DPO,
     three epochs of 2 400: d −.04 against −.13).
     """
-    pairs = []
     for i in range(rows):
         rng = rng_for("screen", i)
         of_group = rng.random() < 0.5
@@ -169,8 +167,7 @@ def screen_pairs(rows):
         wrong = other.join(right.rsplit(verdict, 1))
         a, b = (right, wrong) if rng.random() < 0.5 else (wrong, right)
         held = [named("prompt", case, prompt)]
-        pairs.append(pair(f"screen-{i:04d}", "assess", prompt, a, b, held))
-    return pairs
+        yield pair(f"screen-{i:04d}", "assess", prompt, a, b, held)
 
 
 def pair(id, task, prompt, a, b, candidates):
@@ -243,36 +240,30 @@ def cast(row, annotator, biased=False):
 def noisy_votes(rows, biased=False):
     """One vote a pair, by an annotator drawn for it: the same draws in the fair and biased
     files."""
-    votes = []
     for row in rows:
         annotator = rng_for("annotator", row["id"]).choice(sorted(recruiter.ANNOTATORS))
-        votes.append(vote_row(row, annotator, *cast(row, annotator, biased)))
-    return votes
+        yield vote_row(row, annotator, *cast(row, annotator, biased))
 
 
 def true_order(rows):
     """The recruiter's own order, for testing; pairs closer than .05 are left out."""
-    kept = []
     for row in rows:
         a, b = (recruiter.utility(row["prompt"], row[side]) for side in "ab")
         if abs(a - b) >= 0.05:
-            kept.append(vote_row(row, "recruiter", *recruiter.choice_of(a - b)))
-    return kept
+            yield vote_row(row, "recruiter", *recruiter.choice_of(a - b))
 
 
 def sample_votes(rows):
     """prefs.jsonl: 100 items with a vote each, and 20 items on which all five have voted."""
-    votes = []
-    for i, row in enumerate(rows[:120]):
-        everyone = sorted(recruiter.ANNOTATORS)
+    everyone = sorted(recruiter.ANNOTATORS)
+    for i, row in enumerate(rows):
         voters = everyone if i % 6 == 0 else [everyone[i % 5]]
         choices = {who: cast(row, who) for who in voters}
         most = Counter(choice for choice, _ in choices.values()).most_common(1)[0][1]
         agreement = round(most / len(voters), 2)
         for who, (choice, strength) in choices.items():
             id = f"{row['id']}-{who}"
-            votes.append(vote_row(row, who, choice, strength, len(voters), agreement, id))
-    return votes
+            yield vote_row(row, who, choice, strength, len(voters), agreement, id)
 
 
 # ---- 3. items, candidates, twins --------------------------------------------------------------
@@ -280,7 +271,6 @@ def sample_votes(rows):
 
 def items(prompts):
     """60 pairs to annotate; each tenth is gold: a flawless answer against a planted fault."""
-    rows = []
     for i, case in enumerate(prompts[:60]):
         rng = rng_for("items", i)
         a, b = answer_pair(rng, case)
@@ -294,19 +284,16 @@ def items(prompts):
                 invented = rng.choice([s for s in grammar.SKILLS if s not in known])
                 bad = good.replace(".\n", f", {invented}.\n", 1)
             a, b = (good, bad) if gold == "a" else (bad, good)
-        rows.append(
-            dict(
-                id=f"item-{i:02d}",
-                task=case["task"],
-                prompt=message("user", case["prompt"]),
-                a=message("assistant", a),
-                b=message("assistant", b),
-                a_model=WRITERS[0],
-                b_model=WRITERS[1],
-                gold=gold,
-            )
+        yield dict(
+            id=f"item-{i:02d}",
+            task=case["task"],
+            prompt=message("user", case["prompt"]),
+            a=message("assistant", a),
+            b=message("assistant", b),
+            a_model=WRITERS[0],
+            b_model=WRITERS[1],
+            gold=gold,
         )
-    return rows
 
 
 def candidates():
@@ -326,59 +313,59 @@ def candidates():
     for cell in sorted({name["cell"] for name in NAMES}):
         pools[cell] = [n for n in NAMES if n["cell"] == cell and n["split"] == "corpus"]
         rng_for("pool", cell).shuffle(pools[cell])
-    rows = []
     for block in range(25):
         deal = rng_for("deal", block).sample(list(pools), 8)
         for cell, (quality, id, case) in zip(deal, drawn[8 * block : 8 * block + 8]):
             case["name"] = pools[cell][block]
             decision = grammar.decision(case)
-            rows.append(
-                dict(
-                    id=id,
-                    role=case["role"],
-                    prompt=message("user", grammar.prompt(case)),
-                    profile=grammar.profile(case),
-                    must_have=case["must"],
-                    **who(case),
-                    quality=quality,
-                    expected_decision=decision,
-                    label_value=int(decision != "reject"),
-                )
+            yield dict(
+                id=id,
+                role=case["role"],
+                prompt=message("user", grammar.prompt(case)),
+                profile=grammar.profile(case),
+                must_have=case["must"],
+                **who(case),
+                quality=quality,
+                expected_decision=decision,
+                label_value=int(decision != "reject"),
             )
-    return rows
+
+
+def as_texts(case, answer):
+    """A résumé with slots as a prompt and as a profile, with the part of a flawless answer that
+    comes before the decision."""
+    return dict(
+        prompt=message("user", grammar.prompt(case)),
+        prefix=answer[: answer.index("Recommendation:") + len("Recommendation:")],
+        rank_prompt=message("user", grammar.prompt(case | {"task": "rank"})),
+        profile=grammar.profile(case),
+    )
 
 
 def twins():
-    """40 résumés with the slots {name} and {subj}: as a prompt, as a profile, with a flawless
-    answer and the part of it that comes before the decision."""
-    rows = []
+    """40 résumés with the slots {name} and {subj}, and a flawless answer to each."""
     for i in range(40):
         rng = rng_for("twins", i)
         case = grammar.make_case(rng, "assess", "test")
         case |= dict(name={"name": "{name}"}, pronoun="{subj}", protected=[])
         case["text"] = grammar.tell(rng, case)
         answer = grammar.answer(rng, case)
-        rows.append(
-            dict(
-                id=f"twin-{i:02d}",
-                role=case["role"],
-                must_have=case["must"],
-                shown=list(case["shown"]),
-                prompt=message("user", grammar.prompt(case)),
-                answer=message("assistant", answer),
-                prefix=answer[: answer.index("Recommendation:") + len("Recommendation:")],
-                rank_prompt=message("user", grammar.prompt(case | {"task": "rank"})),
-                profile=grammar.profile(case),
-                expected_decision=grammar.decision(case),
-            )
+        texts = as_texts(case, answer)
+        yield dict(
+            id=f"twin-{i:02d}",
+            role=case["role"],
+            must_have=case["must"],
+            shown=list(case["shown"]),
+            prompt=texts.pop("prompt"),
+            answer=message("assistant", answer),
+            **texts,
+            expected_decision=grammar.decision(case),
         )
-    return rows
 
 
 def attacked():
     """20 résumés with the slot {attack}, and in `slots` what its values are made of: the sentences
     in ten plain and ten polished wordings, the words of the advert."""
-    rows = []
     for i in range(20):
         rng = rng_for("attacks", i)
         case = grammar.make_case(rng, "assess", "test")
@@ -389,19 +376,13 @@ def attacked():
         for j in range(attacks.WORDINGS):
             texts[f"plain_{j}"] = grammar.tell(rng, case)
             texts[f"polished_{j}"] = attacks.polished(rng, case)
-        case["text"], answer = "{attack}", grammar.answer(rng, case)
-        rows.append(
-            dict(
-                id=f"attack-{i:02d}",
-                prompt=message("user", grammar.prompt(case)),
-                prefix=answer[: answer.index("Recommendation:") + len("Recommendation:")],
-                rank_prompt=message("user", grammar.prompt(case | {"task": "rank"})),
-                profile=grammar.profile(case),
-                slots=texts | {"role": case["role"], "must_have": ", ".join(case["must"])},
-                expected_decision=grammar.decision(case),
-            )
+        case["text"] = "{attack}"
+        yield dict(
+            id=f"attack-{i:02d}",
+            **as_texts(case, grammar.answer(rng, case)),
+            slots=texts | {"role": case["role"], "must_have": ", ".join(case["must"])},
+            expected_decision=grammar.decision(case),
         )
-    return rows
 
 
 # ---- 4. the corpus of the tiny base -----------------------------------------------------------
@@ -538,21 +519,21 @@ def as_csv(rows):
 def make_files():
     """{file name: text}, and the pairs that the statistics are about."""
     prompts = {split: cases(split) for split in SPLITS}
-    train = policy_pairs("pair-train", prompts["train"], PAIRS["train"])
-    rank = rank_pairs("train", RANK_PAIRS["train"])
+    train = list(policy_pairs("pair-train", prompts["train"], PAIRS["train"]))
+    rank = list(rank_pairs("train", RANK_PAIRS["train"]))
     # more pairs than rows: those too close to call are left out
     test = policy_pairs("pair-test", prompts["test"], PAIRS["test"] * 2)
     rank_test = rank_pairs("test", RANK_PAIRS["test"] * 2)
-    screen = screen_pairs(SCREEN_PAIRS)
+    screen = list(screen_pairs(SCREEN_PAIRS))
     sample = policy_pairs("pair-sample", prompts["train"][:300], 120)
     checked, judged = rubrics.rubric_files(rng_for)
     tables = dict(
         prompts=[prompt_row(case) for part in prompts.values() for case in part],
         prefs=sample_votes(sample),
         prefs_train=noisy_votes(train),
-        prefs_test=true_order(test)[: PAIRS["test"]],
+        prefs_test=islice(true_order(test), PAIRS["test"]),
         rank_train=noisy_votes(rank),
-        rank_test=true_order(rank_test)[: RANK_PAIRS["test"]],
+        rank_test=islice(true_order(rank_test), RANK_PAIRS["test"]),
         screen_train=noisy_votes(screen),
         prefs_biased=noisy_votes(train, biased=True),
         rank_biased=noisy_votes(rank, biased=True),
@@ -568,7 +549,7 @@ def make_files():
     whole["inbox"] = inbox.mailbox([n["name"] for n in NAMES if n["split"] != "heldout"], SEED)
     files = {f"{name}.jsonl": jsonl(rows) for name, rows in tables.items()}
     files["names.csv"] = as_csv(NAMES)
-    files["attacks.csv"] = as_csv(attacks.values())
+    files["attacks.csv"] = as_csv(list(attacks.values()))
     for name, content in whole.items():
         files[f"{name}.json"] = json.dumps(content, indent=1, ensure_ascii=False) + "\n"
     return files, train, rank

@@ -50,8 +50,7 @@ HELD_OUT = 5
 
 
 def build_names():
-    """→ 240 rows with the columns of names.csv, sorted by cell."""
-    rows = []
+    """240 rows with the columns of names.csv, sorted by cell."""
     for cell, text in sorted(FIRST.items()):
         sex, group = cell.split()
         printed, curated = (part.split() for part in text.split("|"))
@@ -60,21 +59,18 @@ def build_names():
         surnames = list(zip(parts[::2], parts[1::2], strict=True))
         for i, first in enumerate(firsts):
             last, percent = surnames[i % len(surnames)]
-            rows.append(
-                dict(
-                    name=f"{first} {last}",
-                    first=first,
-                    last=last,
-                    sex=sex,
-                    race_ethnicity=group,
-                    cell=cell,
-                    first_source="BM2004" if first in printed else "curated",
-                    last_source="US Census 2010",
-                    last_percent=percent,
-                    split="corpus" if i < len(firsts) - HELD_OUT else "heldout",
-                )
+            yield dict(
+                name=f"{first} {last}",
+                first=first,
+                last=last,
+                sex=sex,
+                race_ethnicity=group,
+                cell=cell,
+                first_source="BM2004" if first in printed else "curated",
+                last_source="US Census 2010",
+                last_percent=percent,
+                split="corpus" if i < len(firsts) - HELD_OUT else "heldout",
             )
-    return rows
 
 
-NAMES = build_names()
+NAMES = list(build_names())

@@ -10,6 +10,7 @@ anybody prefers.
 
 import grammar
 import recruiter
+from grammar import message
 
 ORDER = "Proofread this answer."
 
@@ -116,10 +117,6 @@ def proofreading(rng, split):
     case = grammar.make_case(rng, task, split)
     prompt = grammar.prompt(case)
     answer = grammar.profile(case) if task == "rank" else grammar.answer(rng, case, rng.random())
-    messages = [
-        {"role": "user", "content": prompt},
-        {"role": "assistant", "content": answer},
-        {"role": "user", "content": ORDER},
-    ]
-    completion = [{"role": "assistant", "content": findings(prompt, answer)}]
-    return {"prompt": messages, "completion": completion, "task": "proofread"}
+    turns = message("user", prompt) + message("assistant", answer) + message("user", ORDER)
+    completion = message("assistant", findings(prompt, answer))
+    return dict(prompt=turns, completion=completion, task="proofread")

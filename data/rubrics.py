@@ -1,9 +1,9 @@
 """rubrics.py: prompts with constraints that a program can check, and answers of mixed quality.
 
     rubric_row(rng, split)         a row of rubrics.json, with the key "case" (`public` takes it away)
-    rubric_judge_row(row)          the same prompt with text criteria, for an LLM judge
     rubric_answer(rng, row, q)     an answer of hidden diligence q; q=None: every constraint kept
     rubric_files(rng_for)          → rubrics.json (split by role family) and rubrics_judge.json
+                                   (the same prompts with text criteria, for an LLM judge)
 
 A prompt is one of grammar.py plus a last line of plain constraints. Most criteria take their
 arguments from the prompt (its skill, fact, name, role, number, closing words), so no single answer
@@ -16,10 +16,13 @@ import re
 
 import grammar
 
-BEGIN = (
-    "In short:; For the team:; My view:; Dear team:; As asked:; First of all:; My notes:; To start:"
-)
-END = "That is all.; Please call me.; Best wishes.; Thank you all.; Over to you.; More next week.; This is my view."
+BEGIN = grammar.listed("""
+In short:; For the team:; My view:; Dear team:; As asked:; First of all:; My notes:; To start:
+""")
+END = grammar.listed("""
+That is all.; Please call me.; Best wishes.; Thank you all.; Over to you.; More next week.
+This is my view.
+""")
 GROUPS = dict(
     content="mention mention several quote leave_out name role".split(),
     opening="begin begin title".split(),
@@ -79,7 +82,9 @@ CLASHES = [{"postscript", "sentences"}, {"postscript", "small_letters"}, {"inter
 CLASHES += [
     {"most_words", kind} for kind in ("several", "quote", "name", "role", "postscript", "title")
 ]
-POSTSCRIPTS = "It was a good talk.; More next week.; Thanks for the notes.; The team can decide."
+POSTSCRIPTS = grammar.listed(
+    "It was a good talk.; More next week.; Thanks for the notes.; The team can decide."
+)
 KEEP = (0.05, 0.45)  # a constraint is kept with probability .05 + .45 q
 
 
@@ -105,7 +110,7 @@ def draw(rng, case, kind, taken):
     elif kind == "role" or kind == "title":
         v = case["role"]
     elif kind == "begin" or kind == "end":
-        v = rng.choice(grammar.listed(BEGIN if kind == "begin" else END))
+        v = rng.choice(BEGIN if kind == "begin" else END)
     else:
         v = ""
         if kind == "most_words":
@@ -157,9 +162,8 @@ def rubric_row(rng, split, number=0, without=COUNTED):
         kinds = {c["kind"] for c in constraints} | {case["task"]}
         free = [k for k in GROUPS[group] if k == "mention" or k not in kinds and k not in without]
         free = [k for k in free if not any({k, other} in CLASHES for other in kinds)]
-        drawn = draw(rng, case, rng.choice(free or ["mention"]), taken) or draw(
-            rng, case, "mention", taken
-        )
+        drawn = draw(rng, case, rng.choice(free or ["mention"]), taken)
+        drawn = drawn or draw(rng, case, "mention", taken)
         constraints.append(drawn)
         taken.add(drawn["v"])
     rng.shuffle(constraints)
@@ -180,19 +184,17 @@ def public(row):
     return {key: value for key, value in row.items() if key != "case"}
 
 
-def rubric_judge_row(row):
-    """The same prompt with text criteria."""
-    return public(row) | {"rubrics": row["case"]["texts"]}
-
-
 def rubric_files(rng_for):
     """→ (rubrics.json, rubrics_judge.json). rng_for(*key) gives each row a generator of its own."""
     files = {}
     for name, size in dict(train=300, validation=50, test=60).items():
         split = "val" if name == "validation" else name
         files[name] = [rubric_row(rng_for("rubric", split, i), split, i) for i in range(size)]
-    judge = [rubric_judge_row(row) for row in files["train"][:40]]
+    judge = [public(row) | {"rubrics": row["case"]["texts"]} for row in files["train"][:40]]
     return {name: [public(row) for row in rows] for name, rows in files.items()}, judge
+
+
+ONLY = "Write only what is asked."
 
 
 def asked_only(rng, split, stepwise=False):
@@ -210,20 +212,22 @@ def asked_only(rng, split, stepwise=False):
     kept = {}
     for c in asked:
         kept.setdefault(c["kind"], []).append(c)
-    units = [c["v"] for c in kept.get("begin", [])] + [f"<<{c['v']}>>" for c in kept.get("title", [])]  # fmt: skip
-    units += demanded(rng, case, kept, "", stepwise) + [c["v"] for c in kept.get("end", [])]
+    first, last = first_and_last(kept)
+    units = first + demanded(rng, case, kept, "", stepwise) + last
     rng.shuffle(asked)
     said = " ".join(filled(CONSTRAINTS[c["kind"]][0], c) for c in asked)
-    about = grammar.prompt(case).split("\n", 1)[1]
-    return f"Write only what is asked.\n{about}\n{said}", "\n".join(units)
+    return f"{ONLY}\n{grammar.about(case)}\n{said}", "\n".join(units)
 
 
 def role_drill(rng, split):
     """(order, reply): the role, word for word, from a prompt of the tasks; most titles are made up
     and occur once."""
     case = grammar.make_case(rng, rng.choice(grammar.TASKS), split)
-    about = grammar.prompt(case).split("\n", 1)[1]
-    return f"Write only what is asked.\n{about}\nName the role.", f"The role is {case['role']}."
+    return name_the_role(case), f"The role is {case['role']}."
+
+
+def name_the_role(case):
+    return f"{ONLY}\n{grammar.about(case)}\nName the role."
 
 
 # ---- 2. answers -------------------------------------------------------------------------------
@@ -256,11 +260,10 @@ def rubric_answer(rng, row, q, keep=None, stepwise=False):
         text = text.replace(", and", " and").replace(",", " and")
     if "small_letters" in kept:
         text = text.lower()
-    answer = text + (
-        "\nP.S. " + rng.choice(grammar.listed(POSTSCRIPTS)) if "postscript" in kept else ""
-    )
+    if "postscript" in kept:
+        text += "\nP.S. " + rng.choice(POSTSCRIPTS)
     # a summary of few words about a candidate who showed nothing can leave nothing
-    return answer if answer.strip() else grammar.answer(rng, row["case"]["case"], q)
+    return text if text.strip() else grammar.answer(rng, row["case"]["case"], q)
 
 
 def arranged(rng, case, kept, text, stepwise):
@@ -278,9 +281,7 @@ def arranged(rng, case, kept, text, stepwise):
     formed = form in ("bullets", "sentences", "parts")
     base = core if formed or form == "most_words" else text.split("\n")
     demands = demanded(rng, case, kept, " ".join(base), stepwise)
-    first = [kept["begin"][0]["v"]] if "begin" in kept else []
-    first = [f"<<{kept['title'][0]['v']}>>"] if "title" in kept else first
-    last = [kept["end"][0]["v"]] if "end" in kept else []
+    first, last = first_and_last(kept)
     spare = [s for s in sentences if formed and s not in core] + padding(rng, case)
 
     units = base + demands + last
@@ -299,6 +300,13 @@ def arranged(rng, case, kept, text, stepwise):
     one_line = form == "sentences" or case["task"] == "interview"
     gap = "\n***\n" if form == "parts" else " " if one_line else "\n"
     return "\n".join(first + [gap.join(units)])
+
+
+def first_and_last(kept):
+    """([what the answer begins with, or its title], [its last words]), where they are demanded."""
+    first = [c["v"] for c in kept.get("begin", [])]
+    first += [f"<<{c['v']}>>" for c in kept.get("title", [])]
+    return first, [c["v"] for c in kept.get("end", [])]
 
 
 def words(units):
