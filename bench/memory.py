@@ -49,29 +49,38 @@ from parts import identities, memory, prompting, runs, sampling  # noqa: E402
 
 GB = 1e9
 AUTO = transformers.AutoModelForCausalLM, transformers.AutoModelForSequenceClassification
-SMALL = (
-    2**20
-)  # a float tensor of fewer numbers is real when it is made, and so is a mask made of it
+# a float tensor of fewer numbers is real when it is made, and so is a mask made of it
+SMALL = 2**20
 aten = torch.ops.aten
-# from the published configs: family, layers, hidden size, width of the MLP, heads, key-value heads, head
-# size, entries of the vocabulary, is the head the embedding
-SHAPES = {
-    "Qwen2.5-0.5B": ("qwen2", 24, 896, 4864, 14, 2, 64, 151936, True),
-    "Qwen2.5-1.5B": ("qwen2", 28, 1536, 8960, 12, 2, 128, 151936, True),
-    "Qwen2.5-7B": ("qwen2", 28, 3584, 18944, 28, 4, 128, 152064, False),
-    "Llama-3.1-8B": ("llama", 32, 4096, 14336, 32, 8, 128, 128256, False),
-    "Llama-3.1-70B": ("llama", 80, 8192, 28672, 64, 8, 128, 128256, False),
-    "SmolLM2-135M": ("llama", 30, 576, 1536, 9, 3, 64, 49152, True),
-    "Qwen3-0.6B": ("qwen3", 28, 1024, 3072, 16, 8, 128, 151936, True),
-    "gemma-2-2b": ("gemma2", 26, 2304, 9216, 8, 4, 256, 256000, True),
-    "gpt2": ("gpt2", 12, 768, 3072, 12, 12, 64, 50257, True),
-    "tiny-base": ("llama", 4, 192, 512, 6, 6, 32, 2048, True),
-}
 KEYS = """
     model_type num_hidden_layers hidden_size intermediate_size num_attention_heads
     num_key_value_heads head_dim vocab_size tie_word_embeddings
 """.split()
-GPT2 = {"n_layer": 1, "n_embd": 2, "n_head": 4, "n_inner": 3, "vocab_size": 7, "model_type": 0}
+# from the published configs: the values of KEYS, in their order
+SHAPES = """
+Qwen2.5-0.5B   qwen2   24   896   4864  14   2   64  151936  true
+Qwen2.5-1.5B   qwen2   28  1536   8960  12   2  128  151936  true
+Qwen2.5-7B     qwen2   28  3584  18944  28   4  128  152064  false
+Llama-3.1-8B   llama   32  4096  14336  32   8  128  128256  false
+Llama-3.1-70B  llama   80  8192  28672  64   8  128  128256  false
+SmolLM2-135M   llama   30   576   1536   9   3   64   49152  true
+Qwen3-0.6B     qwen3   28  1024   3072  16   8  128  151936  true
+gemma-2-2b     gemma2  26  2304   9216   8   4  256  256000  true
+gpt2           gpt2    12   768   3072  12  12   64   50257  true
+tiny-base      llama    4   192    512   6   6   32    2048  true
+"""
+SHAPES = {
+    name: dict(zip(KEYS, [family, *map(json.loads, sizes)], strict=True))
+    for name, family, *sizes in map(str.split, SHAPES.strip().splitlines())
+}
+GPT2 = dict(  # its own names of the keys
+    n_layer="num_hidden_layers",
+    n_embd="hidden_size",
+    n_head="num_attention_heads",
+    n_inner="intermediate_size",
+    vocab_size="vocab_size",
+    model_type="model_type",
+)
 ENVIRONMENT = """
 class Environment:
     name, val_key, reward_range, history, baselines = "e", "reward", (0, 2), "all", {}
@@ -366,7 +375,7 @@ def peaks(
 def deep_peaks(stage, name, *more, **keywords):
     """`peaks` of all layers of a shape, from a run with two and one with three."""
     two, three = (peaks(stage, name, *more, layers=n, **keywords) for n in (2, 3))
-    added = SHAPES[name][1] - 2
+    added = SHAPES[name]["num_hidden_layers"] - 2
     return {
         moment: {k: two[moment][k] + added * (kinds[k] - two[moment][k]) for k in kinds}
         for moment, kinds in three.items()
@@ -378,11 +387,10 @@ def config_of(name, layers=None):
     if name not in SHAPES:
         file = Path(name) / "config.json" if Path(name).is_dir() else Path(name)
         return json.loads(file.read_text())
-    family, depth, *sizes = SHAPES[name]
-    values = family, layers or depth, *sizes
-    if family == "gpt2":
-        return {key: values[i] for key, i in GPT2.items()}
-    return dict(zip(KEYS, values, strict=True))
+    shape = SHAPES[name] | ({"num_hidden_layers": layers} if layers else {})
+    if shape["model_type"] == "gpt2":
+        return {key: shape[usual] for key, usual in GPT2.items()}
+    return shape
 
 
 def parse_args(argv=None):
