@@ -23,6 +23,7 @@ from parts.parallel import DTYPES
 s = settings()
 folder, out, flags = Path(s["folder"]), Path(s["out"]), s.get("flags", {})
 clock = Clock(s["device"])
+IN_ORDER = {"train_sampling_strategy": "sequential", "model_init_kwargs": {"dtype": "float32"}}
 
 
 def options(batch, **more):
@@ -53,8 +54,7 @@ def options(batch, **more):
 
 def trained(config, trainer, folder_of="model", change=lambda data, args: data):
     """One of TRL's trainers of pairs, run on peer.jsonl in its order."""
-    order = {"train_sampling_strategy": "sequential", "model_init_kwargs": {"dtype": "float32"}}
-    args = config(**options(BATCH, **order))
+    args = config(**options(BATCH, **IN_ORDER))
     data = datasets.load_dataset("json", data_files=str(folder / "peer.jsonl"), split="train")
     return run(trainer(str(folder / folder_of), args=args, train_dataset=change(data, args)))
 
@@ -102,8 +102,6 @@ def grpo():
     rows = list(files.read_jsonl(folder / "prompts.jsonl"))[:8]
     prompts = datasets.Dataset.from_list([{"prompt": row["prompt"]} for row in rows])
     settings = dict(
-        train_sampling_strategy="sequential",
-        model_init_kwargs={"dtype": "float32"},
         num_generations=8,
         max_completion_length=s["new_tokens"],
         loss_type="dapo",
@@ -115,7 +113,7 @@ def grpo():
     )
     trainer = trl.GRPOTrainer(
         str(folder / "model"),
-        args=trl.GRPOConfig(**options(64, **settings)),
+        args=trl.GRPOConfig(**options(64, **IN_ORDER, **settings)),
         train_dataset=prompts,
         reward_funcs=lambda completions, **_: [letter_reward(text) for text in completions],
     )

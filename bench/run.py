@@ -45,11 +45,12 @@ import sys
 import tempfile
 import time
 from importlib.metadata import version
+from itertools import pairwise
 from pathlib import Path
 from statistics import median
 
 import numpy as np
-from work import BATCH, REPO, SAMPLERS, STAGES, peak_mb, stage_flags, weight_norm
+from work import BATCH, REPO, SAMPLERS, STAGES, files, peak_mb, stage_flags, weight_norm
 
 EDGES = (4, 8, 16, 24, 32, 48, 64, 96, 128, 192, 255)  # bins of answer lengths
 DRAWN = (*SAMPLERS, "rollout")  # tasks whose sides draw their own answers
@@ -174,16 +175,22 @@ def command_line(args, side, s):
 def one_run(args, place, side, **settings):
     """`run_child` of one side in a folder of its own, as a row of the results."""
     task, out = args.task, Path(tempfile.mkdtemp(dir=place)) / "run"  # beside it: its caches
-    result, ours = out.parent / "result.json", side in ("ours", "edition")
-    settings |= dict(task=task, folder=str(place), out=str(out), result=str(result))
-    settings |= dict(threads=args.threads, micro_tokens=args.micro_tokens)
-    settings |= dict(device=args.device, dtype=args.dtype)
+    result = out.parent / "result.json"
+    settings |= dict(
+        task=task,
+        folder=str(place),
+        out=str(out),
+        result=str(result),
+        threads=args.threads,
+        micro_tokens=args.micro_tokens,
+        device=args.device,
+        dtype=args.dtype,
+    )
     row = run_child(args, *command_line(args, side, settings), result)
     if task in STAGES:
         row["weight_norm"] = weight_norm(out)
-    if ours and task != "rollout":
-        lines = map(json.loads, open(out / "metrics.jsonl", encoding="utf-8"))
-        steps = [line for line in lines if "grad_norm" in line]
+    if side in ("ours", "edition") and task != "rollout":
+        steps = [line for line in files.read_jsonl(out / "metrics.jsonl") if "grad_norm" in line]
         row["losses"] = [line["loss"] for line in steps]
         row["tokens"] = sum(line.get("answer_tokens", 0) for line in steps)
         row["updates"] = sum(line.get("updates", 0) for line in steps)
@@ -253,12 +260,16 @@ def compare(args, place, settings):
     return runs
 
 
+def timed(runs):
+    """The runs without the search for `tuned`."""
+    return [run for run in runs if run["side"] != "tuning"]
+
+
 def ratios(runs, key, opponent):
     """The ratio of `key` for each run of ours and its neighbour of that opponent: TRL / ours; for
     memory, and beside another edition, ours / theirs."""
     found = []
-    timed = [run for run in runs if run["side"] != "tuning"]
-    for a, b in zip(timed, timed[1:]):
+    for a, b in pairwise(timed(runs)):
         if a["round"] == b["round"] and {a["side"], b["side"]} == {"ours", opponent}:
             ours, theirs = (a, b) if a["side"] == "ours" else (b, a)
             turned = key.endswith("_mb") or opponent == "edition"
@@ -280,44 +291,44 @@ def shown(values):
 
 def table(runs, unit="CPU seconds"):
     """The lines of one comparison's table: a row per opponent; unit: of its times."""
-    timed = [run for run in runs if run["side"] != "tuning"]
-    rows = per_token(timed)
-    columns = {head: key for head, key in COLUMNS.items() if key in timed[0]}
+    measured = timed(runs)
+    rows = per_token(measured)
+    columns = {head: key for head, key in COLUMNS.items() if key in rows[0]}
     # a command line has no clock around its loop
-    clock = "loop_seconds" if "loop_seconds" in timed[0] else "seconds"
-    both = {clock: unit, "peak_mb": "MiB"}
-    heads = ["opponent", *columns, *(f"{name}, ours / theirs" for name in both.values())]
+    clock = "loop_seconds" if "loop_seconds" in rows[0] else "seconds"
+    units = {clock: unit, "peak_mb": "MiB"}
+    heads = ["opponent", *columns, *(f"{name}, ours / theirs" for name in units.values())]
     lines = [f"| {' | '.join(heads)} |", "|---" * len(heads) + "|"]
-    for opponent in dict.fromkeys(run["side"] for run in timed if run["side"] != "ours"):
-        flags = next(run["flags"] for run in timed if run["side"] == opponent)
+    for opponent, flags in {run["side"]: run["flags"] for run in measured}.items():
+        if opponent == "ours":
+            continue
         cells = [shown(ratios(rows, key, opponent)) for key in columns.values()]
-        for key in both:
-            sides = ([r[key] for r in timed if r["side"] == side] for side in ("ours", opponent))
+        for key in units:
+            sides = ([r[key] for r in measured if r["side"] == side] for side in ("ours", opponent))
             cells.append(" / ".join(f"{median(values):.1f}" for values in sides))
         lines.append(f"| {opponent} {json.dumps(flags) if flags else ''} | {' | '.join(cells)} |")
-    for run in (run for run in runs if run["side"] == "tuning"):
-        lines += [
-            "",
-            f"Tried for `tuned`: {json.dumps(run['flags'])}, {run['loop_seconds']:.1f} {unit}",
-        ]
+    for run in runs:
+        if run["side"] == "tuning":
+            tried = f"{json.dumps(run['flags'])}, {run['loop_seconds']:.1f} {unit}"
+            lines.append(f"\nTried for `tuned`: {tried}")
     return lines
 
 
 def agreement(args, runs):
     """What the sides had in common, in a sentence."""
-    timed = [run for run in runs if run["side"] != "tuning"]
     if args.task in STAGES:
-        gaps = [abs(a - b) for run in timed for a, b in zip(run["losses"], timed[0]["losses"])]
-        norms = [abs(run["weight_norm"] / timed[0]["weight_norm"] - 1) for run in timed]
+        first, *others = timed(runs)
+        gaps = [abs(a - b) for run in others for a, b in zip(run["losses"], first["losses"])]
+        norms = [abs(run["weight_norm"] / first["weight_norm"] - 1) for run in others]
         agree = f"within {max(gaps):.1e}, weight norms within {max(norms):.1e} (relative)"
         return f"Losses of all steps agree {agree}."
     if args.task != "rollout":
         return "The two draw their own answers; times are per token."
-    sides = ("ours", "edition" if args.edition else "plain")
-    p = same_distribution(
-        *([a for r in runs if r["side"] == s for a in r["answers"]] for s in sides),
-        vocabulary=max(max(a) for r in runs for a in r.get("answers", [[0]])) + 1,
-    )
+    answers = {run["side"]: [] for run in runs}
+    for run in runs:
+        answers[run["side"]] += run["answers"]
+    ours, theirs = answers["ours"], answers["edition" if args.edition else "plain"]
+    p = same_distribution(ours, theirs, max(map(max, ours + theirs)) + 1)
     return f"Times are per token. χ²: p = {p[0]:.3f} for the tokens, {p[1]:.3f} for the lengths."
 
 
@@ -354,16 +365,13 @@ def write(args, name, runs, work, lines):
         "work": work,
         "versions": ", ".join([f"Python {platform.python_version()}", *versions]),
     }
-    out = Path(args.out)
-    out.mkdir(parents=True, exist_ok=True)
-    kept = [{k: v for k, v in run.items() if k != "answers"} for run in runs]
-    rows = [json.dumps(row) + "\n" for row in ({"header": header}, *kept)]
-    (out / f"{name}.jsonl").write_text("".join(rows), encoding="utf-8")
-    top = [f"# {name}", "", f"`{header['command']}`", ""]
-    top += [f"{header['made']}; {header['versions']}; {work}.", ""]
-    text = "\n".join([*top, *lines]) + "\n"
-    (out / f"{name}.md").write_text(text, encoding="utf-8")
-    print(f"{text}\nwrote {out / name}.jsonl and {name}.md")
+    file = Path(args.out) / name
+    rows = [{k: v for k, v in run.items() if k != "answers"} for run in runs]
+    files.write_jsonl(f"{file}.jsonl", [{"header": header}, *rows])
+    top = f"`{header['command']}`\n\n{header['made']}; {header['versions']}; {work}."
+    text = "\n".join([f"# {name}\n\n{top}\n", *lines, ""])
+    Path(f"{file}.md").write_text(text, encoding="utf-8")
+    print(f"{text}\nwrote {file}.jsonl and {name}.md")
 
 
 def parse_args(argv=None):
@@ -408,10 +416,17 @@ def parse_args(argv=None):
 def main(argv=None):
     args = parse_args(argv)
     task, steps = args.task, math.ceil(args.pairs / BATCH)
-    name = task + "-precomputed" * args.precompute + "-full" * args.full
-    name += ("-edition" if args.edition else "") + f"-{args.micro_tokens}" * bool(args.micro_tokens)
-    name += f"-{Path(args.model).name}" if args.model else ""
-    name += f"-{args.device}" * (args.device != "cpu") + f"-{args.dtype}" * (args.dtype != "fp32")
+    model = Path(args.model).name if args.model else ""
+    variants = [
+        args.precompute and "precomputed",
+        args.full and "full",
+        args.edition and "edition",
+        args.micro_tokens,
+        model,
+        args.device != "cpu" and args.device,
+        args.dtype != "fp32" and args.dtype,
+    ]
+    name = "-".join([task, *(str(variant) for variant in variants if variant)])
     settings, work = {"lr": args.lr}, f"{steps} steps of {BATCH}"
     if task in DRAWN:  # of rollout, rounds are whole rollouts inside one process
         count = "rounds" if task == "rollout" else "steps"
@@ -426,10 +441,8 @@ def main(argv=None):
         )  # fmt: skip
         run_child(args, ["bench/work.py", json.dumps(given)])
         runs = compare(args, Path(place), settings)
-    shape = f"{args.layers} layers, hidden {args.hidden}"
-    work = (
-        f"{args.pairs} rows, {Path(args.model).name if args.model else shape}, {args.dtype}, {work}"
-    )
+    model = model or f"{args.layers} layers, hidden {args.hidden}"
+    work = f"{args.pairs} rows, {model}, {args.dtype}, {work}"
     unit = "seconds" if args.device == "cuda" else "CPU seconds"
     write(args, name, runs, work, [*table(runs, unit), "", agreement(args, runs)])
 

@@ -73,30 +73,25 @@ def draft(i, probabilities):
 
 
 def make_tokenizer():
-    from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
+    from tokenizers import ByteLevelBPETokenizer, Tokenizer
     from transformers import PreTrainedTokenizerFast
 
     vocabulary, probabilities = words()
-    bpe = Tokenizer(models.BPE())
-    apart = pre_tokenizers.Split(Regex(" ?[^ ]+"), "isolated")
-    as_bytes = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
-    bpe.pre_tokenizer = pre_tokenizers.Sequence([apart, as_bytes])
-    bpe.decoder = decoders.ByteLevel()
-    trainer = trainers.BpeTrainer(
-        vocab_size=MODEL["vocab_size"],
-        special_tokens=[*ENDS, "<|pad|>"],
-        show_progress=False,
-        initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
-    )
     texts = ("".join(vocabulary[draft(i, probabilities)].ravel()) for i in range(512))
-    bpe.train_from_iterator(texts, trainer)
-    tokenizer = PreTrainedTokenizerFast(
-        tokenizer_object=bpe,
+    bpe = ByteLevelBPETokenizer()
+    bpe.train_from_iterator(
+        texts,
+        MODEL["vocab_size"],
+        min_frequency=0,
+        show_progress=False,
+        special_tokens=[*ENDS, "<|pad|>"],
+    )
+    return PreTrainedTokenizerFast(
+        tokenizer_object=Tokenizer.from_str(bpe.to_str()),
         eos_token="<|end|>",
         pad_token="<|pad|>",
         clean_up_tokenization_spaces=False,
     )
-    return tokenizer
 
 
 def make_rows(n, tokenizer):
