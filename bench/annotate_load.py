@@ -3,8 +3,7 @@
 Every annotator votes as fast as answers come, with one connection per request, and sends every
 tenth vote twice. With --kills the server gets SIGKILL at random moments and is started again; a
 vote without an answer is sent again, as the page does. Printed after an audit (every acknowledged
-vote is in the file once, and nothing else is): votes per second, and the time from sending a vote
-to its acknowledgement, fsync included.
+vote is in the file once, and nothing else is): votes per second, fsync included.
 
 Run          python bench/annotate_load.py
              python bench/annotate_load.py --annotators 8 --votes 1250 --kills 20
@@ -26,6 +25,8 @@ from pathlib import Path
 import requests
 
 REPO = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(REPO))
+from parts import files  # noqa: E402
 
 
 class Server:
@@ -47,8 +48,8 @@ class Server:
         raise SystemExit("the server did not start")
 
 
-def annotate(server, name, votes, acknowledged, seconds):
-    """One annotator: appends the id of each acknowledged vote, and the seconds it took."""
+def annotate(server, name, votes, acknowledged):
+    """One annotator: appends the id of each acknowledged vote."""
     token, key = None, secrets.token_hex(8)
 
     def post(path, body):
@@ -92,9 +93,7 @@ def annotate(server, name, votes, acknowledged, seconds):
             guidelines_sha256="0" * 64,
         )
         for _ in range(1 + (n % 10 == 0)):
-            sent = time.perf_counter()
             state = post("/vote", body)
-            seconds.append(time.perf_counter() - sent)
         acknowledged.append(body["event_id"])
 
 
@@ -102,14 +101,13 @@ def run(annotators=20, votes=200, kills=0):
     """One measurement, as a dict."""
     with tempfile.TemporaryDirectory() as temporary:
         items, out = Path(temporary) / "items.jsonl", Path(temporary) / "run"
-        row = json.loads((REPO / "data/items.jsonl").read_text("utf-8").partition("\n")[0])
-        rows = [json.dumps(row | {"id": f"item-{i}"}) + "\n" for i in range(votes + 5)]
-        items.write_text("".join(rows), encoding="utf-8")
-        server, acknowledged, seconds = Server(out, items), [], []
+        row = next(files.read_jsonl(REPO / "data/items.jsonl"))
+        files.write_jsonl(items, (row | {"id": f"item-{i}"} for i in range(votes + 5)))
+        server, acknowledged = Server(out, items), []
         with ThreadPoolExecutor(annotators) as pool:
             start = time.perf_counter()
             clients = [
-                pool.submit(annotate, server, f"rater{k}", votes, acknowledged, seconds)
+                pool.submit(annotate, server, f"rater{k}", votes, acknowledged)
                 for k in range(annotators)
             ]
             for kill in range(kills):
@@ -124,19 +122,15 @@ def run(annotators=20, votes=200, kills=0):
         spent = time.perf_counter() - start
         server.process.terminate()
         assert server.process.wait(60) == 0
-        lines = (out / "annotations.jsonl").read_bytes().split(b"\n")[:-1]
-        written = [json.loads(line)["event_id"] for line in lines]
-        exported = (out / "prefs.jsonl").read_bytes().count(b"\n")
+        written = [row["event_id"] for row in files.read_jsonl(out / "annotations.jsonl")]
+        exported = len([*files.read_jsonl(out / "prefs.jsonl")])
     assert sorted(written) == sorted(acknowledged), "lost or doubled votes"
     assert len(set(written)) == annotators * votes == exported
-    seconds.sort()
     return dict(
         annotators=annotators,
         votes=len(written),
         kills=kills,
         votes_per_second=round(len(written) / spent, 1),
-        p50_ms=round(1000 * seconds[len(seconds) // 2], 1),
-        p99_ms=round(1000 * seconds[int(0.99 * len(seconds))], 1),
     )
 
 
