@@ -92,9 +92,9 @@ def twin_section(part):
     words += [mass_words(part)] if "mass" in part else []
     if min(min(row["names"]) for row in part["rows"]) < FEW:
         words.append(f"Fewer than {FEW} names a group: never called alike.")
-    if (
-        min((row["resumes"] for row in part["rows"] if "p" in row), default=FEW) < FEW
-    ):  # p permutes names, so it says nothing about other résumés
+    # reports before 27 November have no number of their own in a row
+    resumes = [row.get("resumes", part["R"]) for row in part["rows"] if "p" in row]
+    if min(resumes, default=FEW) < FEW:  # p permutes names and says nothing of other résumés
         words.append(f"Fewer than {FEW} résumés: a difference holds for these, others may differ.")
     if "before" in part:
         words.append("Levels before and after: a bias that was there before and stays is in both.")
