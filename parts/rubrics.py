@@ -27,6 +27,7 @@ SPLIT_OF = {"train": "train", "val": "validation", "test": "test"}  # a row's ow
 LISTS = {"rubrics": list, "instruction_id_list": list, "kwargs": list, "reference": str}
 NAMES = ("task_id", "prompt_id", "key")  # of a row: ours, HealthBench's, IFEval's
 ROW_KEYS = {"id", "prompt", "response", "ratings", "task", *LISTS, *NAMES}
+RESPONSE_KEYS = "response", "answer"  # the second in rollouts.jsonl and graded.jsonl
 ANSWER_KEYS = {"prompt", "response", "model", "task_id", "prompt_id"}
 # what looks like a row's criteria or their weights, and would be lost
 LOST = """criteria criterion rubric rubric_items requirements checks check weight weights points
@@ -370,13 +371,14 @@ def read_responses(path, rubrics=None, flag="--responses"):
     for n, raw in files.read_jsonl(path, numbered=True, flag=flag):
         try:
             check_characters(raw)
-            if raw.get("response") is None:
+            key = next((key for key in RESPONSE_KEYS if raw.get(key) is not None), None)
+            if key is None:
                 raise ValueError(f'no "response"; found {", ".join(raw)[:80]}; rename the column')
             row = row_of(raw, known, rubrics, n)
-            items.append((row, response_text(raw["response"]), raw.get("model")))
+            items.append((row, response_text(raw[key]), raw.get("model")))
         except ValueError as error:
             raise UserError(f"{flag} {path}:{n}: {error}") from None
-        unread.update(key for key in raw if key not in read)
+        unread.update(name for name in raw if name not in {*read, key})
     if not items:
         raise UserError(f"{flag} {path}: the file is empty; expected one answer per line")
     if unread:

@@ -13,9 +13,9 @@ import ruler
 from judge import grade_answers
 from parts.files import read_jsonl
 from parts.questions import talk
-from parts.rubrics import read_row, read_rubrics
+from parts.rubrics import read_responses, read_row, read_rubrics
 from parts.server import Judge
-from tiny import error_of, table
+from tiny import error_of, table, write_rows
 
 pytestmark = pytest.mark.usefixtures("quiet_process")
 
@@ -681,3 +681,12 @@ def test_audit_by_hand(command, capsys):
     assert rows_of("human")[0][0] == {"1": True, "2": False}
     (checked,) = [c["verdict"] for c in rows_of("criteria")[0][4] if c["kind"] == "check"]
     assert checked is rows_of("human")[0][4]["3"] is True, "the file has both in one sense"
+
+
+def test_answers_of_a_run_go_to_the_judge(tmp_path, capsys):
+    """rollouts.jsonl calls it "answer", and was refused. Where a row has a "response", that is graded;
+    the other column is named, for it may be a reference."""
+    rows = [{"prompt": "p", "answer": "A"}, {"prompt": "p", "answer": "R", "response": "B"}]
+    items = read_responses(write_rows(tmp_path / "rollouts.jsonl", rows))
+    assert [answer for _, answer, _ in items] == ["A", "B"]
+    assert "2 answers" in (line := capsys.readouterr().out) and "answer (1 row)" in line
