@@ -411,14 +411,13 @@ def load_scorers(args, rows):
         if ".py:" in name:
             function = prompting.load_scorer(name, flag)
         else:
+            prompting.compare_examples(name, args.examples)
             function = reward_models.reward_function(name, **placement(args), flag=flag)
         scorers[scorer] = f"{flag} {name}", function
         score_answers([trial], rows, scorer, *scorers[scorer])
     if len(scorers) == 2 and same_scorer(args.gold, args.reward_model, {}):
-        fix = "name another score, or --reward-model none"
-        raise UserError(
-            f"--gold {args.gold}: this is the --reward-model, no independent score; {fix}"
-        )
+        wrong = "this is the --reward-model, no independent score"
+        raise UserError(f"--gold {args.gold}: {wrong}; name another score, or --reward-model none")
     if not scorers:
         raise UserError("--gold, --reward-model: neither is there; annotate.py asks people")
     return scorers
@@ -534,6 +533,7 @@ def compare(args):
     rows = load_prompts(args, lambda row: prompting.after_examples(examples, row))
     prompts = [row["prompt"] for row in rows]
     tokenizers = load_tokenizers(names, prompts)
+    prompting.say_hidden(tokenizers[0], prompts)  # the others read them alike
     scorers = load_scorers(args, rows)
     given = map(present, (args.gold, args.reward_model))
     runs, curves = load_runs(names, *given, args.temperature, rows)

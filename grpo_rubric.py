@@ -374,6 +374,7 @@ class Graders:
             self.judge = server.Judge.from_args(args, args.out, parallel.world())
         self.standard = ruler.read_standard(args.ruler_rubric)
         if args.reward_model:
+            prompting.compare_examples(args.reward_model, None)
             self.model = reward_models.reward_function(
                 args.reward_model, run.dtype, run.device, tokens=lambda: args.micro_tokens
             )
@@ -529,13 +530,10 @@ def answer(args, policy, tokenizer, rows, n, temperature, seed):
     answers = sample(policy, tokenizer, ids, n, args.max_new_tokens, temperature, seed)
     rows, prompts = ([x for x in column for _ in range(n)] for column in (rows, prompts))
     return answers, {
-        "rows": rows,
-        "prompts": prompts,
-        "texts": answers.texts,
-        "tokens": [*map(len, answers.response_ids)],
-        "finished": answers.finished,
+        "rows": rows, "prompts": prompts, "texts": answers.texts,
+        "tokens": [*map(len, answers.response_ids)], "finished": answers.finished,
         "flags": text_flags([*map(str, prompts)], answers.texts),
-    }
+    }  # fmt: skip
 
 
 def rollout(args, policy, tokenizer, rows, seed):

@@ -302,13 +302,13 @@ def load_models(args, run):
     if args.reward_fn:
         reward, default_critic = prompting.load_scorer(args.reward_fn, "--reward-fn"), "policy"
     else:
-        place = run.dtype, run.device
-        # the tokens of its forwards by a function, since run.start sets them later
-        reward = reward_function(args.reward_model, *place, lambda: args.micro_tokens)
-        vocabulary = common.load_tokenizer(args.reward_model, "--reward-model").get_vocab()
+        folder, place = args.reward_model, (run.dtype, run.device)
+        prompting.compare_examples(folder, args.examples)
+        reward = reward_function(folder, *place, lambda: args.micro_tokens)  # run.start sets them
+        vocabulary = common.load_tokenizer(folder, "--reward-model").get_vocab()
         default_critic = "rm" if vocabulary == tokenizer.get_vocab() else "policy"
         if args.critic == "rm" and default_critic != "rm":
-            sizes = f"{args.reward_model} ({len(vocabulary)} entries) is not the policy's"
+            sizes = f"{folder} ({len(vocabulary)} entries) is not the policy's"
             fix = f"({len(tokenizer)}); use policy or shared"
             raise UserError(f"--critic rm: the tokenizer of {sizes} {fix}")
     args.critic = args.critic or critic_that_fits(args, run, policy, default_critic)

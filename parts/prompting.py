@@ -12,12 +12,20 @@ from pathlib import Path
 import torch
 
 import common
-from common import check_prompt, check_response, say_once
+from common import as_turns, check_prompt, check_response, say_once, unread_keys
 from parts import parallel
 from parts.counterfactual import Copies
 from parts.dialogue import answer_texts, visible
 from parts.families import forward_of
-from parts.files import UserError, counts_in_words, load_function, number, read_jsonl
+from parts.files import (
+    UserError,
+    counts_in_words,
+    fingerprint,
+    load_function,
+    number,
+    read_jsonl,
+    read_record,
+)
 from parts.means import mean, scored
 from parts.pairs import read_pairs
 from parts.rows import PROMPT_COLUMNS, read_prompts
@@ -182,6 +190,28 @@ def prompt_in_training(folder, run):
         print(f"examples   {file}: before each prompt, as in the training of {folder}")
     examples = load_examples(file, f"--reward-model {folder} learnt from --examples")
     return lambda row: after_examples(examples, row)
+
+
+def compare_examples(folder, examples):
+    """Say where a reward model scores after other worked examples (files) than it learnt after."""
+    record = read_record(folder)
+    trained = record and record["args"].get("examples")
+    digest = trained and record["sha256"].get(trained)
+    if record and digest != (fingerprint(examples) if examples else None):
+        then, now = (f"after {x}" if x else "without examples" for x in (trained, examples))
+        words = f"was trained {then} and scores {now}: its scores may mean something else"
+        print(f"examples   {folder} {words}")
+
+
+def say_hidden(tokenizer, prompts):
+    """Count what the chat template shows nothing of: messages of prompts, and keys of messages."""
+    counts = Counter()
+    for (messages,) in (as_turns(tokenizer, prompt) for prompt in prompts):
+        if not isinstance(messages, str):
+            counts.update(unread_keys(tokenizer, messages, range(len(messages))))
+    if counts:
+        place = f"{tokenizer.flag} {tokenizer.name_or_path}: the chat template shows nothing of"
+        print(f"{place}: {counts_in_words(counts)} (of {len(prompts)} prompts)")
 
 
 def some_prompts(rows, limit):

@@ -113,6 +113,7 @@ def encoded_prompts(args, model, tokenizer, prompts):
     """(ids of every prompt, tokens of the longest row of a step)."""
     bar = parallel.progress(prompts, "reading prompts", delay=3)
     ids = [common.encode_prompt(tokenizer, prompt) for prompt in bar]
+    prompting.say_hidden(tokenizer, prompts)
     most = min(args.max_length or math.inf, common.max_positions(model.config))
     return ids, min(max(map(len, ids)) + args.max_new_tokens, most)
 

@@ -2,6 +2,7 @@
 
 import math
 import re
+import shutil
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -14,7 +15,7 @@ from transformers import AutoModelForCausalLM
 
 import common
 import ppo
-from parts import files, reward_models, rollouts, runs, sampling
+from parts import files, prompting, reward_models, rollouts, runs, sampling
 from parts.pairs import held_out
 from test_losses import F64, close, on, t
 from tiny import (
@@ -620,3 +621,38 @@ def test_the_default_critic_fits(free, critic, world, monkeypatch, capsys):
     for flags, expected in (("", "shared"), (" --critic policy", "policy")):
         args, *_ = loaded(world, f"--reward-fn vowels{flags}")
         assert args.critic == expected, "ranks agree; a choice of the user's stays"
+
+
+def test_a_reward_model_asked_after_other_examples_says_so(world, tmp_path, capsys):
+    """Trained with an example in front and asked without it, its scores were of other inputs, in
+    silence. The same file under another name is the same; another tool's model says nothing."""
+    rm = shutil.copytree(world["llama reward"], tmp_path / "rm")
+    example = [{"prompt": pair_rows(1)[0]["prompt"], "completion": pair_rows(1)[0]["chosen"]}]
+    trained, same = (write_rows(tmp_path / name, example) for name in ("trained", "same"))
+    other = write_rows(tmp_path / "other", example * 2)
+    words = "its scores may mean something else"
+    prompting.compare_examples(rm, other)
+    assert not capsys.readouterr().out
+    sha256 = {trained: files.fingerprint(trained)}
+    files.write_json(rm / "args.json", {"args": {"examples": trained}, "sha256": sha256})
+    for examples, differs in ((None, 1), (other, 1), (trained, 0), (same, 0)):
+        prompting.compare_examples(rm, examples)
+        assert (words in capsys.readouterr().out) == differs
+    loaded(world, "--reward-model", rm)
+    assert f"trained after {trained} and scores without examples: " in capsys.readouterr().out
+    files.write_json(rm / "args.json", {"args": {"examples": None}})
+    loaded(world, "--reward-model", rm)
+    assert words not in capsys.readouterr().out
+
+
+def test_a_message_that_the_template_hides_is_counted(world, tmp_path, capsys):
+    """A system message that the policy never saw was said by dpo.py, not by ppo.py."""
+    last = tiny_tokenizer(template="{{ messages[-1].content }}")
+    model = tiny_model("llama", tmp_path, tokenizer=last)
+    prompt = [{"role": r, "content": f"{r}: be brief."} for r in ("system", "user")]
+    rows = [{"prompt": prompt}, *({"prompt": f"Ask {i}."} for i in range(3))]
+    own = world | {"prompts": write_rows(tmp_path / "p.jsonl", rows), "llama": model}
+    flags = "--reward-fn vowels --critic policy --steps 1 --max-new-tokens 4 --eval-fraction 0"
+    assert ppo.main(line(own, tmp_path / "run", [flags, "--batch-size 4"])) == 0
+    hidden = "the chat template shows nothing of: system message 1 (of 4 prompts)"
+    assert f"--model {model}: {hidden}" in capsys.readouterr().out
