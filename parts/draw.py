@@ -1,12 +1,14 @@
 """parts/draw.py: two answers to each prompt, from one model or from two, for people to compare."""
 
-import json
 from pathlib import Path
+
+import numpy as np
 
 from parts import files
 from parts.files import UserError, number
 from parts.reports import placement
 from parts.rows import plain_text, split_name
+from parts.stats import prompt_keys
 from parts.votes import as_answer, load_items
 
 BASE = "data/tiny-base"
@@ -87,7 +89,8 @@ def read_prompts(args, prompting):
     prompting.default_examples(args, [args.prompts], temperature_flag="temperature")
     examples = prompting.load_examples(args.examples)
     asked = [row for row in rows if plain_text(row["prompt"]).strip()]
-    distinct = list({json.dumps(row["prompt"]): row for row in reversed(asked)}.values())[::-1]
+    firsts = np.unique(prompt_keys(row["prompt"] for row in asked), return_index=True)[1]
+    distinct = [asked[i] for i in firsts]
     n_blank, n_equal = len(rows) - len(asked), len(asked) - len(distinct)
     if n_blank or n_equal:
         counts = {"dropped: the prompt is blank": n_blank, "dropped: prompt there twice": n_equal}

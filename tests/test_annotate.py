@@ -700,7 +700,8 @@ def test_draw(tmp_path, llama_folder, monkeypatch, capsys):
     second = tiny_model("llama", tmp_path, seed=1)
     rows = [{"prompt": row["prompt"]} for row in pair_rows(8)]
     prompts = write_rows(tmp_path / "prompts.jsonl", rows)
-    more = write_rows(tmp_path / "more.jsonl", [rows[0], *rows, {"prompt": " \n"}])
+    turned = [dict(reversed(message.items())) for message in rows[0]["prompt"]]  # content, role
+    more = write_rows(tmp_path / "more.jsonl", [{"prompt": turned}, *rows, {"prompt": " \n"}])
     gold = write_rows(tmp_path / "gold.jsonl", item_rows(2, gold={0, 1}))
     half = write_rows(tmp_path / "half.jsonl", item_rows(2, gold={0}))
 

@@ -87,7 +87,7 @@ parts.agreement        parts: pages stats votes
 parts.judge_votes      parts: files questions server votes
 # it plays with the functions of grpo_agent.py, which annotate.py hands it
 parts.talks            parts: draw files prompting votes
-parts.draw             common LOWER parts: pairs prompting reports sampling votes
+parts.draw             common LOWER parts: pairs prompting reports sampling stats votes
 parts.web              parts: files
 parts.criteria         parts: agreement dialogue files rubrics
 # annotate.py: ruler.py compares answers, for a model that votes, and grpo_agent.py plays the
