@@ -27,7 +27,6 @@ SPLIT_OF = {"train": "train", "val": "validation", "test": "test"}  # a row's ow
 LISTS = {"rubrics": list, "instruction_id_list": list, "kwargs": list, "reference": str}
 NAMES = ("task_id", "prompt_id", "key")  # of a row: ours, HealthBench's, IFEval's
 ROW_KEYS = {"id", "prompt", "response", "ratings", "task", *LISTS, *NAMES}
-RESPONSE_KEYS = "response", "answer"  # the second in rollouts.jsonl and graded.jsonl
 ANSWER_KEYS = {"prompt", "response", "model", "task_id", "prompt_id"}
 # what looks like a row's criteria or their weights, and would be lost
 LOST = """criteria criterion rubric rubric_items requirements checks check weight weights points
@@ -371,8 +370,9 @@ def read_responses(path, rubrics=None, flag="--responses"):
     for n, raw in files.read_jsonl(path, numbered=True, flag=flag):
         try:
             check_characters(raw)
-            key = next((key for key in RESPONSE_KEYS if raw.get(key) is not None), None)
-            if key is None:
+            # a run's rollouts.jsonl, whose rows have a step; elsewhere "answer" may be the reference
+            key = "answer" if "step" in raw and "response" not in raw else "response"
+            if raw.get(key) is None:
                 raise ValueError(f'no "response"; found {", ".join(raw)[:80]}; rename the column')
             row = row_of(raw, known, rubrics, n)
             items.append((row, response_text(raw[key]), raw.get("model")))

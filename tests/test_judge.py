@@ -685,8 +685,11 @@ def test_audit_by_hand(command, capsys):
 
 def test_answers_of_a_run_go_to_the_judge(tmp_path, capsys):
     """rollouts.jsonl calls it "answer", and was refused. Where a row has a "response", that is graded;
-    the other column is named, for it may be a reference."""
-    rows = [{"prompt": "p", "answer": "A"}, {"prompt": "p", "answer": "R", "response": "B"}]
+    the other column is named, for it may be a reference, as it is in a row without a step."""
+    row = {"prompt": "p", "answer": "A"}
+    rows = [row | {"step": 1}, row | {"response": "B", "step": 1}]
     items = read_responses(write_rows(tmp_path / "rollouts.jsonl", rows))
     assert [answer for _, answer, _ in items] == ["A", "B"]
     assert "2 answers" in (line := capsys.readouterr().out) and "answer (1 row)" in line
+    path = write_rows(tmp_path / "gold.jsonl", [row])
+    assert 'no "response"; found prompt, answer' in error_of(read_responses, path)
