@@ -370,7 +370,7 @@ def read_responses(path, rubrics=None, flag="--responses"):
     for n, raw in files.read_jsonl(path, numbered=True, flag=flag):
         try:
             check_characters(raw)
-            # a run's rollouts.jsonl, whose rows have a step; elsewhere "answer" may be the reference
+            # of a run's rollouts.jsonl, with a step; elsewhere "answer" may be the reference
             key = "answer" if "step" in raw and "response" not in raw else "response"
             if raw.get(key) is None:
                 raise ValueError(f'no "response"; found {", ".join(raw)[:80]}; rename the column')
