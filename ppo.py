@@ -406,7 +406,7 @@ def rollout(args, run, models, rows, seed):
         raise UserError(f"{flag}: {counts}; more than half stops the run")
     rows, prompts, scores = ([column[i] for i in scored] for column in (rows, prompts, scores))
     answers = Rollout(**{name: [x[i] for i in scored] for name, x in vars(answers).items()})
-    b = rollouts.rollout_tensors(answers, pad_id(tokenizer), policy.device)
+    b = rollouts.rollout_tensors(answers, pad_id(tokenizer), policy.device)  # ids, mask, logps
     rollouts.rescore(run, policy, b, args.temperature, minibatches(args, run, len(scored), epoch=0))
     # (3) reference log-probs of the same tokens, and the critic's values
     whole = [range(len(scored))]  # one batch
@@ -476,7 +476,7 @@ def update(args, run, policy, critic, b):
     for epoch in range(args.ppo_epochs):
         for batch in minibatches(args, run, n, epoch):
             actions = int(b["mask"][batch].sum())  # of the whole optimiser step
-            for part in run.micro_batches(batch, b["lengths"]):
+            for part in run.micro_batches(batch, b["lengths"]):  # rows that fit into memory
                 tokens, mask, gaps = backward(args, run, policy, critic, b, part, actions)
                 # after the first optimiser step the policy differs from the sampler by training
                 means.add(tokens, mask, gaps if not steps else 0 * gaps)
@@ -547,10 +547,10 @@ def main(argv=None):
     encoded, longest = rollouts.encoded_prompts(args, policy, tokenizer, prompts)
     lr = args.lr or runs.default_lr(policy, RATES)
     own_lr = {critic.score: HEAD_LR} if critic.fresh_head else {}
-    run.start(policy, tokenizer, lr, own_lr, longest, encoded)
+    run.start(policy, tokenizer, lr, own_lr, longest, encoded)  # optimiser; --resume: loads
     guard = Guard(run, watch.Watcher(args, run.rows()))
     kl_control = AdaptiveKL(run.state["kl_coef"], args.kl_target)  # of a checkpoint, if resumed
-    if run.step == 0:
+    if run.step == 0:  # not resumed
         preflight(args, run, models, train)
         guard.evaluation(*evaluate(args, run, models, gold, val))
 
@@ -580,11 +580,11 @@ def main(argv=None):
         # (8) now and then: score, gold and KL on validation prompts; the alarms of watch.py
         if run.evaluates(step):
             guard.evaluation(*evaluate(args, run, models, gold, val))
-        guard.end_step()
+        guard.end_step()  # ends the loop if an alarm says so
 
     # ---- 9. save ----
-    if not run.stopped:
-        guard.save()
+    if not run.stopped:  # by Ctrl-C or --stop-after
+        guard.save()  # the weights of the best validation, or the last
     return guard.finish(next_command(args)) or watch.exit_code(run.state["ended"])
 
 
