@@ -17,9 +17,14 @@ from envs.inbox import Inbox, read_call, read_mailbox
 from envs.interview import Interview, read_bank, read_turn
 from envs.twenty48 import TwentyFortyEight, after, legal_moves
 from parts.files import UserError
-from tiny import cases, table
+from tiny import cases, read_json, table
 
-BANK = REPO / "data" / "interview.json"
+BANK, BOX = REPO / "data" / "interview.json", REPO / "data" / "inbox.json"
+
+
+def write_json(path, data):
+    path.write_text(json.dumps(data), encoding="utf-8")
+    return str(path)
 
 
 def played(make, name, seeds):
@@ -133,16 +138,16 @@ def test_free_questions_are_read_rightly_nine_times_in_ten():
 
 @cases("key | message\novertime row | the same first key\nred car | lacks its keys")
 def test_a_broken_bank_is_refused(key, message, tmp_path):
-    bank, file = json.loads(BANK.read_text(encoding="utf-8")), tmp_path / "bank.json"
+    bank = read_json(BANK)
     bank["competencies"]["sales"]["evidence"][0]["keys"][0] = [key]
-    file.write_text(json.dumps(bank), encoding="utf-8")
+    arguments = json.dumps({"bank": write_json(tmp_path / "bank.json", bank)})
     with pytest.raises(UserError, match=f"bank.json.*{message}"):
-        g.environment(g.parse_args(["--env-args", json.dumps({"bank": str(file)})]))
+        g.environment(g.parse_args(["--env-args", arguments]))
 
 
 def test_names_that_look_like_list_marks(tmp_path):
     """The oracle's own summary of "5S audits" and "c_sharp" was no line about them."""
-    bank, file = json.loads(BANK.read_text(encoding="utf-8")), tmp_path / "bank.json"
+    bank = read_json(BANK)
     names = dict(zip(bank["competencies"], ("5S audits", "c_sharp")))
     for old, new in names.items():
         bank["competencies"][new] = competency = bank["competencies"].pop(old)
@@ -150,26 +155,8 @@ def test_names_that_look_like_list_marks(tmp_path):
         for item in competency["evidence"]:
             item["short"] = item["short"].replace(old, new, 1)
     bank["roles"] = {r: [names.get(c, c) for c in x] for r, x in bank["roles"].items()}
-    file.write_text(json.dumps(bank), encoding="utf-8")
-    assert means(partial(Interview, bank=str(file)), "oracle") == (1, 1)
-
-
-def test_accepted_answers_that_hold_other_words(tmp_path):
-    """An accepted "no" was a denial, "2 months" another question's answer "2"."""
-    box = json.loads((REPO / "data" / "inbox.json").read_text())
-    texts = "No earlier than 3 May.", "Two months or 2 months.", "2 of them."
-    forms = ["no earlier than 3 May"], ["two months", "2 months"], ["2"]
-    for i, text, answers in zip(range(9000, 9003), texts, forms):
-        own = {"source": i, "answers": answers, "outdated": []}
-        box["messages"].append(box["messages"][0] | {"id": i, "text": text})
-        box["questions"].append(box["questions"][0] | own)
-    (tmp_path / "box.json").write_text(json.dumps(box))
-    env = Inbox(str(tmp_path / "box.json"))
-    env.reset(0)
-    for question in env.mailbox["questions"]["train"][-3:]:
-        env.question = question
-        assert env.grade({"answer": question["answers"][-1], "source": question["source"]}) > 0.4
-        assert env.grade({"answer": "not 7 June", "source": question["source"]}) < 0
+    file = write_json(tmp_path / "bank.json", bank)
+    assert means(partial(Interview, bank=file), "oracle", range(100)) == (1, 1)
 
 
 def with_states(*states, seed=0):
@@ -185,6 +172,10 @@ def say(env, *texts):
     return last
 
 
+def ask_about(env, competencies):
+    say(env, *(f"Tell me about a time you dealt with {c}." for c in competencies))
+
+
 def short(env, c):
     return env.items[c]["short"]
 
@@ -192,9 +183,9 @@ def short(env, c):
 def test_a_good_interview_earns_one():
     env = with_states("open", "reserved", "reserved", "none")
     a, b, c, d = env.competencies
-    deal = "Tell me about a time you dealt with"
-    say(env, f"{deal} {a}.", f"{deal} {b}.", "What exactly did you do?")
-    say(env, f"When did you last deal with {c}?", f"What was the result of your work on {c}?")
+    ask_about(env, (a, b))
+    say(env, "What exactly did you do?", f"When did you last deal with {c}?")
+    say(env, f"What was the result of your work on {c}?")
     last = say(env, f"Give me an example of your work on {d}.")
     assert last[0]["content"].endswith("Please write the summary now.") and not last[2]
     told = [short(env, x).split(": ")[1] for x in (a, b, c)]
@@ -220,7 +211,7 @@ def test_a_summary_line_is_worth(reward, text, why, asked):
     """1/4 of four for a correct line, 0 for less than was said, −.15 for more."""
     env = with_states()
     a, b, *_ = env.competencies
-    say(env, *(f"Tell me about a time you dealt with {c}." for c in (a, b)[:asked]))
+    ask_about(env, (a, b)[:asked])
     other = short(env, b).split(": ")[1]
     thing, number = (group[0].strip() for group in env.items[a]["keys"])
     own = f"{thing}, {number}"
@@ -257,8 +248,9 @@ def test_no_summary_costs_and_ends():
 
 
 def test_baselines_of_the_interview():
-    found = {name: means(Interview, name) for name in Interview.baselines}
-    assert found["oracle"] == (1, 1) and found["fixed"] == (0.5, 0.5)
+    exact = {"oracle": (1, 1), "fixed": (0.5, 0.5)}  # in each episode: fewer say as much
+    assert {name: means(Interview, name, range(100)) for name in exact} == exact
+    found = {name: means(Interview, name) for name in ("fixed+", "random", "uniform")}
     assert found["fixed+"] == (pytest.approx(0.75, abs=0.02), pytest.approx(0.65, abs=0.03))
     assert 0.15 < found["random"][1] < 0.4 and -0.55 < found["uniform"][1] < -0.3
 
@@ -282,7 +274,7 @@ def test_exploits_do_not_win(line, unasked, asked):
         }
         lines = [line.format(c=c, own=short(env, c), **given) for c in env.competencies]
         if told:
-            say(env, *(f"Tell me about a time you dealt with {c}." for c in env.competencies))
+            ask_about(env, env.competencies)
         found = say(env, "Tell me about sales.\nSUMMARY\n" + "\n".join(lines).replace("\\n", "\n"))
         assert found[1:3] == (pytest.approx(reward), True)
 
@@ -300,6 +292,9 @@ def test_profiles_are_as_dealt():
     assert json.dumps(env.bank["competencies"]) == before
 
 
+# ---- the mailbox ----
+
+
 @pytest.mark.parametrize("text, call", [
     ('{"search": "Ada notice"}', {"search": "Ada notice"}),
     ('I look first.\n```json\n{"read": "17"}\n```', {"read": 17}),
@@ -309,21 +304,44 @@ def test_profiles_are_as_dealt():
     ('{"answer": "{4} weeks", "source": 3}', {"answer": "{4} weeks", "source": 3}),
     ('{"answer": "x", "source": null}', {"answer": "x"}),
     ('{"answer": 28500, "source": "17"}', {"answer": 28500, "source": 17}),
+])  # fmt: skip
+def test_calls_are_read(text, call):
+    assert read_call(text) == call
+
+
+@pytest.mark.parametrize("text, error", [
     ("I would search for Ada.", "expected one call, got none"),
     ('{"search": "Ada"} {"read": 3}', "expected one call, got 2"),
     ('{"find": "Ada"}', "unknown call"), ('{"search": "Ada", "read": 3}', "unknown call"),
-    ('{"read": "three"}', '"read" is the number of a message'),
+    ('{"\\ud800": 1}', "unknown call"), ('{"read": "three"}', '"read" is the number of a message'),
+    ('{"read": true}', '"read" is the number'), ('{"read": 17.5}', '"read" is the number'),
+    ('{"read": 1e999}', '"read" is the number'), ('{"read": ' + "9" * 5000 + "}", ""),
     ('{"answer": "x", "source": [3]}', '"source" is the number of a message'),
+    ('{"answer": ["a", "b"]}', '"answer" is a text'), ('{"search": {"a": 1}}', '"search" is a text'),
+    ("{" * 5000, "expected one call, got none"), ('{"a":' * 3000, "expected one call, got none"),
 ])  # fmt: skip
-def test_a_call_is_read_or_answered_with_what_is_wrong(text, call):
-    if isinstance(call, dict):
-        assert read_call(text) == call
-        return
+def test_a_wrong_call_is_answered_with_what_is_wrong(text, error):
+    """It earns 0 and the episode goes on. Half a character in a key came back in the error, which no
+    tokenizer reads: the run ended."""
+    (t,) = g.play(Inbox, [0], lambda live: [text if not live[0][0].texts() else '{"answer": ""}'])
+    shown = t.messages[3]["content"]
+    assert shown.startswith(f"error: {error}") and len(shown) < 200 and shown.encode()
+    assert (t.error, t.reward, t.metrics["invalid"]) == (None, 0.0, 1)
+
+
+def inbox_asking(is_wanted):
+    """The mailbox, asked its first question for training that is_wanted."""
     env = Inbox()
-    env.reset(0)
-    message, reward, done, info = env.step(text)
-    assert message["content"].startswith(f"error: {call}") and info["invalid"] == 1
-    assert (reward, done) == (0.0, False)
+    next(n for n in range(104) if env.reset(n) and is_wanted(env.question))
+    return env
+
+
+def earned(env, answer, source):
+    """Reward and info of an answer, which ends the episode."""
+    call = {"answer": answer} if source is None else {"answer": answer, "source": source}
+    _, reward, done, info = env.step(json.dumps(call))
+    assert done
+    return reward, info
 
 
 @cases("""
@@ -342,46 +360,13 @@ OUTDATED | SOURCE | -.5
 """)
 def test_what_an_answer_about_the_mailbox_earns(answer, source, reward):
     """A corrected fact: the earlier answer no longer holds, and a list of all is no answer."""
-    env, numbers = Inbox(), range(104)
-    number = next(n for n in numbers if env.reset(n) and env.question["outdated"])
-    env.reset(number)
+    env = inbox_asking(lambda question: question["outdated"])
     question = env.question
     for old, new in (("ANSWER", question["answers"][0]), ("OUTDATED", question["outdated"][0])):
         answer = answer.replace(old, new)
-    call = {"answer": answer, "source": question["source"] if source == "SOURCE" else source}
-    _, got, done, info = env.step(json.dumps({k: v for k, v in call.items() if v is not None}))
-    assert done and got == pytest.approx(float(reward))
+    got, info = earned(env, answer, question["source"] if source == "SOURCE" else source)
+    assert got == pytest.approx(float(reward))
     assert info["correct"] == (got > 0.4) and info["wrong"] == (got < 0)
-
-
-def test_the_mailbox_and_its_baselines():
-    """295 messages; what is asked of one side is about other people, and each is asked once: the
-    64 validation questions that chose the weights were among the 80 of the test."""
-    mailbox = read_mailbox(str(REPO / "data" / "inbox.json"))
-    sides = mailbox["questions"]
-    assert {side: len(rows) for side, rows in sides.items()} == dict(
-        train=104, validation=48, test=48
-    )
-    assert len(mailbox["messages"]) == 295
-    assert sum(len({q["about"] for q in rows}) for rows in sides.values()) == 50
-    for start, side in enumerate(sides):
-        seeds = range(start * 10**9, start * 10**9 + len(sides[side]))
-        asked = [t.metadata["question"] for t in played(Inbox, "oracle", seeds)]
-        assert sorted(asked) == sorted(q["question"] for q in sides[side])
-    scores = {name: means(Inbox, name, seeds)[0] for name in Inbox.baselines}
-    assert scores == pytest.approx(dict(oracle=1, exhaustive=43 / 48, blind=0))
-    assert means(Inbox, "exhaustive", seeds)[1] < means(Inbox, "oracle", seeds)[1]
-
-
-def test_one_message_proves_each_answer():
-    """Three corrections said what the first message had said, and only the later one counted."""
-    mailbox = read_mailbox(str(REPO / "data" / "inbox.json"))
-    for q in (q for rows in mailbox["questions"].values() for q in rows):
-        about = [m for m in mailbox["messages"].values() if q["about"] in str(m)]
-        found = {m["id"]: re.search(q["pattern"], m["text"]) for m in about}
-        values = {i: match[1] for i, match in found.items() if match}
-        assert [i for i, value in values.items() if value in q["answers"]] == [q["source"]]
-        assert max(values) == q["source"] and not {*q["answers"]} & {*q["outdated"]}
 
 
 @cases("""
@@ -400,13 +385,11 @@ It isn't 6 weeks. | -.5
 """)
 def test_a_list_of_all_that_is_possible_earns_nothing(answer, reward):
     """The four notice periods or six skills in a row earned .4 without a look, "not 6 weeks" .99."""
-    env = Inbox()
-    number = next(n for n in range(104) if env.reset(n) and "6 weeks" in env.question["answers"][0])
-    env.reset(number)
-    pay = re.search(r"[\d,]{6}", env.mailbox["messages"][env.question["source"]]["text"])
-    answer = answer.replace("28,500", pay[0] if pay else "6")
-    _, got, done, _ = env.step(json.dumps({"answer": answer, "source": env.question["source"]}))
-    assert done and got == pytest.approx(float(reward))
+    env = inbox_asking(lambda question: "6 weeks" in question["answers"][0])
+    source = env.question["source"]
+    pay = re.search(r"[\d,]{6}", env.mailbox["messages"][source]["text"])
+    got, _ = earned(env, answer.replace("28,500", pay[0] if pay else "6"), source)
+    assert got == pytest.approx(float(reward))
 
 
 @pytest.mark.parametrize("topic, answers", [
@@ -414,32 +397,61 @@ def test_a_list_of_all_that_is_possible_earns_nothing(answer, reward):
     ("day", ["on {4} {5}", "{5} {4}th", "the {4}th of {5}", "{5} {4}, at {hour}:00"]),
 ])  # fmt: skip
 def test_spellings_of_an_answer(topic, answers):
-    env = Inbox()
-    number = next(n for n in range(104) if env.reset(n) and env.question["topic"] == topic)
-    env.reset(number)
-    value, source = env.question["answers"][0], env.question["source"]
-    hour = re.search(r"at (\d+)", env.mailbox["messages"][source]["text"])
-    plain = value.replace(",", "")
-    parts = [value, plain, value.replace(",", " "), value.replace(",", "."), *value.split()]
     for answer in answers:
-        env.reset(number)
+        env = inbox_asking(lambda question: question["topic"] == topic)
+        value, source = env.question["answers"][0], env.question["source"]
+        hour = re.search(r"at (\d+)", env.mailbox["messages"][source]["text"])
+        plain = value.replace(",", "")
+        parts = [value, plain, value.replace(",", " "), value.replace(",", "."), *value.split()]
         text = answer.format(*parts, *"xx", hour=hour and hour[1])
-        _, got, _, _ = env.step(json.dumps({"answer": text, "source": source}))
-        assert got == pytest.approx(0.9875), text
+        assert earned(env, text, source)[0] == pytest.approx(0.9875), text
 
 
-@pytest.mark.parametrize("text, said", [
-    ('{"\\ud800": 1}', "unknown call"), ('{"read": true}', "is the number"),
-    ('{"read": 17.5}', "is the number"), ('{"answer": ["a", "b"]}', '"answer" is a text'),
-    ('{"search": {"a": 1}}', '"search" is a text'), ('{"read": 1e999}', "is the number"),
-    ("{" * 5000, "got none"), ('{"a":' * 3000, "got none"), ('{"read": ' + "9" * 5000 + "}", ""),
-])  # fmt: skip
-def test_no_call_breaks_the_episode(text, said):
-    """Half a character in a key came back in the error, which no tokenizer reads: the run ended."""
-    (t,) = g.play(Inbox, [0], lambda live: [text if not live[0][0].texts() else '{"answer": ""}'])
-    shown = t.messages[3]["content"]
-    assert t.error is None and shown.startswith("error: ") and said in shown and len(shown) < 200
-    t.messages[3]["content"].encode()
+def test_accepted_answers_that_hold_other_words(tmp_path):
+    """An accepted "no" was a denial, "2 months" another question's answer "2"."""
+    box = read_json(BOX)
+    texts = "No earlier than 3 May.", "Two months or 2 months.", "2 of them."
+    forms = ["no earlier than 3 May"], ["two months", "2 months"], ["2"]
+    for i, text, answers in zip(range(9000, 9003), texts, forms):
+        own = {"source": i, "answers": answers, "outdated": []}
+        box["messages"].append(box["messages"][0] | {"id": i, "text": text})
+        box["questions"].append(box["questions"][0] | own)
+    env = Inbox(write_json(tmp_path / "box.json", box))
+    env.reset(0)
+    for question in env.mailbox["questions"]["train"][-3:]:
+        env.question = question
+        assert env.grade({"answer": question["answers"][-1], "source": question["source"]}) > 0.4
+        assert env.grade({"answer": "not 7 June", "source": question["source"]}) < 0
+
+
+def test_the_mailbox_and_its_baselines():
+    """295 messages; what is asked of one side is about other people, and each is asked once: the
+    64 validation questions that chose the weights were among the 80 of the test."""
+    mailbox = read_mailbox(str(BOX))
+    sides = mailbox["questions"]
+    assert {side: len(rows) for side, rows in sides.items()} == dict(
+        train=104, validation=48, test=48
+    )
+    assert len(mailbox["messages"]) == 295
+    assert sum(len({q["about"] for q in rows}) for rows in sides.values()) == 50
+    for start, side in enumerate(sides):
+        seeds = range(start * 10**9, start * 10**9 + len(sides[side]))
+        asked = [t.metadata["question"] for t in played(Inbox, "oracle", seeds)]
+        assert sorted(asked) == sorted(q["question"] for q in sides[side])
+    scores = {name: means(Inbox, name, seeds)[0] for name in Inbox.baselines}
+    assert scores == pytest.approx(dict(oracle=1, exhaustive=43 / 48, blind=0))
+    assert means(Inbox, "exhaustive", seeds)[1] < means(Inbox, "oracle", seeds)[1]
+
+
+def test_one_message_proves_each_answer():
+    """Three corrections said what the first message had said, and only the later one counted."""
+    mailbox = read_mailbox(str(BOX))
+    for q in (q for rows in mailbox["questions"].values() for q in rows):
+        about = [m for m in mailbox["messages"].values() if q["about"] in str(m)]
+        found = {m["id"]: re.search(q["pattern"], m["text"]) for m in about}
+        values = {i: match[1] for i, match in found.items() if match}
+        assert [i for i, value in values.items() if value in q["answers"]] == [q["source"]]
+        assert max(values) == q["source"] and not {*q["answers"]} & {*q["outdated"]}
 
 
 @pytest.mark.parametrize("change, said", [
@@ -450,14 +462,16 @@ def test_no_call_breaks_the_episode(text, said):
 ])  # fmt: skip
 def test_mailboxes_that_are_refused(change, said, tmp_path):
     """An accepted answer without a word made every answer right."""
-    box = json.loads((REPO / "data" / "inbox.json").read_text())
+    box = read_json(BOX)
     change(box)
-    (tmp_path / "box.json").write_text(json.dumps(box))
     with pytest.raises(ValueError, match=said):
-        Inbox(str(tmp_path / "box.json"))
-    for turns in (0, "8", True, 1.5):
-        with pytest.raises(ValueError, match="max_turns"):
-            Inbox(max_turns=turns)
+        Inbox(write_json(tmp_path / "box.json", box))
+
+
+@pytest.mark.parametrize("turns", [0, "8", True, 1.5])
+def test_numbers_of_turns_that_are_refused(turns):
+    with pytest.raises(ValueError, match="max_turns"):
+        Inbox(max_turns=turns)
 
 
 @pytest.mark.parametrize("metadata, logged", [
