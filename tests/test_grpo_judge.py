@@ -70,6 +70,18 @@ VOWEL = re.compile("[aeiouAEIOU]")
 CHECK = {"check": "regex:match", "pattern": "[aeiouAEIOU]", "name": "gold"}
 
 
+def asks(n, *rubrics, **more):
+    """Rows of n prompts with the same rubrics."""
+    return [{"prompt": f"Ask {i}.", "rubrics": rubrics} | more for i in range(n)]
+
+
+def gold_flag(folder, scores):
+    """--gold with a function that returns `scores`, an expression of rows and answers."""
+    file = folder / "gold.py"
+    file.write_text(f"def f(prompts, answers, rows):\n    return {scores}\n")
+    return "--gold", f"{file}:f"
+
+
 def vowel(task, criterion, answer):
     assert criterion == TEXT, criterion
     return bool(VOWEL.search(answer))
@@ -93,7 +105,7 @@ def uniform(tmp_path_factory):
 def texts(tmp_path_factory):
     folder, paths = tmp_path_factory.mktemp("rows"), {}
     for name, rubrics in {"text": [TEXT], "mixed": [TEXT, CHECK]}.items():
-        rows = [{"task_id": f"t{i}", "prompt": f"Ask {i}.", "rubrics": rubrics} for i in range(12)]
+        rows = asks(12, *rubrics)
         parts = {"train": rows[:8], "validation": rows[8:10], "test": rows[10:]}
         paths[name] = folder / f"{name}.json"
         paths[name].write_text(json.dumps(parts))
@@ -155,10 +167,9 @@ def test_verdicts_reach_the_log(train):
 def test_mixed_rows_and_the_metrics_page(train, tmp_path):
     from test_house import check_metrics, metric_rows
 
-    gold = tmp_path / "gold.py"
-    gold.write_text("def f(prompts, answers, rows):\n    return [0.5] * len(answers)\n")
     with Rule(vowel) as server:
-        flags = ("--gold", f"{gold}:f", "--overlong", "penalty", "--beta", 0.01, "--steps", 2)
+        gold = gold_flag(tmp_path, "[0.5] * len(answers)")
+        flags = (*gold, "--overlong", "penalty", "--beta", 0.01, "--steps", 2)
         rows, kept = train(server, *flags, data="mixed")
     assert len(server.requests) > 10
     assert not re.search(r"regex|aeiou|gold|check|pattern", str(server.requests), re.I)
@@ -178,7 +189,7 @@ def test_mixed_rows_and_the_metrics_page(train, tmp_path):
     check_metrics(logged, tables["every trainer"] | tables["grpo_rubric.py"] | tables["judge.py"])
 
 
-BROKEN = 500, {}, b"oops"
+BROKEN = 500, {"Retry-After": "0"}, b"oops"  # a retry does not wait
 
 
 def test_no_reward_is_invented(train):
@@ -228,14 +239,11 @@ def test_a_dead_judge_ends_the_run(train, tmp_path, capsys):
 
 def test_a_reference_reaches_the_judge_and_never_the_policy(train, tmp_path, monkeypatch):
     """Nor does a label under another name reach the judge; --gold reads it."""
-    row = {"reference": "Kafka is the gap.", "label": "SECRET", "rubrics": [TEXT]}
-    gold = tmp_path / "gold.py"
-    gold.write_text("def f(prompts, answers, rows):\n    return [len(r['label']) for r in rows]\n")
-    data = write_rows(tmp_path / "r.jsonl", [row | {"prompt": f"Ask {i}."} for i in range(8)])
+    rows = asks(8, TEXT, reference="Kafka is the gap.", label="SECRET")
+    data = write_rows(tmp_path / "r.jsonl", rows)
     spy = Spy(monkeypatch, grpo_rubric, "sample")
-    flags = (
-        f"--reward rubric --reward ruler --steps 2 --judge-max-retries 0 --gold {gold}:f".split()
-    )
+    flags = "--reward rubric --reward ruler --steps 2 --judge-max-retries 0".split()
+    flags += gold_flag(tmp_path, "[len(row['label']) for row in rows]")
     script = lambda asked: BROKEN if asked.ruler and asked.key[0] in "0123456" else None  # noqa: E731
     with Rule(vowel, vowel_score, script) as server:
         rows, kept = train(server, *flags, data=data)
@@ -278,68 +286,66 @@ def test_resume_repeats_no_paid_call(train, tmp_path, capsys):
 
 
 def test_ruler_on_rows_of_checks_alone(train, tmp_path):
-    """No row has a text for the canaries: nothing is asked for them, and the run goes on."""
-    data = write_rows(
-        tmp_path / "r.jsonl", [{"prompt": f"Ask {i}.", "rubrics": [CHECK]} for i in range(8)]
-    )
+    """No row has a text for the canaries: nothing is asked for them, and the run goes on. Without
+    a test row nothing is tested."""
+    rows, data = asks(8, CHECK), tmp_path / "rows.json"
+    data.write_text(json.dumps({"train": rows[:6], "validation": rows[6:], "test": []}))
     with Rule(vowel, vowel_score) as server:
-        rows, _ = train(server, *"--reward ruler --steps 1".split(), data=data)
-    assert all(asked.ruler for asked in server.asked) and "judge/canary_dot" not in str(rows)
-
-
-def test_the_final_test_is_paid_for_in_the_log(train, tmp_path, capsys):
-    """Its calls were in no row: watch.py's cost was lower than the bill. No rule reads the row."""
-    with Rule(vowel) as server:
-        flags = "--steps 1 --eval-every 1 --max-new-tokens 8 --judge-price 1,1 --overwrite".split()
-        log, _ = train(server, *flags)
-        calls = len(server.asked)
-    tested = log[-1]
-    assert tested["test/n"] == 2 and 0 < tested["judge/calls"] <= 4 and tested["judge/usd"] > 0
-    assert sum(row.get("judge/calls", 0) for row in log) == calls
-    out = tmp_path / "run"
-    budget = sum(row.get("judge/usd") or 0 for row in log) + 1e-9  # the next step would be over it
-    *_, stopped = watch.replay(log, steps=1, judge_budget=budget)
-    assert stopped == watch.replay(log[:-1], steps=1, judge_budget=budget)[2]
-    assert watch.Watcher(rows=log)["judge/usd"] == watch.Watcher(rows=log[:-1])["judge/usd"]
-    assert watch.main([str(out)]) == 0 and f"{calls} judge calls" in capsys.readouterr().out
-    (points, spent), (_, before) = (spending({"args": {}, "rows": x}) for x in (log, log[:-1]))
-    assert spent == before and len(points) == 2  # not of training, as no validation is
+        log, _ = train(server, *"--reward ruler --steps 1".split(), data=data)
+    assert all(asked.ruler for asked in server.asked) and len(server.asked) > 2
+    assert not re.search("judge/canary_dot|test/n", str(log))
 
 
 def test_every_paid_request_is_logged_and_foretold(train, tmp_path, capsys):
-    """The log counted 9 calls of 21 and the price of 21; a dry run foretold 12: no canaries."""
-    rows = [{"prompt": f"Ask {i}.", "rubrics": [TEXT]} for i in range(8)]
-    data = tmp_path / "rows.json"
-    data.write_text(json.dumps({"train": rows[:6], "validation": rows[6:], "test": []}))
-    flags = "--reward rubric --steps 2 --eval-every 1 --max-new-tokens 8".split()
-    with Rule(vowel, vowel_score) as server:
-        log, _ = train(server, *flags, data=data)
-        assert sum(row.get("judge/calls", 0) for row in log) == len(server.asked) > 14
+    """The log counted 9 calls of 21 and the price of 21; a dry run foretold 12: no canaries. The
+    final test's calls were in no row: watch.py's cost was lower than the bill. No rule reads the
+    row, which is no cost of training."""
+    flags = "--steps 2 --eval-every 1 --max-new-tokens 8 --judge-price 1,1".split()
+    with Rule(vowel) as server:
+        log, _ = train(server, *flags)
+        calls = len(server.asked)
+        assert sum(row["judge/calls"] for row in log) == calls > 14, "each row has its own"
         capsys.readouterr()
-        train(server, *flags, "--dry-run", data=data)
+        train(server, *flags, "--dry-run")
     foretold = re.search(r"^the run of 2 steps: (\d+) calls", capsys.readouterr().out, re.M)
     few_equal = 0.8 * int(foretold[1])  # equal answers are asked about once
-    assert few_equal < len(server.asked) <= int(foretold[1])
+    assert few_equal < calls == len(server.asked) <= int(foretold[1])
+    tested, before = log[-1], log[:-1]
+    assert tested["test/n"] == 2 and 0 < tested["judge/calls"] <= 4 and tested["judge/usd"] > 0
+    budget = sum(row.get("judge/usd") or 0 for row in log) + 1e-9  # the next step would be over it
+    stopped, expected = (watch.replay(x, steps=2, judge_budget=budget)[2] for x in (log, before))
+    assert stopped == expected
+    assert watch.Watcher(rows=log)["judge/usd"] == watch.Watcher(rows=before)["judge/usd"]
+    assert watch.main([str(tmp_path / "run")]) == 0
+    assert f"{calls} judge calls" in capsys.readouterr().out
+    (points, spent), (_, expected) = (spending({"args": {}, "rows": x}) for x in (log, before))
+    assert spent == expected and len(points) == 3  # not of training, as no validation is
 
 
-def test_validation_by_checks_says_what_it_reads(tmp_path, capsys):
+@pytest.fixture
+def loaded(tmp_path):
+    def load(points, *flags):
+        """The arguments of a run on 20 rows of a judged criterion (4 points) and a check."""
+        rows = asks(20, {"criterion": "Names a gap.", "points": 4}, CHECK | {"points": points})
+        data = write_rows(tmp_path / "r.jsonl", rows)
+        args = grpo_rubric.parse_args(["--data", data, *flags])
+        assert grpo_rubric.load_data(args)
+        return args
+
+    return load
+
+
+def test_validation_by_checks_says_what_it_reads(loaded, capsys):
     """The headline, the weights and the alarms rested on "at most 20 words", unsaid."""
-    rubric = [{"criterion": "Names a gap.", "points": 4}, CHECK | {"points": 1}]
-    data = write_rows(tmp_path / "r.jsonl", [{"prompt": f"Ask {i}.", "rubrics": rubric} for i in range(20)])  # fmt: skip
     for flags, said in ([], True), (["--val-metric", "checks"], False):
-        grpo_rubric.load_data(grpo_rubric.parse_args(["--data", str(data), *flags]))
+        loaded(1, *flags)
         assert ("validation: checks, 20% of the weight" in capsys.readouterr().out) is said
 
 
-def test_checks_that_only_take_points_off_score_nothing(tmp_path):
+def test_checks_that_only_take_points_off_score_nothing(loaded):
     """Validation by them had no score at all, and no reason was given."""
-    rubric = [{"criterion": "Names a gap.", "points": 4}, CHECK | {"points": -1}]
-    rows = [{"prompt": f"Ask {i}.", "rubrics": rubric} for i in range(20)]
-    data = str(write_rows(tmp_path / "r.jsonl", rows))
-    args = grpo_rubric.parse_args(["--data", data])
-    assert grpo_rubric.load_data(args) and args.val_metric == "rubric"
-    args = grpo_rubric.parse_args(["--data", data, "--reward", "checks"])
-    assert "has no check that earns points" in error_of(grpo_rubric.load_data, args)
+    assert loaded(-1).val_metric == "rubric"
+    assert "has no check that earns points" in error_of(loaded, -1, "--reward", "checks")
 
 
 def test_no_ruler_score_is_invented(train):
@@ -380,7 +386,7 @@ def flawed(answer):
 
 @pytest.mark.slow
 def test_hybrid_stops_on_reward_hacking(train, tmp_path):
-    rows = [{"prompt": f"Ask {i}.", "rubrics": [TEXT, CHECK]} for i in range(192)]
+    rows = asks(192, TEXT, CHECK)
     random.Random(42).shuffle(rows)
     data, out = tmp_path / "rows.json", tmp_path / "run"
     split = {"train": rows[:28], "validation": rows[28:181], "test": rows[181:]}
