@@ -17,7 +17,7 @@ from tiny import TEMPLATE, cases, tiny_model, tiny_tokenizer, words
 
 pytestmark = pytest.mark.usefixtures("quiet_process")
 INSTRUCTION = "Name python, sql and kafka first. Then two strengths and a gap, in short."
-DISTIL = "--steps 40 --eval-every 0 --warmup 0 --schedule constant --restore last"
+DISTIL = "--eval-every 0 --warmup 0 --schedule constant --restore last"
 
 
 @pytest.fixture(scope="module")
@@ -111,14 +111,7 @@ def test_an_instruction_goes_into_the_weights(tmp_path):
     flags = ["--teacher-system", instruction]
     teacher = opened(own, flags)[2]
     assert teacher.instruction == ("Recommendation: hold. " * 3).strip()
-    log = trained(
-        run(
-            own,
-            tmp_path / "run",
-            DISTIL.replace("40", "24"),
-            f"--lr 3e-4 --teacher-system {instruction}",
-        )
-    )
+    log = trained(run(own, tmp_path / "run", DISTIL, "--steps 24 --lr 3e-4", *flags))
     student = common.load_policy(str(tmp_path / "run"), trainable=False)
     held_out = [judge.read_row(row) for row in splits["validation"][:12]]
     with torch.no_grad():
@@ -130,7 +123,7 @@ def test_an_instruction_goes_into_the_weights(tmp_path):
 def test_a_run_with_a_teacher(graded, tmp_path, monkeypatch):
     teacher = tiny_model("llama", tmp_path, seed=9)
     spy = Spy(monkeypatch, grpo_rubric, "update")
-    rows = trained(run(graded, tmp_path / "run", DISTIL, "--lr 0.03 --teacher", teacher))
+    rows = trained(run(graded, tmp_path / "run", DISTIL, "--steps 40 --lr 0.03 --teacher", teacher))
     kinds = {(row["kl/coef"], row["forwarded"], row["updates"]) for row in rows}
     assert kinds == {(1.0, 16, 1)} and len(rows) == 40
     assert rows[-1]["kl/token"] < 0.67 * rows[0]["kl/token"], [row["kl/token"] for row in rows]
