@@ -259,11 +259,7 @@ def run(tests, namespace):
         import unittest
 
         unittest.main = lambda *args, **kwargs: None  # its classes are run below
-    try:
-        exec(compile(tests, "tests.py", "exec"), module.__dict__)
-    except SystemExit as error:
-        if error.code != 0:  # sys.exit(double(2) != 4); without a word it may be either end
-            raise
+    exec(compile(tests, "tests.py", "exec"), module.__dict__)
     unittest = sys.modules.get("unittest")
     for name, value in list(vars(module).items()):
         if isinstance(value, types.FunctionType) and name.startswith("test"):

@@ -28,10 +28,9 @@ from pathlib import Path
 from checks.maths import Undecided
 
 APART = str(Path(__file__).with_name("apart.py"))
-# language, code: up to a fence of as many marks, with words behind it or not, or to the end
-FENCE = re.compile(
+FENCE = re.compile(  # language, code: up to a fence of as many marks, or to the end
     r"^[ \t]*(?:(?:[-*+]|\d+[.)])[ \t]+)?(`{3,}|~{3,})(?![`~])[ \t]*\{?\.?([\w.+#-]*)[^\n`]*\n"
-    r"(.*?)(?:^[ \t]*\1[`~]*(?:[ \t][^\n]*)?$|\Z)",
+    r"(.*?)(?:^[ \t]*\1[`~]*[ \t]*$|\Z)",
     re.S | re.M,
 )
 WORDS = (ast.Name, ast.Attribute, ast.Tuple, ast.BoolOp, ast.UnaryOp, ast.BinOp, ast.Compare)
@@ -102,8 +101,8 @@ def run_tests(answer, tests, seconds=5):
     """True if the tests run to their end, with the names that the answer's code defines.
 
     test_… functions, Test… and unittest classes are run too. Undecided if the tests do not compile,
-    import what is not there, exit without a status or use nothing of the answer's; if the answer
-    redefines a builtin that they use, or if the system bounds no time or memory.
+    import what is not there, exit or use nothing of the answer's; if the answer redefines a builtin
+    that they use, or if the system bounds no time or memory.
     """
     if os.name != "posix":
         raise Undecided("this system cannot bound the answer's code")

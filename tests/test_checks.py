@@ -565,8 +565,6 @@ GRADED = [  # tests that run; the next lists are of tests that cannot tell, and 
     f"{ONE_TEST}\ndef test_a():\n    return double(2) == 4",
     "def test_a():\n    assert double\n    return double(2) == 4",
     "import sys\nif double(2) != 4: sys.exit(1)",
-    "import sys\nsys.exit(double(2) != 4)",
-    f"import sys\ndef test_a(): {ONE_TEST}\nsys.exit(0)",
 ]  # fmt: skip
 UNGRADED = [
     f"import unittest\n@unittest.skip('x')\nclass T(unittest.TestCase):\n    def test_a(self): {ONE_TEST}",
@@ -575,7 +573,7 @@ UNGRADED = [
     f"import asyncio\nasync def main():\n    {ONE_TEST}\nmain()",
     f"def test_a(tmp_path):\n    {ONE_TEST}",
     *(f"{line}\n{ONE_TEST}" for line in ("import pytest", "from solution import double", "import numpy.linalg")),
-    f"import sys\nsys.exit(0)\n{ONE_TEST}", "import sys\ndouble(2)\nsys.exit()",
+    f"import sys\nsys.exit(0)\n{ONE_TEST}",
 ]  # fmt: skip
 REFUSED = [
     "double(2) == 4", "def test_a():\n    return double(2) == 4", "'>>> double(2)\\n4'", "double(2)",
@@ -601,7 +599,6 @@ def test_code_that_cannot_be_told_or_compiled():
     assert builtin is None and not holds("code:tests", "print(1)", tests="assert False")
     good = DOUBLE, f"Here:\n```python\n{DOUBLE}```\nDone.", "x = 1", "print('hi')", "import os"
     good += "1 + 1", "[2 * x for x in y]", "x: int = 1", f"```\n{DOUBLE}```\nnot sure"
-    good += f"```python\n{DOUBLE}``` It doubles.\nTry it.", "```\nx = 1\n```  \nnot sure"
     prose = "not sure", "yes or no", "Strengths: SQL\nGaps: none\nRecommendation: hold", "pass"
     prose += "hire if good else reject", "well-known", "interest in SQL", "e.g", "Gaps: SQL, R"
     prose += "```\nnot sure\n```", "Yes.", "yes"
