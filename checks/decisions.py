@@ -3,18 +3,17 @@
 A word that is denied, asked or put under a condition is no decision: "I would not advance",
 "Advance?", "advance if …", "hold rather than reject" (which decides: hold); nor is one of another
 sense ("thank you in advance", "hold a debrief"). What a label at the start of a line names
-("Recommendation: hold", "Update: hold") counts before all other lines, the last label's before all
-others; lines of a word alone that differ are a list to choose from. Where nothing, or more than one
-word, is left, there is no decision: None. Of other languages than English only a denial before the
-word is read (nicht, kein, pas, jamais, no, nunca).
+("Recommendation: hold") counts before all other lines; lines of a word alone that differ are a list
+to choose from. Where nothing, or more than one word, is left, there is no decision: None. Of other
+languages than English only a denial before the word is read (nicht, kein, pas, jamais, no, nunca).
 """
 
 import re
 
 # Recommendation: / Decision (hold or reject) – / ## Verdict, and the line below
 LABEL = re.compile(
-    r"(?:^|(?<=[.;!?,]))[^\w\n]*(?:(?:my|our|the|final|overall|hiring|new|updated|revised)[ \t]+)*"
-    r"(?:recommendation|decision|verdict|conclusion|final answer|update|correction|edit)\b"
+    r"(?:^|(?<=[.;!?,]))[^\w\n]*(?:(?:my|our|the|final|overall|hiring)[ \t]+)*"
+    r"(?:recommendation|decision|verdict|conclusion|final answer)\b"
     r"(?:[ \t]*(?:\([^()\n]*\)|\[[^\[\]\n]*\]))?(?:[^\w\n]*(?:[:=–—]|-(?!\w))|[ \t]*$)\s*",
     re.I | re.M,
 )

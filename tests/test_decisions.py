@@ -92,10 +92,6 @@ Final decision [advance/hold/reject] - **hold** | hold
 ## Recommendation\\n\\nI would hold her.\\nWhat could advance her is SQL. | hold
 **Recommendation:**\\n\\n**Reject**\\nThe others advance. | reject
 Decision: hold.\\nOn reflection, final decision: reject. | reject
-Decision: Advance.\\nShe knows SQL.\\n\\nUpdate: reject. | reject
-Decision: advance. Revised decision: hold. | hold
-Decision: advance\\nUpdate: she answered on Monday. | advance
-Decision: advance\\nCorrection: do not advance. | -
 Strengths: decision-making, could advance the field.\\nReject. | reject
 Reject.\\n\\nPlease hold any questions, and advance your career elsewhere. | reject
 - advance\\n- hold\\n- reject | -
