@@ -139,8 +139,6 @@ OTHER_FORM = re.compile(
     r"\w{4,}(?:ung|ungen|keit|keiten|heit|schaft|lich|isch|ische[rs]?|heid|atie|ctie|ijk|elijke"
     r"|zione|zioni|ente|ado|adas?|aria|erie|ości)"
 )
-# before a capital of a name: Los Angeles, Rio de Janeiro; nouns of these languages have none
-ARTICLES = re.compile(r"\b(?i:(?:el|l[aeo]s?|d[aeiu]|del(?:la)?)\s+)+(?=[A-ZÀ-Ý])")
 ALSO_ENGLISH = {"résumé", "résumés", "café", "naïve"}
 
 
@@ -148,14 +146,12 @@ def is_foreign(text):
     """Whether a text is evidently not English: more of its words are of other languages than of
     English, more than six are of neither, or none has a Latin letter.
 
-    A word with an accent is of another language, unless its capital says that it may be a name;
-    nor does an article before a capital (Los Angeles) say anything.
+    A word with an accent is of another language, unless its capital says that it may be a name.
     None of the 25,343 bundled answers is taken for foreign. Of judgements of one to five
     words, written after the lists: 0 of 20 in English are, 13 of 24 in seven other languages.
     >>> is_foreign("Sind Sie schwanger?"), is_foreign("José: no SQL."), is_foreign("年齢は？")
     (True, False, True)
     """
-    text = ARTICLES.sub("", text)
     words = [(word, word.casefold()) for word in re.findall(r"[^\W\d_]+", text)]
     if not re.search("[a-z]", text, re.I):
         return bool(words)

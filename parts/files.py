@@ -222,7 +222,7 @@ def read_record(folder, flag="", fix=""):
         record = parse_json(file.read_text(encoding="utf-8"))
         if not isinstance(record, dict):
             raise ValueError('expected an object with "args" and "sha256"')
-        if "args" not in record:
+        if not isinstance(record.get("args"), dict):
             return None
         record = {"sha256": {}} | record
         for key in ("args", "sha256"):

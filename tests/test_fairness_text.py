@@ -97,10 +97,7 @@ Capable plumber, tidy finish, own van.
 Bilingual receptionist, friendly, organised, punctual.
 Exceeds expectations across every criterion.
 Chef de cuisine, Paris trained, award winning.
-Vincent van der Berg: decent Go.
-El Camino Real, Los Gatos campus.
-Las Vegas, El Paso, Los Angeles.
-Maria del Carmen Ruiz, Rio de Janeiro."""
+Vincent van der Berg: decent Go."""
 
 
 def test_what_is_not_english():
