@@ -211,7 +211,7 @@ def read_log(path):
 
 def read_record(folder, flag="", fix=""):
     """What a run writes into its folder's args.json: {"stage", "args", "sha256", …}. None where
-    there is none, or another tool's, an object without "args" (ms-swift writes one).
+    there is none, or another tool's, whose "args" is no object (ms-swift writes one).
 
     UserError for one that is cut, or neither; flag, fix: for its message.
     """
@@ -225,9 +225,8 @@ def read_record(folder, flag="", fix=""):
         if not isinstance(record.get("args"), dict):
             return None
         record = {"sha256": {}} | record
-        for key in ("args", "sha256"):
-            if not isinstance(record[key], dict):
-                raise ValueError(f'"{key}" is no object')
+        if not isinstance(record["sha256"], dict):
+            raise ValueError('"sha256" is no object')
         return record
     except (OSError, ValueError, RecursionError) as error:
         where, fix = f"{flag}: " * bool(flag), f"; {fix}" * bool(fix)
