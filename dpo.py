@@ -39,7 +39,7 @@ from parts.kto import kl_baseline, unrelated_logps  # k in the legend below; 0 u
 from parts.lora import adapter_off  # a policy without its adapter is what it started from
 from parts.means import wilson  # 95 % interval of a share
 from parts.pairs import batch_rows  # pairs → ids, mask of all tokens, mask of the answers'
-from parts.parallel import add_up, all_sum, gather, progress  # over all ranks; a bar
+from parts.parallel import add_up, all_sum, gather  # over all ranks
 from parts.rows import check_thumb  # a row of prompt, completion, label
 from parts.shared_prompt import can_share  # may a pair's prompt pass once for both answers?
 
@@ -212,8 +212,8 @@ def reference_logps(args, run, policy, pairs, indices, pad):
     """(2, n) fp32: `pair_logps` of the pairs in `indices`, 0 for others; for simpo all are 0."""
     logps = torch.zeros(2, len(pairs))
     if args.loss_type != "simpo":
-        parts = run.micro_batches(indices, pairs.columns())  # this rank's share
-        for part in progress(parts, "reference", delay=3):
+        # this rank's share
+        for part in run.micro_batches(indices, pairs.columns(), name="reference"):
             logps[:, part] = pair_logps(policy, pairs, part, pad).cpu()
         add_up([logps])  # over the ranks
     return logps

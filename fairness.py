@@ -395,7 +395,8 @@ def study_twins(args, models, interviews):
     for part in study["surfaces"]:
         notes = left_out_notes(part["rows"], len(twins), SURFACES[part["surface"]][0])
         study["twins"]["notes"] += [note for note in notes if note not in study["twins"]["notes"]]
-    study["policy_decisions"] = export_decisions(args, scores, groups, twins)
+    named = np.any(differing["c"], axis=0) if "c" in differing else np.ones(len(twins), bool)
+    study["policy_decisions"] = export_decisions(args, scores, groups, twins, named)
     study["files"] = [part["file"] for part in study["policy_decisions"]]
     study["biasguard"] = [line for part in study["policy_decisions"] for line in part["lines"]]
     return study
@@ -470,32 +471,35 @@ def decision_files(out):
         return set()
 
 
-def export_decisions(args, scores, groups, twins):
+def export_decisions(args, scores, groups, twins, named):
     """Write decisions-*.csv of each policy, in the layout that BiasGuard reads.
 
     returns [{"model", "file", "rows": rates and metrics of each contrast, "lines": BiasGuard's}]
 
     A decision is 1 where the mildest word is the most probable one; the label is 1 where a résumé's
-    "expected_decision" is that word.
+    "expected_decision" is that word.  named: (R,) bool, the résumés that hold the name; others are
+    left out, since one decision for all names would count as equal treatment
     """
     out, words, exports = Path(args.out), args.decision_words, []
     for name in decision_files(out):
         (out / name).unlink(missing_ok=True)
-    expected = [row.get("expected_decision") for row in twins]  # (R,)
-    ids = [str(row.get("id") or f"résumé {r}") for r, row in enumerate(twins)]
+    expected = [row.get("expected_decision") for row, has in zip(twins, named) if has]  # (R,)
+    ids = [str(row.get("id") or f"résumé {r}") for r, row in enumerate(twins) if named[r]]
+    if not ids:
+        return []
     deciding = [s for s in scores if s.word_logps is not None and mass_of(s)["value"] >= TINY_MASS]
     names = labels_of([of_model.model for of_model in deciding])
     for of_model in deciding:
         name = re.sub("[^A-Za-z0-9]+", "-", names[of_model.model]).strip("-")
         file = out / f"decisions-{name}.csv"
-        decided = (of_model.word_logps.argmax(-1) == 0).astype(int)  # (R, N)
+        decided = (of_model.word_logps[named].argmax(-1) == 0).astype(int)  # (R, N)
         R, N = decided.shape
         columns = {"entity_id": [f"{i} {n}" for i in ids for n in range(N)]}
         if {*expected} <= {*words}:
             columns["label_value"] = np.repeat([int(e == words[0]) for e in expected], N).tolist()
         columns |= {
             "score": decided.ravel().tolist(),
-            "score_raw": of_model.values.ravel().tolist(),
+            "score_raw": of_model.values[named].ravel().tolist(),
         }
         columns |= {key: np.tile(group, R).tolist() for key, group in groups.items()}
         columns |= {"model_id": [of_model.model] * R * N, "prompt_id": np.repeat(ids, N).tolist()}

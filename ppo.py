@@ -59,9 +59,8 @@ KL_GAIN = 0.1  # with --kl-target a rollout moves β by at most a fifth of this,
 ROLLOUTS_EVERY = 5  # steps between the rollouts kept in rollouts.jsonl
 SHOW = ("reward/mean", "kl/ref", "entropy", "clip_frac", "length/mean")  # on the progress bar
 HEADLINE = ("val/score", "val/gold", "val/kl", "reward/mean")  # printed before and after training
-# metrics of an update, means over its actions
 UPDATE_METRICS = """policy_loss value_loss entropy approx_kl ratio/mean clip_frac
-    value_clip_frac""".split()
+    value_clip_frac""".split()  # means over the actions of an update
 
 
 # ---- 3. the math ----
@@ -322,7 +321,7 @@ def critic_that_fits(args, run, policy, default_critic):
     training_bytes = memory.training_bytes([policy]) / shards  # gradients, moments, logits
     critic_bytes = training_bytes + weight_bytes
     if not all_max(free is not None and training_bytes + critic_bytes > memory.MARGIN * free):
-        return default_critic  # it fits on every rank
+        return default_critic  # it fits on every rank; a tenth of what is free stays for gaps
     needed, left = critic_bytes / 1e9, max(0, (free or 0) - training_bytes) / 1e9
     print(f"critic     shared: one of its own needs {needed:.1f} GB; the policy leaves {left:.1f}")
     return "shared"
@@ -407,6 +406,7 @@ def rollout(args, run, models, rows, seed):
     rows, prompts, scores = ([column[i] for i in scored] for column in (rows, prompts, scores))
     answers = Rollout(**{name: [x[i] for i in scored] for name, x in vars(answers).items()})
     b = rollouts.rollout_tensors(answers, pad_id(tokenizer), policy.device)  # ids, mask, logps
+    # in half precision: b["logps"] of a forward in the batches that will train, not the sampler's
     rollouts.rescore(run, policy, b, args.temperature, minibatches(args, run, len(scored), epoch=0))
     # (3) reference log-probs of the same tokens, and the critic's values
     whole = [range(len(scored))]  # one batch
@@ -481,7 +481,7 @@ def update(args, run, policy, critic, b):
                 # after the first optimiser step the policy differs from the sampler by training
                 means.add(tokens, mask, gaps if not steps else 0 * gaps)
             steps.append(run.update(lambda rows=batch: f"{rows.tolist()} of step {run.step}"))
-    return rollouts.steps_row(run, steps) | means.row()
+    return rollouts.steps_row(run, steps) | means.row()  # means of both over the rollout
 
 
 def rollout_row(b, kl, kl_coef):
@@ -544,7 +544,7 @@ def main(argv=None):
     args.restore = weights_to_write(args.restore, len(val), "prompts")
     run.state = {"policy": policy, "critic": critic, "kl_coef": args.beta}  # what checkpoints hold
     prompts = [row["prompt"] for row in train]
-    encoded, longest = rollouts.encoded_prompts(args, policy, tokenizer, prompts)
+    encoded, longest = rollouts.encoded_prompts(args, policy, tokenizer, prompts)  # ids; tokens
     lr = args.lr or runs.default_lr(policy, RATES)
     own_lr = {critic.score: HEAD_LR} if critic.fresh_head else {}
     run.start(policy, tokenizer, lr, own_lr, longest, encoded)  # optimiser; --resume: loads

@@ -134,17 +134,21 @@ CONVERT += """open(f + '.jsonl', 'w').writelines(json.dumps(row) + '\\n' for row
 # fmt: on
 
 
-QUOTED = r'(?:^|(?<=[,;\t]))"(?:[^"]|"")*"'  # a cell, which may hold separators and line ends
+QUOTED = r'(?:^|(?<=[,;|\t]))"(?:[^"]|"")*"'  # a cell, which may hold separators and line ends
 
 
 def separator(text):
     """(the separator of a CSV, lines above its header) of a file, which then stands at the header:
     what Excel's line "sep=;" says, else what the header has most of outside quotes."""
-    if stated := re.fullmatch(r'(?i)"?sep=([,;\t])"?\s*', text.readline()):
-        return stated[1], 1
-    header = re.match(rf"(?:{QUOTED}|[^\r\n])*", text.getvalue())[0]
-    text.seek(0)
-    return max(",;\t", key=re.sub(QUOTED, "", header).count), 0
+    stated, above = None, 0
+    while line := text.readline():
+        named = re.fullmatch(r'(?i)"?sep=([,;|\t])"?\s*', line)
+        if line.strip() and not named:
+            break
+        stated, above = named[1] if named else stated, above + 1
+    text.seek(text.tell() - len(line))
+    header = re.match(rf"(?:{QUOTED}|[^\r\n])*", text.getvalue()[text.tell() :])[0]
+    return stated or max(",;\t|", key=re.sub(QUOTED, "", header).count), above
 
 
 def read_jsonl(path, check=None, numbered=False, flag=None):
@@ -211,18 +215,16 @@ def read_log(path):
 
 def read_record(folder, flag="", fix=""):
     """What a run writes into its folder's args.json: {"stage", "args", "sha256", …}. None where
-    there is none, or another tool's, whose "args" is no object (ms-swift writes one).
+    there is none, or another tool's, without an object "args" (ms-swift writes one).
 
-    UserError for one that is cut, or neither; flag, fix: for its message.
+    UserError for one that is cut; flag, fix: for its message.
     """
     file = Path(folder) / "args.json"
     if not file.is_file():
         return None
     try:
-        record = parse_json(file.read_text(encoding="utf-8"))
-        if not isinstance(record, dict):
-            raise ValueError('expected an object with "args" and "sha256"')
-        if not isinstance(record.get("args"), dict):
+        record = json.loads(file.read_text(encoding="utf-8"))  # NaN is read: other tools write it
+        if not isinstance(record, dict) or not isinstance(record.get("args"), dict):
             return None
         record = {"sha256": {}} | record
         if not isinstance(record["sha256"], dict):

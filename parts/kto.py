@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from common import pad_rows, token_logps
-from parts.parallel import add_up, progress
+from parts.parallel import add_up
 
 
 def partners(n):
@@ -32,9 +32,8 @@ def unrelated_logps(run, policy, pairs, indices, pad):
     partner, longest = partners(len(pairs)), int(pairs.lengths().max())
     chosen, rejected = pairs.chosen.lengths()[partner], pairs.rejected.lengths()[partner]  # (n,)
     lengths = pairs.prompts.lengths() + np.where(chosen > 0, chosen, rejected)
-    logps = torch.zeros(len(pairs))
-    parts = run.micro_batches(indices, np.minimum(lengths, longest))  # this rank's share
-    for part in progress(parts, "unrelated answers", delay=3):
+    lengths, logps = np.minimum(lengths, longest), torch.zeros(len(pairs))
+    for part in run.micro_batches(indices, lengths, name="unrelated answers"):  # this rank's share
         answers = [(pairs.chosen if chosen[i] else pairs.rejected)[partner[i]] for i in part]
         prompts = [pairs.prompts[i][len(answer) - longest :] for i, answer in zip(part, answers)]
         rows = (x.to(policy.device) for x in pad_rows(prompts, answers, pad))  # (b, T) each

@@ -47,19 +47,21 @@ TELLING = """say|said|tell|told|g[ia]ven?|known?|set|made|asked|available|applic
 respond(ed)?|repl(y|ied)|stated?|disclosed?|identif(y|ied)|specif(y|ied)|provided?|report(ed)?|
 indicated?|enter(ed)?|declared?|recorded|collected|captured|submit(ted)?|shared?|
 reveal(ed)?|assigned|determined|defined|populated|fill(ed)?|suppl(y|ied)|
-ange(g?e)?ben|bekannt|erfasst|(be)?antworte[nt]|ausgefullt|verfugbar|zutreffend|sagen|
-(renseign|precis|communiqu|specifi|declar|indiqu)ee?|connue?|repond(re|u)|prononce|sait|dire|
-disponib(le|ile|el)|dec?ir(lo)?|(e?specific|inform|declar|indic)ad[oa]|consta|sabe|contestar?|
+ange(g?e)?ben|bekannt|erfasst|erhoben|(ge|be)fragt|(be)?antworte[nt]|ausgefullt|verfugbar|
+zutreffend|sagen|(renseign|precis|communiqu|specifi|declar|indiqu|demand|determin)ee?|connue?|
+repond(re|u)|prononce|sait|dire|disponib(le|ile|el)|dec?ir(lo)?|
+(e?specific|inform|declar|indic|pregunt|determin)ad[oa]|consta|sabe|contestar?|
 respond(e|er|eu|io)|especificar|aplica|opgegeven|ingevuld|bekend|zeg(gen)?|toepassing|weet|
 gespecificeerd|beschikbaar|(specific|indic|dichiar)at[oa]|not[oa]|fornit[oa]|rispond(e|ere)|dirlo|
 dizer|informar"""
 KINDS = {  # of words, the first that fits: English, German, French, Spanish, Dutch, Italian,
     # Portuguese; no accents
-    "absent": f"""(un|non)({TELLING}|response)|unk|unkn|missing|blanks?|empty|tb[da]|withheld|
+    "absent": f"""(un|non)({TELLING}|response)|unk|unkn|missing|blanks?|empty|tb[acd]|withheld|
     decline[sd]?|declining|refuse[sd]?|refusal|unbekannt|fehlt|fehlend|leer|
     verweigert|inconnue?|manquante?|vide|refus|desconocid[oa]|vaci[oa]|onbekend|leeg|
     sconosciut[oa]|ignot[oa]|mancante|desconhecid[oa]|ignorad[oa]""",
-    "not": "not|never|non|cannot|unwilling|(do|does|did|wo|ca)nt|nicht|ne|pas|niet|nao",
+    "not": """not|never|non|cannot|unwilling|(do|does|did|wo|ca)nt|nicht|nie|ne|pas|jamais|niet|
+    nooit|nao|nunca|mai""",
     "no": "no|keine?|ohne|sans|aucune?|sin|geen|nessuna?|senza|sem",
     "wish": r"""pref(er|ier|ir)\w*|rather|wish(es)?|want(s|ed)?|chose|elect(s|ed)?|opt(s|ed)?|
     mochten?|souhaite|desea|desidera|wil|liever""",

@@ -290,8 +290,9 @@ class Run:
                     self.stopped = stop
                     return
 
-    def micro_batches(self, indices, lengths, modules=None):
+    def micro_batches(self, indices, lengths, modules=None, name="scoring"):
         """This rank's forwards for a batch: rows split by length, so that all ranks work equally.
+        Those without gradient, such as an evaluation's, have a bar of this name.
 
         With --fsdp every forward and backward is a collective, so a rank with fewer micro-batches
         first runs dummy ones with loss 0, through `modules` (default: all of `state`).
@@ -305,7 +306,7 @@ class Run:
                 nothing = no_loss(module, mask)
                 if torch.is_grad_enabled():
                     nothing.backward()
-        return parts
+        return parts if torch.is_grad_enabled() else parallel.progress(parts, name, delay=3)
 
     def backward(self, loss):
         """Add the gradient of one micro-batch, already divided by the count of the whole batch."""

@@ -438,7 +438,8 @@ weiß nicht; keine Angabe; k. A.; o.A.; unbekannt; nicht angegeben; Möchte ich 
 ne souhaite pas répondre; Sans réponse; desconocido; Prefiero no decirlo; Sin datos; n/d; onbekend
 Wil niet zeggen; geen opgave; n.v.t.; sconosciuto; Preferisco non rispondere; não informado
 sem informação; prefiro não responder; Disability not known; disability unknown; Can't say
-Möchte keine Angaben machen; Sans objet; Never asked; Gender: please select; Disability: no wish to say"""
+Möchte keine Angaben machen; Sans objet; Never asked; Gender: please select; Disability: no wish to say
+TBC; nicht erhoben; nie gefragt; jamais demandé; nunca preguntado; non déterminé; mai dichiarato"""
 STAYS = """Did not graduate; Did not serve; Other; Two or more races; Non-binary; No; Non; Not Hispanic
 Prefer to self-describe; I do not have a disability; I am not a protected veteran; Not listed; Said
 Not completed; Not selected; Nicht weiß; Unwilling; Not employed; Mixed / unknown; Unitarian; Unknown father; Data; They; Out; ♀; +; Selected; Known

@@ -263,7 +263,8 @@ E F,E,F,Male,White,x
 G H,G,H,Male,Asian, Held-out
 I J,I,J,Male,Asian,Heldout"""
     names = "A B,A,B,Female,White", "C D,C,D,Female,White", "E F,E,F,Male,White"
-    for mark, first in ((",", ""), (";", ""), ("\t", ""), (";", "SEP=;\n"), (";", "sep=; \n")):
+    above = ((";", "SEP=;\n"), (";", "sep=; \n"), ("|", "\n\n"), (";", "sep=;\n \n"))
+    for mark, first in ((",", ""), (";", ""), ("\t", ""), *above):
         (tmp_path / "n.csv").write_text((first + text.replace(",", mark)).replace("\n", "\r\n"))
         rows = counterfactual.load_names(tmp_path / "n.csv")
         assert [",".join(row[key] for key in COLUMNS) for row in rows] == [*names]

@@ -761,6 +761,12 @@ def test_decisions_for_biasguard(study, tmp_path, llama_folder, monkeypatch):
     assert_ours_are_theirs(lines)
     study(f"{flags} no,yes")
     assert decisions_in(out)[0]["label_value"] == "1"  # "no" is the mildest word now
+    without_name = [
+        row | {"prompt": "Assess them."} for row in RESUMES[:3]
+    ]  # is no equal treatment
+    study(f"{flags} no,yes", rows=without_name + RESUMES[3:])
+    rows = decisions_in(out)
+    assert len(rows) == 7 * 12 and rows[0]["prompt_id"] == "résumé 3"
 
 
 def decisions_in(out):
