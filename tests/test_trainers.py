@@ -24,7 +24,7 @@ import ppo
 import reward_train
 import sft
 from conftest import REPO
-from parts import kto, pairs, prompting, rollouts, sampling
+from parts import kto, pairs, prompting, reward_models, rollouts, sampling
 from parts.means import student_t_quantile
 from test_ppo import near, read
 from tiny import (
@@ -145,16 +145,26 @@ def test_sft_learns_its_answers(trained):
     assert before["eval/n"] == after["eval/n"] > 0  # three rows decided, and no n was printed
 
 
-def test_reward_model_learns_a_separable_set(trained, tmp_path):
+def test_reward_model_learns_a_separable_set(trained, tmp_path, monkeypatch):
+    """Its unit is the mean and deviation over SCALE_PAIRS pairs from the first to the last: scoring
+    all of 2,400 pairs took longer than training on them."""
+    monkeypatch.setattr(reward_train, "SCALE_PAIRS", 4)
     held = write_pairs(tmp_path / "held.jsonl", 24, seed=24)
     flags = CURE, "--steps 40 --lr 2e-3 --eval-pairs", held
-    log = trained(reward_train, pair_rows(48, seed=48), *flags)
+    rows = pair_rows(48, seed=48)
+    log = trained(reward_train, rows, *flags)
     before, after = (row for row in log if "eval/accuracy" in row)
     assert before["eval/accuracy"] == 0.5  # a zero head: every pair is equal
     assert (after["eval/accuracy"], after["eval/n"]) == (1.0, 24) and after["eval/nll"] < 0.1
     assert after["eval/accuracy_low"] == pytest.approx(24 / (24 + 1.959964**2))  # Wilson at k = n
     config = read_json(tmp_path / "out" / "config.json")
-    assert config["reward_std"] > 0.5 and math.isfinite(config["reward_mean"])
+    score = reward_models.reward_function(tmp_path / "out", raw=True)
+    answers = [
+        (rows[i]["prompt"], rows[i][key]) for key in ("chosen", "rejected") for i in (0, 15, 31, 47)
+    ]
+    rewards = torch.tensor(score(*zip(*answers)))
+    assert config["reward_mean"] == pytest.approx(rewards.mean().item(), abs=1e-4)
+    assert config["reward_std"] == pytest.approx(rewards.std().item(), abs=1e-4)
 
 
 @pytest.mark.parametrize("loss_type", dpo.LOSS_TYPES)
