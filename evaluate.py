@@ -458,38 +458,38 @@ def sample_answers(args, model, tokenizer, name, rows, ids, n, seed):
 
     print(f"{name}: {len(ids)} prompts × {n} answers", flush=True)
     batch = sampling.sample(model, tokenizer, ids, n, args.max_new_tokens, args.temperature, seed)
-    answers = []
-    for i, (text, tokens) in enumerate(zip(batch.texts, batch.response_ids, strict=True)):
-        row = rows[i // n]
-        answer = {
+    answers = [
+        {
             "model": name,
-            "id": row.get("id", i // n),
-            "prompt": row["prompt"],
+            "id": rows[i // n].get("id", i // n),
+            "prompt": rows[i // n]["prompt"],
             "response": text,
             "response_ids": tokens,
             "length": len(tokens),
             "ended": bool(batch.finished[i]),
         }
-        answers.append(answer)
+        for i, (text, tokens) in enumerate(zip(batch.texts, batch.response_ids, strict=True))
+    ]
     return np.array(answers, object).reshape(-1, n)
 
 
 def measure_kl(answers, policy, reference, ids, pad, temperature):
     """Add "kl" to each answer: the sum over its tokens, at the sampling temperature."""
-    import torch
-
     import common
+    from parts.parallel import progress
 
     flat, G = answers.ravel(), answers.shape[1]
     lengths = [len(ids[i // G]) + answer["length"] for i, answer in enumerate(flat)]
-    for part in common.micro_batches(range(len(flat)), lengths, common.micro_tokens(policy)):
+    parts = common.micro_batches(range(len(flat)), lengths, common.micro_tokens(policy))
+    for answer in flat:
+        answer["kl"] = 0.0  # of the reference to itself
+    for part in progress([] if policy is reference else parts, "KL", delay=3):
         responses = [answer["response_ids"] for answer in flat[part]]
         batch = common.pad_rows([ids[i // G] for i in part], responses, pad)
         batch = [x.to(policy.device) for x in batch]  # ids, attention and response mask: (B, T)
-        with torch.no_grad():
-            logps, ref_logps = (
-                common.token_logps(model, *batch, temperature) for model in (policy, reference)
-            )
+        logps, ref_logps = (  # both are frozen
+            common.token_logps(model, *batch, temperature) for model in (policy, reference)
+        )
         k1 = common.kl_estimates(logps, ref_logps, batch[2])[0]  # (B, T), 0 outside the answers
         for answer, kl in zip(flat[part], k1.cpu().double().sum(1).tolist()):
             answer["kl"] = kl

@@ -215,16 +215,18 @@ def read_log(path):
 
 def read_record(folder, flag="", fix=""):
     """What a run writes into its folder's args.json: {"stage", "args", "sha256", …}. None where
-    there is none, or another tool's, without an object "args" (ms-swift writes one).
+    there is none, or another tool's, whose "args" is no object (ms-swift writes one).
 
-    UserError for one that is cut; flag, fix: for its message.
+    UserError for one that is cut, or neither; flag, fix: for its message.
     """
     file = Path(folder) / "args.json"
     if not file.is_file():
         return None
     try:
         record = json.loads(file.read_text(encoding="utf-8"))  # NaN is read: other tools write it
-        if not isinstance(record, dict) or not isinstance(record.get("args"), dict):
+        if not isinstance(record, dict):
+            raise ValueError('expected an object with "args" and "sha256"')
+        if not isinstance(record.get("args"), dict):
             return None
         record = {"sha256": {}} | record
         if not isinstance(record["sha256"], dict):

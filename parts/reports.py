@@ -154,6 +154,7 @@ def raw_scorer(folder, args):
     those that its prompt shows, or None.
     """
     import common
+    from parts.parallel import progress
     from parts.reward_models import load_reward_model, longest_row, reward_scores
 
     flag, tokenizer = "--reward-model", common.load_tokenizer(folder, "--reward-model")
@@ -168,7 +169,8 @@ def raw_scorer(folder, args):
             flat += [(tuple(prompt), tuple(answer)) for answer in answers]
         once = list(dict.fromkeys(flat))
         lengths = [len(prompt) + len(answer) for prompt, answer in once]
-        for part in common.micro_batches(range(len(once)), lengths, common.micro_tokens(model)):
+        parts = common.micro_batches(range(len(once)), lengths, common.micro_tokens(model))
+        for part in progress(parts, "scoring", delay=3):
             rows = [once[i] for i in part]
             batch = common.pad_rows(*zip(*rows), common.pad_id(tokenizer))
             batch = (x.to(model.device) for x in batch)

@@ -9,7 +9,7 @@ import common
 from parts.dialogue import encode_pair, pad_id, say_once
 from parts.families import check_decoder
 from parts.files import UserError
-from parts.parallel import as_forward, micro_tokens
+from parts.parallel import as_forward, micro_tokens, progress
 from parts.shared_prompt import shared_hidden
 
 
@@ -72,7 +72,8 @@ def reward_function(
             encoded.append(encode_pair(tokenizer, prompt, answer, max_length=max_length))
         scores, lengths = np.zeros(len(encoded)), [len(p) + len(a) for p, a in encoded]
         most = tokens() if callable(tokens) else tokens or micro_tokens(model)
-        for part in common.micro_batches(range(len(encoded)), lengths, most):
+        parts = common.micro_batches(range(len(encoded)), lengths, most)
+        for part in progress(parts, "scoring", delay=3):
             batch = common.pad_rows(*zip(*(encoded[i] for i in part)), pad_id(tokenizer))
             scores[part] = reward_scores(model, *(x.to(model.device) for x in batch)).cpu()
         return ((scores - mean) / std).tolist()

@@ -18,7 +18,7 @@ from parts.dialogue import answer_texts, end_ids
 from parts.families import cache_argument, forward_of, trunk
 from parts.files import UserError
 from parts.memory import free_memory
-from parts.parallel import autocast, decoding, gather, micro_tokens, share
+from parts.parallel import autocast, decoding, gather, micro_tokens, progress, share
 
 # per answer and entry of the vocabulary: the draw holds the fp32 logits (4), their softmax in
 # float64 (8) and its running sum (8), 20 in all; the rest is margin
@@ -139,7 +139,7 @@ def _decode(model, prompts, uniform, ends, temperature, top_p=1.0):
     row = torch.arange(R, device=device)  # which answer lives in which slot
     tokens = torch.zeros(R, most, dtype=torch.long, device=device)
     logps, weight = torch.zeros(R, most, device=device), common.head_weight(model)
-    for t in range(most):
+    for t in progress(range(most), "drawing answers", delay=3):
         # (3) one token for each live row
         logits = common.head_logits(model, hidden, weight) / (temperature or 1.0)  # (R, V) fp32
         if temperature:

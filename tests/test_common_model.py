@@ -338,7 +338,7 @@ tokenizer scorer | own | | tokenizer_config.json | {"a":
 tokenizer scorer | own | | chat_template.jinja | {% for
 tokenizer scorer | own | not the args.json of a run | args.json | {"args":
 tokenizer policy scorer | own | fine | args.json | {"output_dir": "output"}
-tokenizer policy scorer | own | fine | args.json | [{"lr": NaN}]
+tokenizer policy scorer | own | fine | args.json | {"lr": NaN}
 policy reward | own | fine | tokenizer_config.json | {"a":
 policy reward | own | fine | chat_template.jinja | {% for
 tokenizer policy reward scorer | own | fine | generation_config.json | {"a":
