@@ -11,7 +11,7 @@ Conventions  a rate over nobody is null with a reason; verdicts: difference foun
 Left out     1. causal graphs, individual fairness   2. re-weighting of decisions
              3. guessing anybody's race or sex   4. one overall score, any pass mark
 Run          python audit.py people.csv --y-pred advanced --group race --within role
-             python audit.py people.csv --y-true hired --y-pred advanced --group race
+             python audit.py people.csv --y-true qualified --y-pred advanced --group race
              python audit.py people.csv --score score --ll144 scoring
 Writes       report.json, report.html, audit.csv (personal data: mode 0600), all below --out
 Reference    29 CFR 1607.4D (four fifths); 6 RCNY 5-300 ff.; Mantel & Haenszel 1959 (within
@@ -381,7 +381,8 @@ def outcome_words(people):
     """(sentence, why error rates cannot be judged or None) on whose outcome is known.
 
     Where outcomes are known of other shares of the selected than of the rest, people with an
-    outcome are no sample: TPR and FPR of them are not those of the table.
+    outcome are no sample: TPR and FPR of them are not those of the table. Where the outcome is one
+    that only the selected can have (hired), TPR is 1 in every group, whatever was decided.
     """
     known_of = [[], []]  # of those not selected, of the selected
     for hit, outcome in zip(people.decided, people.outcomes):
@@ -393,6 +394,11 @@ def outcome_words(people):
     if total == 0 or abs(shares[1] - shares[0]) > OUTCOME_GAP:
         reason = f"outcomes are known for {yes} of the selected and {no} of the others: no sample"
         return f"{text} Error rates need outcomes of both alike, and are not measured.", reason
+    pairs = {*zip(people.decided, people.outcomes)}
+    if (1, 1) in pairs and (0, 0) in pairs and (0, 1) not in pairs:
+        reason = "nobody who was not selected has outcome 1"
+        needs = "an outcome that does not follow from the decision, such as qualified"
+        return f"{text} But {reason}. Error rates need {needs}, and are not measured.", reason
     return text, None
 
 

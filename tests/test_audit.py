@@ -398,7 +398,8 @@ def test_the_first_screen_follows_from_its_tables(audited):
 # without an outcome were dropped, so that the ratio was 1.0 and "equivalent" (outcomes exist for
 # those who advanced); crossed groups failed no --fail-on; "b − a" stood above "a − b"; a traceback
 # where no row knows sex and race, and where a role has people of unknown groups alone; nobody of
-# outcome 0 is selected: "--reference Male: expected one of nobody is selected".
+# outcome 0 is selected: "--reference Male: expected one of nobody is selected"; hired, which nobody is
+# who was not advanced: true positives, 100 % in each group, were "equivalent within 2 points".
 @cases("""
 what | header | rows | flags | expected
 four people settle nothing | pred,race | 1 1,a; 1 0,a; 2 1,b | --y-pred pred --group race --fail-on difference,inconclusive | {"status": 3}
@@ -409,7 +410,8 @@ outcomes that one in seven lacks, selected or not, are a sample | race,p,y | 107
 neither sex nor race differs, but two of the four crossed groups do | sex,race_ethnicity,p | 70 M,W,1; 30 M,W,0; 30 M,B,1; 70 M,B,0; 30 F,W,1; 70 F,W,0; 70 F,B,1; 30 F,B,0 | --y-pred p --fail-on difference | {"status": 1, "report.limits.-1": "…3 tables were tested"}
 error rates stand in the direction of selection | y,p,g | 20 1,1,a; 20 1,0,a; 10 0,1,a; 12 1,1,b; 28 0,1,b; 10 0,0,b | --y-true y --y-pred p --group g | {"kinds": ["true", "false"], "tables.g.*.reference": ["b", "b"], "true.*.reference": ["b", "b"], "false.*.reference": ["b", "b"]}
 nobody is known in both columns | p,y,sex,race_ethnicity | 20 0,0,Male,; 20 1,1,Male,; 20 0,1,Female,; 20 1,0,Female,; 20 0,0,,White; 20 1,1,,White; 20 0,1,,Black; 20 1,0,,Black | --y-pred p --y-true y | {"tables.sex × race_ethnicity": []}
-nobody of outcome 0 is selected | p,y,sex | 20 0,0,Male; 20 1,1,Male; 20 0,0,Female; 20 1,1,Female | --y-pred p --y-true y --group sex --reference Male | {"false.*.verdict": ["not measured (nobody in the compared groups is selected)", "not measured (nobody in the compared groups is selected)"]}
+an outcome that only the selected can have has no error rates | p,y,g | 2000 1,1,a; 1000 1,0,a; 6000 0,0,a; 2000 1,1,b; 1000 1,0,b; 6000 0,0,b | --y-pred p --y-true y --group g --fail-on inconclusive | {"kinds": [], "status": 3, "printed": "…nobody who was not selected has outcome 1"}
+nobody of outcome 0 is selected | p,y,sex | 20 0,0,Male; 20 1,1,Male; 1 0,1,Male; 20 0,0,Female; 20 1,1,Female | --y-pred p --y-true y --group sex --reference Male | {"false.*.verdict": ["not measured (nobody in the compared groups is selected)", "not measured (nobody in the compared groups is selected)"]}
 a role has people of unknown groups alone | sex,a,p | 10 M,a,1; 10 F,a,0; 1 N/A,b,1; 2 N/A,b,0 | --y-pred p --group sex --within a | {"tables.sex, per role.*.within": ["a", "a"]}
 a column of sex without labels stops no audit of race, and the reference is not sought in it | sex,race_ethnicity,p | 10 ,W,1; 20 ,W,0; 10 ,B,1; 20 ,B,0 | --y-pred p --reference W | {"tables.race_ethnicity.0.reference": "W", "words": "…sex: not measured (no known label: not a comparison)."}
 """)

@@ -163,6 +163,7 @@ def reader_files(copy):
     people = {"hired": [0, 1] * 30, "advanced": [0, 0, 1, 1] * 15, "race": [*"baa"] * 20}
     people |= {"score": [i % 7 for i in range(60)], "sex": [*"MF"] * 30, "role": [*"xxxyyy"] * 10}
     people |= {"race_ethnicity": ["White", "Black", "Asian"] * 20}
+    people |= {"qualified": [0, 1, 1] * 20}
     pandas.DataFrame(people).to_csv(copy / "people.csv", index=False)
     (copy / "role.txt").write_text("Role: head content editor\nMust have: search ads, copy\n")
     profiles = [f"Asha Booker, {i} years. Used copy and sold {i} items." for i in range(6)]
