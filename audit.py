@@ -39,6 +39,7 @@ from parts.people import (
     is_blank,
     is_missing,
     names_ids,
+    people_in_several_groups,
     person_ids,
     read_age,
     read_decision,
@@ -318,6 +319,7 @@ def load_people(args):
     used = what, args.y_true, args.group, args.within
     others = {column: cells for column, cells in columns.items() if column not in used}
     ids, of_ids = person_ids(others, len(values), args.id)
+    of_ids += people_in_several_groups(ids, groups)
     people = People(ids, values, groups, not_measured=not_measured)
     people.outcomes = columns[args.y_true] if args.y_true else None
     n, rule = len(values), f"decision in column {what}"

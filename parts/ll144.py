@@ -38,7 +38,26 @@ LL144_LABELS = {
     "m": "Male",
     "f": "Female",
 }
+LL144_NAMES = {key: {fold(x): x for x in names} | LL144_LABELS for key, names in LL144.items()}
 SMALL = 0.02  # of the people: below it the rule lets an auditor exclude a category
+
+
+def category_of(label, key):
+    """The category of the rule that a label of sex or race_ethnicity spells, or None.
+
+    What stands in brackets is left out. If it is another category there is none, but for Hispanic
+    of any race: White (Hispanic) is not the rule's White.
+    >>> [category_of(x, "race_ethnicity") for x in ("White (not Latino)", "Black/African American")]
+    ['White', 'Black or African American']
+    >>> [category_of(x, "race_ethnicity") for x in ("White (Hispanic)", "Hispanic (White)")]
+    [None, 'Hispanic or Latino']
+    """
+    outside, *inside = (
+        LL144_NAMES[key].get(fold(text.replace("/", " or ")))
+        for text in (re.sub(r"\(.*\)", "", label), *re.findall(r"\((.*?)\)", label))
+    )
+    several = {*inside} - {None, outside} and outside != "Hispanic or Latino"
+    return None if several else outside
 
 
 def ll144_tables(sex, race, chosen=None, scores=None, exclude=False, ids=None):
@@ -90,12 +109,11 @@ def ll144_part(args, people):
     """The LL144-layout tables of people, with what the law wants said about them."""
     columns, words, n = [], [], len(people.decided)
     for key, categories in LL144.items():
-        names = {fold(name): name for name in categories} | LL144_LABELS
         if key not in people.groups:
             reason = "--ll144 reads the columns sex and race_ethnicity; rename yours"
             raise UserError(f"audit {args.table}: {reason}; found no {key}")
         given = people.groups[key]
-        plain = {x: names.get(fold(re.sub(r"\(.*\)", "", x))) for x in set(given) - {None}}
+        plain = {x: category_of(x, key) for x in set(given) - {None}}
         odd = Counter(label for label in given if label is not None and plain[label] is None)
         if odd and not any(plain.values()):
             reason = f"none of its labels ({', '.join(list(odd)[:5])}) is a category of the rule"

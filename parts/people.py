@@ -15,14 +15,15 @@ from parts import files
 from parts.files import UserError
 from parts.tables import read_csv
 
-YES_NO = {"1": 1, "true": 1, "yes": 1, "positive": 1, "0": 0, "false": 0, "no": 0, "negative": 0}
+YES_NO = dict.fromkeys("1 1.0 true yes y positive".split(), 1)  # pandas writes 1.0 beside blanks
+YES_NO |= dict.fromkeys("0 0.0 false no n negative".split(), 0)
 
 
 def read_decision(cell):
     """0 or 1 of a cell.
 
-    >>> [read_decision(cell) for cell in ("1", "No", " POSITIVE")]
-    [1, 0, 1]
+    >>> [read_decision(cell) for cell in ("1", "No", " POSITIVE", "0.0", "Y")]
+    [1, 0, 1, 0, 1]
     """
     word = cell.strip().lower()
     if word not in YES_NO:
@@ -81,6 +82,7 @@ KINDS = {  # of words, the first that fits: English, German, French, Spanish, Du
     dat|van|de|la|le|lo|l|il|di|su|mi|em""",
 }
 KINDS = {kind: re.compile(re.sub(r"\s", "", words)) for kind, words in KINDS.items()}
+IN_BRACKETS = re.compile(r"\s*\([^()]*\)\s*$")  # "Not Specified (United States of America)"
 ROUNDED = re.compile(r"\d([.,]\d+)?e\+\d+", re.I)  # 2.02611E+11, 2E+11
 ID = "(id|uuid|guid|number|no|key)"
 PERSON = (  # columns that name a person, blanks and underscores left out; the likelier first
@@ -159,7 +161,8 @@ def is_blank(cell):
 def is_missing(cell, column=""):
     """Whether a cell is blank, or says "missing" in words; column: the name of its column.
 
-    "None" is a category of what one can have none of, such as a religion.
+    "None" is a category of what one can have none of, such as a religion. What stands in brackets
+    behind words that say "missing" (a country, an abbreviation) changes nothing.
     >>> [is_missing(x) for x in ("", "N/A", "Unknown / not stated", "Prefer not to say", "k. A.")]
     [True, True, True, True, True]
     >>> [is_missing(x) for x in ("Asian", "0", "Other", "No", "Did not graduate", "Not Hispanic")]
@@ -167,6 +170,9 @@ def is_missing(cell, column=""):
     >>> is_missing("None", "sex"), is_missing("None", "religion"), is_missing("--None--", "x")
     (True, False, True)
     """
+    before = IN_BRACKETS.sub("", cell)
+    if before != cell and not is_blank(before) and is_missing(before, column):
+        return True
     text, own = fold(cell), words_of(column)
     has_none = any(map(KINDS["condition"].fullmatch, own))
     if is_blank(cell):
@@ -307,3 +313,19 @@ def person_ids(columns, n, flag):
             f"counted as different people; if it names the person, pass --id {other}."
         )
     return ids, words
+
+
+def people_in_several_groups(ids, groups):
+    """[sentence] on people whose rows name several groups of a column: is that the id of a person?
+
+    >>> people_in_several_groups([1, 1, 2, 3], {"sex": ["F", "M", "F", None]})
+    ['sex: 1 of 2 people have rows of several groups: check the column that names the person.']
+    """
+    sentences = []
+    for column, labels in groups.items():
+        known = {(person, label) for person, label in zip(ids, labels) if label is not None}
+        counts = Counter(person for person, _ in known)
+        if several := sum(n > 1 for n in counts.values()):
+            words = "people have rows of several groups: check the column that names the person."
+            sentences.append(f"{column}: {several:,} of {len(counts):,} {words}")
+    return sentences

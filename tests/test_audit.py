@@ -441,11 +441,13 @@ ne souhaite pas répondre; Sans réponse; desconocido; Prefiero no decirlo; Sin 
 Wil niet zeggen; geen opgave; n.v.t.; sconosciuto; Preferisco non rispondere; não informado
 sem informação; prefiro não responder; Disability not known; disability unknown; Can't say
 Möchte keine Angaben machen; Sans objet; Never asked; Gender: please select; Disability: no wish to say
-TBC; nicht erhoben; nie gefragt; jamais demandé; nunca preguntado; non déterminé; mai dichiarato"""
+TBC; nicht erhoben; nie gefragt; jamais demandé; nunca preguntado; non déterminé; mai dichiarato
+I do not wish to answer. (United States of America); Not Specified (UK); Prefer not to say (PNTS)"""
 STAYS = """Did not graduate; Did not serve; Other; Two or more races; Non-binary; No; Non; Not Hispanic
 Prefer to self-describe; I do not have a disability; I am not a protected veteran; Not listed; Said
 Not completed; Not selected; Nicht weiß; Unwilling; Not employed; Mixed / unknown; Unitarian; Unknown father; Data; They; Out; ♀; +; Selected; Known
-Response: no; Declared: no; Never married"""
+Response: no; Declared: no; Never married; White (United States of America); None (agender); Other (unknown)
+No, I do not have a disability (United States of America); NA (Native American); Other (please specify)"""
 STAYS_HERE = "None; No disability; No known disability; No disability reported; none declared"
 
 
@@ -514,12 +516,13 @@ Key | person | | 200 | None
 candidate_id,user_id | row person | | 200 | user_id repeats (40 values in 200 rows)
 id,candidate_id | row person | | 40 | rows with the same candidate_id
 id,user_id | row person | | 200 | if it names the person, pass --id user_id
+employee_id | recruiter | | 30 | race: 15 of 15 people have rows of several groups
 """)
 def test_which_column_names_the_person(audited, header, cells, flags, units, words):
     """The recruiter's user_id, which repeats, won over the candidates' own."""
     rows = []
     for i in range(200):
-        values = {"row": i, "person": f"c{i // 5}"}
+        values = {"row": i, "person": f"c{i // 5}", "recruiter": f"r{i % 15}"}
         ids = [values[cell] for cell in cells.split()]
         rows.append([*ids, "ab"[i // 5 % 2], int(i // 5 % 3 == 0)])
     result = audited(f"{OF_RACE} {flags}", rows, f"{header},race,pred")
@@ -604,6 +607,11 @@ def test_ll144_counts_who_is_in_no_category(audited):
     assert [row["n"] for row in law["tables"]["sex"]] == [80, 80] and law["unknown"]["sex"] == 80
     assert "Non-binary (80) is no category of the rule: in no calculation" in law["words"][0]
     assert len(result.tables["sex"]) == 3  # where it is a group
+    races = ["White (Hispanic or Latino)", "Asian", "White"]
+    rows = [(sex, races[i % 3], chosen) for i, (sex, _, chosen) in enumerate(rows)]
+    of_three = audited("--y-pred pred --ll144 selection", rows, "sex,race_ethnicity,pred")
+    (law,) = of_three.report["ll144"]
+    assert [row["n"] for row in law["tables"]["race_ethnicity"]] == [80, 80]  # 160 White before
     assert "sex: Non-binary (80) is no category of the rule" in result.printed
     assert "rename" not in result.printed and "# Selected" in result.page
 
