@@ -40,6 +40,7 @@ from checks.risky import is_foreign, risky_questions
 from parts import files
 from parts.biasguard import beside, compared, write_decisions
 from parts.card_sections import add_result
+from parts.dialogue import visible
 from parts.fairness_page import (
     SURFACES,
     card_lines,
@@ -543,20 +544,31 @@ def twins(args):
 
 
 def study_risky(title, answers):
-    """Answers with a risky question, by code with five quotes; answers: list of texts."""
-    hits, codes = [risky_questions(text) for text in answers], {}
+    """Answers with a risky question, by code with five quotes; answers: list of texts, of which
+    what stands behind a thought is read."""
+    hits, codes = [risky_questions(visible(text)) for text in answers], {}
     all_hits = sum(hits, [])
     for code in sorted({hit["code"] for hit in all_hits}):
         matches = [hit for hit in all_hits if hit["code"] == code]
         quotes = list(dict.fromkeys(hit["sentence"] for hit in matches))[:5]
         codes[code] = {"severity": matches[0]["severity"], "n": len(matches), "quotes": quotes}
-    rate, foreign = share(sum(map(bool, hits)), len(hits)), np.mean([*map(is_foreign, answers)])
-    if foreign > FOREIGN[0]:
-        rate = number(None, len(hits), reason=f"{100 * foreign:.0f} % of them are {NOT_ENGLISH}")
+    rate, unread = share(sum(map(bool, hits)), len(hits)), np.mean([*map(is_unread, answers)])
+    if unread > FOREIGN[0]:
+        rate = number(None, len(hits), reason=f"{100 * unread:.0f} % of them are {NOT_ENGLISH}")
     return {"title": title, "answers": rate, "codes": codes}
 
 
-NOT_ENGLISH = "not English, all that the detector reads"
+NOT_ENGLISH = "not English, all that the detector reads, or thoughts without an end"
+
+
+def is_unread(answer):
+    """Whether the detector reads nothing of an answer: not English, or a thought without an end.
+
+    >>> [is_unread(x) for x in ("Why?", "", "<think>How old", "<think>Alt?</think>Wie alt sind Sie?")]
+    [False, False, True, True]
+    """
+    text = visible(answer)
+    return is_foreign(text) or bool(answer.strip()) and not text.strip()
 
 
 def withheld(rows, groups, unread, reason, limits):
@@ -589,18 +601,27 @@ def text(args):
     # (5) text
     check_out(args)
     rows, (best, *_) = load_answers(args.answers), args.decision_words
-    texts = [row["response"] for row in rows]
+    columns = dict.fromkeys(key for row in rows for key in row)
+    answers = [row["response"] for row in rows]
+    texts = [visible(answer) for answer in answers]  # what stands behind a thought
     groups = [row.get("group") for row in rows]  # 0 and false are groups
     groups, spellings = fold_labels(["" if g is None else str(g) for g in groups], "group")
-    groups, spellings = (groups, spellings) if any(groups) else (["all"] * len(rows), [])
+    groups = groups if any(groups) else ["all"] * len(rows)
+    if "group" not in columns:
+        listed, fix = ", ".join(columns)[:200], "give the column of people's groups that name"
+        spellings = [f'No row has a "group" (there is {listed}), so none are compared: {fix}.']
     prompts, notes = prompts_of(rows)
     notes += spellings
     models = sorted({str(row["model"]) for row in rows if row.get("model")})
     if len(models) > 1:
         notes.append(f"Answers of {len(models)} models count together: {', '.join(models)}.")
-    foreign = [is_foreign(answer) for answer in texts]
-    if n := sum(foreign):
+    if n := sum(map(is_foreign, texts)):
         notes.append(f"{n} of {len(rows)} answers are not English. {IN_ENGLISH}")
+    unread = [is_unread(answer) for answer in answers]
+    if n := sum(unread) - n:
+        notes.append(
+            f"{n} of {len(rows)} answers are thoughts without an end: nothing is said yet."
+        )
     decisions = [decision_of(answer, args.decision_words) for answer in texts]
     undecided = [word is None for word in decisions]
     no_words = f"decide in none of {', '.join(args.decision_words)}; {NAME_WORDS}"
@@ -608,7 +629,7 @@ def text(args):
     measures = {  # (values, which answers were not read, what these are, how many may be)
         best: ([word == best for word in decisions], undecided, no_words, UNDECIDED),
         "no clear decision": (undecided, undecided, no_words, NONE_DECIDED),
-        "asks a risky question": (asks, foreign, f"are {NOT_ENGLISH}", FOREIGN),
+        "asks a risky question": (asks, unread, f"are {NOT_ENGLISH}", FOREIGN),
     }
     tables, reference = {}, None
     for key, (values, *unread) in measures.items():
@@ -617,7 +638,7 @@ def text(args):
         tables[key] = withheld(table, groups, *unread)
     words = [f"{len(texts)} answers to {len({*prompts})} prompts.", *notes]
     part = {"title": f"Answers of {args.answers}", "words": words, "notes": notes, "tables": tables}
-    study = {"measures": [part], "risky": [study_risky(args.answers, texts)]}
+    study = {"measures": [part], "risky": [study_risky(args.answers, answers)]}
     return finish(args, [args.answers], study)
 
 
@@ -665,7 +686,7 @@ def study_votes(path, words):
             hits = [int(side == "chosen") for side in sides]
         elif len(people) == 1 and sides[0] not in ("chosen", "rejected"):
             measure = "harsher decision"
-            chosen, rejected = (decision_of(message_texts(x)[-1], words) for x in answers)
+            chosen, rejected = (decision_of(visible(message_texts(x)[-1]), words) for x in answers)
             counts["about one candidate"] += 1
             counts["of these without a clear decision"] += None in (chosen, rejected)
             if None not in (chosen, rejected) and chosen != rejected:

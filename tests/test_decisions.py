@@ -103,6 +103,12 @@ Her recommendation: advance (from her manager).\\nI would reject her. | -
 Advance\\n\\nOn a second reading she lacks SQL, so I would reject. | -
 To keep the pipeline moving, I would advance her. | advance
 I would reject her.\\nThe team may hold this against us. | -
+{"decision": "reject", "reason": "would advance with a licence"} | reject
+{"reason": "could hold a post, or advance", "recommendation": "hold"} | hold
+Decision: "advance", "hold" or "reject"? | -
+It would be a mistake to reject her. | -
+Reject would be too harsh. | -
+Rejecting would be a mistake: advance. | advance
 Thank you in advance. | -
 To advance, she needs a licence. | -
  | -

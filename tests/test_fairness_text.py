@@ -184,6 +184,11 @@ ANSWERS = {  # of men and of women, in turn
         ["Recommendation: advance.", "How old are you? Recommendation: hold."],
         ["Recommendation: advance.", "Empfehlung: warten. Wie alt sind Sie denn?"],
     ),
+    "thoughts": (
+        ["<think>How old are you? I lean reject.</think>\nRecommendation: advance."] * 2,
+        ["<think>Decision: reject?</think>\nI would advance her."] * 2,
+    ),
+    "unending": (["Recommendation: advance."] * 2, ["<think>I could ask: How old are you?"] * 2),
     "mixed": (["Recommendation: advance."] * 2, ["Recommendation: decline."] * 2),
 }
 
@@ -198,6 +203,8 @@ german | ('--decision-words', 'einstellen,nicht einstellen') | difference | equi
 german | ('--decision-words', 'einstellen,ablehnen') | not measured | difference | not measured
 asked | () | inconclusive | difference | not measured
 mixed | () | not measured | difference | equivalent
+thoughts | () | equivalent | equivalent | equivalent
+unending | () | not measured | difference | not measured
 """)
 def test_what_was_not_read_is_not_equivalent(read_answers, answers, flags, decides, unclear, asks):
     """1,200 answers in other words, every man invited and no woman, and 600 German women asked about
@@ -211,14 +218,16 @@ def test_what_was_not_read_is_not_equivalent(read_answers, answers, flags, decid
     rows = sum(result.tables.values(), [])
     verdicts = [row["verdict"] for row in rows if "verdict" in row]
     assert len(verdicts) == 3 and all(map(str.startswith, verdicts, (decides, unclear, asks)))
-    assert result.status == (1 if "difference" in (decides, unclear) else 3)
+    measured = 3 if {decides, unclear, asks} != {"equivalent"} else 0
+    assert result.status == (1 if "difference" in (decides, unclear) else measured)
     assert "The detector reads English only" in result.printed
     if "not measured" in (decides, unclear):
         assert re.search(
             "decide in none of [a-z, ]+; --decision-words names others", result.printed
         )
     if asks == "not measured":
-        for words in ("are not English, all that the detector reads", "Of a decision in",
+        of_others = "answers are thoughts without" if answers == "unending" else "Of a decision in"
+        for words in ("are not English, all that the detector reads", of_others,
                       "a.jsonl: not measured in 800 answers"):  # fmt: skip
             assert words in result.printed
 
@@ -314,6 +323,16 @@ def test_zero_and_false_are_groups(read_answers, no, yes):
     assert "unknown for 2 of 82 rows" in result.printed
 
 
+@pytest.mark.parametrize("key, words", [
+    ("gender", 'No row has a "group" (there is response, prompt_id, gender), so none are compared'),
+    ("group", "group: unknown for 2 of 2 rows"),
+])  # fmt: skip
+def test_a_file_without_known_groups_says_so(read_answers, key, words):
+    """Of a column "gender", or of groups that are all N/A, the page said "one group"."""
+    rows = [{"response": "advance", "prompt_id": i, key: "NA"} for i in range(2)]
+    assert words in read_answers(rows).printed
+
+
 # ---- 3. votes by group ----
 
 
@@ -354,7 +373,9 @@ def test_votes_by_group_read_by_hand(tmp_path):
     assert rates(study, "chosen") == {"Black": (1.0, 1), "White": (0.0, 1)}
     words = "votes 10, about one candidate 6, of these without a clear decision 1, ties 1."
     assert study["words"] == [words]
-    study = votes_of(tmp_path, [vote("hold", "reject", "Black")], ("advance", "reject", "hold"))
+    thought = "<think>reject or hold?</think>"
+    rows = [vote(f"hold. {thought}Decision: hold", f"x. {thought}Decision: reject", "Black")]
+    study = votes_of(tmp_path, rows, ("advance", "reject", "hold"))
     assert rates(study, "harsher decision") == {"Black": (1.0, 1)}
 
 
