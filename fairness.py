@@ -564,7 +564,7 @@ NOT_ENGLISH = "not English, all that the detector reads, or thoughts without an 
 def is_unread(answer):
     """Whether the detector reads nothing of an answer: not English, or a thought without an end.
 
-    >>> [is_unread(x) for x in ("Why?", "", "<think>How old", "<think>Alt?</think>Wie alt sind Sie?")]
+    >>> [is_unread(x) for x in ("Why?", "", "<think>How", "<think></think>Wie alt sind Sie?")]
     [False, False, True, True]
     """
     text = visible(answer)
