@@ -233,9 +233,12 @@ def reward_matrix(score, folder, twins, people, prompt, answer):
 
 
 def decision_ids(tokenizer, prefix, words):
-    """Ids of the prefix, and the first id of each word after it."""
+    """Ids of the prefix, and the first id of each word after it: behind a blank, or on a new line.
+    "Decision:" and "Decision: " are one prefix."""
+    prefix = prefix.rstrip(" \t")
+    gap = "" if prefix.endswith("\n") else " "
     start = tokenizer.encode(prefix, add_special_tokens=False)
-    wholes = [tokenizer.encode(f"{prefix} {word}", add_special_tokens=False) for word in words]
+    wholes = [tokenizer.encode(prefix + gap + word, add_special_tokens=False) for word in words]
     firsts = [whole[len(start)] for whole in wholes if whole[: len(start)] == start != whole]
     if len(set(firsts)) < len(words):
         reason = "after the prefix they do not begin with tokens of their own; choose other words"
