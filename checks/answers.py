@@ -192,8 +192,10 @@ def math_matches(text, answer, strict_boxed=False, last_number=False):
         return True
     words = NUMERALS & set(re.findall(r"[^\W\d_]+", text.lower()))
     expects_number = readings(math_text(answer))[0]
-    numbers = (verdict(number, answer) for number in set(re.findall(NUMBER, text)))
-    if words or "\\" in text or not expects_number or any(v is not False for v in numbers):
+    numbers = set(re.findall(NUMBER, text))
+    numbers |= {re.sub("^[-−] ", "", number) for number in numbers}  # "Answer - 8"
+    verdicts = (verdict(number, answer) for number in numbers)
+    if words or "\\" in text or not expects_number or any(v is not False for v in verdicts):
         marks = "\\boxed, ####, 'The answer is'; last_number takes the last number"
         raise Undecided(f"no answer is marked ({marks})")
     return False
