@@ -373,7 +373,8 @@ def read_responses(path, rubrics=None, flag="--responses"):
             # of a run's rollouts.jsonl, with a step; elsewhere "answer" may be the reference
             key = "answer" if "step" in raw and "response" not in raw else "response"
             if raw.get(key) is None:
-                raise ValueError(f'no "response"; found {", ".join(raw)[:80]}; rename the column')
+                fix = "rename the column" if key not in raw else 'write "" if the answer is empty'
+                raise ValueError(f'no "response"; found {", ".join(raw)[:80]}; {fix}')
             row = row_of(raw, known, rubrics, n)
             items.append((row, response_text(raw[key]), raw.get("model")))
         except ValueError as error:
@@ -401,6 +402,8 @@ def row_of(raw, known, rubrics, number):
     row = known.get(named)
     if row is None:
         what = f"{named[:60]} names no row of {rubrics.path}, or several"
+        if named == canonical(None):
+            what = f'neither "task_id" nor "prompt"; found {", ".join(raw)[:80]}'
         raise ValueError(f'{what}; give the "task_id" of one')
     if named != key and raw.get("prompt") is not None and not same_prompt(raw["prompt"], row):
         raise ValueError(f'"task_id" {named[:60]} and "prompt" name different rows')

@@ -645,6 +645,8 @@ ruler --ruler-rubric /dev/null | --ruler-rubric /dev/null: the file is empty
 {"task_id": "a", "response": 3} | "response"
 {"task_id": "a", "response": "x", "model": "\\ud800"} | half a character
 {"task_id": "a", "reponse": "x"} ~ {"task_id": "a", "completion": "x"} | no "response"; found task_id
+{"task_id": "a", "response": null} | found task_id, response; write "" if the answer is empty
+{"id": "a", "response": "x"} | neither "task_id" nor "prompt"; found id, response; give
 {"task_id": "a", "prompt": "Leave.", "response": "x"} | "task_id" a and "prompt" name different rows
 {"task_id": "a", "response": [{"role": "user", "content": "x"}]} | must be the assistant's
 {"ratings": {"3": "yes"}} ~ {"ratings": {"1": "maybe"}} ~ {"ratings": []} | row 1: "ratings" is
