@@ -32,7 +32,7 @@ from parts.dialogue import Refused, end_ids, text_end
 from parts.files import Counts, UserError, command, counts_in_words, number, shell_line
 from parts.pairs import Named, TokenRows, count_unread, held_out, read_rows
 from parts.parallel import all_sum
-from parts.rows import LOSS_KEYS, answers_to_train, check_label, check_messages
+from parts.rows import LOSS_KEYS, answers_to_train, check_label, check_messages, is_blank
 from parts.tokens import encode_text
 from parts.turns import encode_conversation
 
@@ -117,11 +117,16 @@ def check_row(row):
         common.check_response(row, "completion")
     elif form == "chosen":
         common.check_pair(row)
-    elif not isinstance(row.get("text"), str) or not row["text"].strip():
+    elif form == "text" and "role" in row:  # OpenAssistant's layout
+        wrong = '"text" beside a "role" is one message of a conversation'
+        raise ValueError(f'{wrong}; join each conversation to a row of "messages"')
+    elif not isinstance(row.get("text"), str):
         forms = '"prompt" and "completion", or "messages", or "text", or a preference pair'
         raise ValueError(f"expected {forms}; found {sorted(row)[:6]}")
     if isinstance(row[form], list) and not answers_to_train(row[form]):
-        row["drop"] = "no answer to imitate: weight 0"
+        row["drop"] = "no answer to imitate: blank, or of weight 0"
+    elif form == "text" and not row["text"].strip():
+        row["drop"] = "the text is blank"
     verdicts = "0", "1", "true", "false"  # else it is a label of something else
     if form in ("completion", "messages") and str(row.get("label")).lower() in verdicts:
         check_label(row)
@@ -204,6 +209,8 @@ def encode_row(tokenizer, row, max_length, counts):
             counts[f"not used: column {key}"] += 1
     if form == "messages":
         answers = answers_to_train(row["messages"])
+        blank = sum(m["role"] == "assistant" and is_blank(m) for m in row["messages"])
+        counts["answers that are blank, not trained"] += blank
         messages = [{k: m[k] for k in m if k not in LOSS_KEYS} for m in row["messages"]]
         prompt, others = messages[: answers[-1]], {*range(answers[-1])} - {*answers}
         tools = count_unread(tokenizer, prompt, row, counts, others)

@@ -119,7 +119,7 @@ def check_response(row, key):
                 f'"{key}" must be one assistant message, found {roles}; for whole dialogues leave '
                 'the column "prompt" out'
             )
-        value = "a call" if value[0].get("tool_calls") else value[0]["content"]
+        value = "" if is_blank(value[0]) else "words or a call"
     if not value.strip():
         raise ValueError(f'"{key}" is empty; fill it in or delete the line')
     if isinstance(row[key], str) != isinstance(row["prompt"], str):
@@ -219,15 +219,20 @@ def check_label(row):
         )
 
 
+def is_blank(turn):
+    """Has an assistant's turn neither words nor a call?"""
+    return not (turn["content"].strip() or turn.get("tool_calls"))
+
+
 def answers_to_train(messages):
-    """Places of the assistant's turns, but for those that their file takes out: "weight": 0 as
-    OpenAI writes it, "train" or "loss" false as Axolotl and ms-swift do."""
+    """Places of the assistant's turns, but for blank ones and those that their file takes out:
+    "weight": 0 as OpenAI writes it, "train" or "loss" false as Axolotl and ms-swift do."""
     for message in messages:
         for key in LOSS_KEYS:
             if message.get(key) not in (None, 0, 1):
                 raise ValueError(f'"{key}" of a message is {message[key]!r}; expected 0 or 1')
     roles = [None if 0 in map(m.get, LOSS_KEYS) else m["role"] for m in messages]
-    return [i for i, role in enumerate(roles) if role == "assistant"]
+    return [i for i, role in enumerate(roles) if role == "assistant" and not is_blank(messages[i])]
 
 
 def check_thumb(row):

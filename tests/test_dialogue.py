@@ -618,12 +618,34 @@ ABSENT = {"prompt": None, "text": None}  # null is no column
         ({"prompt": [ASK], "chosen": [{**EARLY, "loss": False}], "rejected": [said("No.")]}, "weight 0"),
         ({"messages": [{**ASK, "train": False}, {**EARLY, "train": True}], **ABSENT, "label": True}, None),
         ({"prompt": [ASK], "completion": [CALL]}, None),  # an answer, though it has no text
+        ({"messages": [ASK, CALL]}, None),
+        ({"messages": [ASK, said(" \n")]}, "blank"),
     ],
 )  # fmt: skip
 def test_bad_answers_are_not_imitated(row, reason):
     sft.check_row(row)
     assert (reason or "") in row.get("drop", "") and ("drop" in row) == bool(reason)
     assert "text" not in row and sft.form_of(row) in row
+
+
+def test_a_blank_turn_is_not_imitated():
+    """ShareGPT and WildChat hold some: the model learned to end at once where one stood."""
+    tokenizer, counts = tiny_tokenizer(template=PLAIN, more=IM.split()), dialogue.Counter()
+    row = {"messages": [ASK, said(""), user("Which?"), EARLY, user("No. Which?"), said(" ")]}
+    sft.check_row(row)
+    ((ids, mask),) = sft.encode_row(tokenizer, row, 999, counts)[0]
+    assert tokenizer.decode([i for i, on in zip(ids, mask) if on]) == "The early one.<|im_end|>"
+    assert counts["answers that are blank, not trained"] == 2
+
+
+def test_texts_that_are_none():
+    """Blank ones (a third of WikiText) ended the run and were called a row of another layout. Rows of
+    OpenAssistant are single messages: each was a text by itself, those of the users, too."""
+    row = {"text": " \n"}
+    sft.check_row(row)
+    assert row["drop"] == "the text is blank"
+    with pytest.raises(ValueError, match='"messages"'):
+        sft.check_row({"text": "Can you write?", "role": "prompter", "parent_id": None})
 
 
 def end_of(tokenizer):
