@@ -304,7 +304,7 @@ def load_prompts(args, prompt_of=itemgetter("prompt")):
 def load_pairs(path):
     """(rows of a preference file without those that every trainer drops, counts)
 
-    equal: pairs of two equal answers;  early: dialogues that part before their last turn
+    equal: pairs of two equal answers;  early: dialogues that part too early, or with a blank answer
     """
     all_rows = list(files.read_jsonl(path, check_pair, flag="--pairs"))
     rows = [row for row in all_rows if not row.get("drop")]

@@ -203,11 +203,14 @@ def _split_dialogues(row):
             f"found columns {columns} (docs/faq.md renames them)"
         )
     if isinstance(row["prompt"], str):
-        early = any(map(USER_LINE.search, answers))
+        early, blank = any(map(USER_LINE.search, answers)), not all(map(str.strip, answers))
     else:
         early = any([message["role"] for message in turns] != ["assistant"] for turns in answers)
+        blank = not early and any(is_blank(turns[0]) for turns in answers)
     if early:
         row["drop"] = "the dialogues part before their last turn"
+    elif blank:
+        row["drop"] = "an answer is blank"
 
 
 def check_label(row):

@@ -9,6 +9,7 @@ from argparse import Namespace
 from parts import files
 from parts.draw import load, new_items_file
 from parts.files import UserError
+from parts.rows import is_blank
 from parts.votes import is_talk, ordinary_votes, other, parting, plain
 
 EPISODES = 40  # seeds without --limit
@@ -45,7 +46,7 @@ def to_items(episodes, episodes_b, names, task):
 
 def to_turns(items, votes):
     """Rows of turns.jsonl, {"prompt", "completion", "label"}: each turn of the interviewer from
-    where the conversations part, good in the better one and bad in the other.
+    where the conversations part, good in the better one and bad in the other; none of a blank turn.
 
     >>> say = lambda role, text: {"role": role, "content": text}
     >>> a, b = ([say("assistant", text), say("user", "Two."), say("assistant", "SUMMARY")]
@@ -63,7 +64,7 @@ def to_turns(items, votes):
         for side in (better, other(better)):
             messages, opening = [*item["prompt"], *item[side]], len(item["prompt"])
             for n in range(opening + parting(item), len(messages)):
-                if messages[n]["role"] == "assistant":
+                if messages[n]["role"] == "assistant" and not is_blank(messages[n]):
                     row = {"prompt": plain(messages[:n]), "completion": plain(messages[n : n + 1])}
                     rows.append(row | {"label": side == better})
     return rows

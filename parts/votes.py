@@ -15,7 +15,14 @@ from pathlib import Path
 
 from parts import files
 from parts.files import UserError
-from parts.rows import PROMPT_COLUMNS, check_messages, check_prompt, check_response, plain_text
+from parts.rows import (
+    PROMPT_COLUMNS,
+    check_messages,
+    check_prompt,
+    check_response,
+    is_blank,
+    plain_text,
+)
 
 NULL, MISSING = type(None), type(...)
 TEXTS = "event event_id item_id item_sha256 annotator session comment ts_client ts_server"
@@ -295,10 +302,12 @@ def parting(item):
 
 def as_pair(item):
     """The item at the first turn of the interviewer that differs, which is all that two rows of
-    one prompt can hold; None if they part elsewhere."""
+    one prompt can hold; None if they part elsewhere, or one of the two says nothing."""
     n = parting(item)
     turns = {side: item[side][n : n + 1] for side in "ab"}
     if any([m["role"] for m in turn] != ["assistant"] for turn in turns.values()):
+        return None
+    if any(is_blank(turn[0]) for turn in turns.values()):
         return None
     return item | turns | {"prompt": [*item["prompt"], *item["a"][:n]]}
 

@@ -355,6 +355,18 @@ def test_ultrafeedback_is_read():
         common.check_pair(wrong)
 
 
+def test_a_blank_answer_of_whole_dialogues_drops_the_pair():
+    """UltraFeedback holds some: a chosen one trained the model to end at once."""
+    question, yes, nothing = user("Why?"), *said("So."), *said(" ")
+    for chosen, rejected in (
+        ([question, yes], [question, nothing]),
+        ([question, nothing], [question, yes]),
+    ):
+        row = {"chosen": chosen, "rejected": rejected}
+        common.check_pair(row)
+        assert row["drop"] == "an answer is blank"
+
+
 def test_token_rows_return_what_was_appended():
     """Offsets off by one show at empty rows; a row held neither forbids an append nor changes."""
     rows, kept = TokenRows(), [[1, 2, 3], [], [4], [5, 6], []]

@@ -86,7 +86,7 @@ parts.votes            parts: files rows
 parts.agreement        parts: pages stats votes
 parts.judge_votes      parts: files questions server votes
 # it plays with the functions of grpo_agent.py, which annotate.py hands it
-parts.talks            parts: draw files prompting votes
+parts.talks            parts: draw files prompting rows votes
 parts.draw             common LOWER parts: pairs prompting reports sampling stats votes
 parts.web              parts: files
 parts.criteria         parts: agreement dialogue files rubrics

@@ -8,7 +8,7 @@ import annotate
 import common
 import dpo
 import grpo_agent
-from parts import files, votes
+from parts import files, talks, votes
 from test_annotate import Rater, log_of, make, stopped
 from test_judge_votes import ask
 from tiny import error_of, tiny_model
@@ -93,3 +93,18 @@ def test_one_policy_twice(tmp_path, monkeypatch):
     line = error_of(draw, tmp_path / "file" / "x", f"{policies} uniform")
     assert re.search("--out .*file/x: .*choose another --out", line)
     assert "--model-b none: no such folder" in error_of(draw, tmp_path / "y", f"{policies} none")
+
+
+def test_a_turn_without_words_is_no_row():
+    """A policy that ends at once says nothing: dpo.py refused the whole file for that turn."""
+    silent, asks, tells = (
+        {"role": "assistant", "content": text} for text in ("", "Audits?", "END")
+    )
+    two = {"role": "user", "content": "Two."}
+    item = {"id": "x", "prompt": [two], "a": [silent, two, tells], "b": [asks, two, tells]}
+    vote = {"item_id": "x", "choice": "b", "strength": 2, "gold_pass": None, "repeat_of": None}
+    rows = talks.to_turns({"x": item}, [vote | {"annotator": "ann", "ts_server": ""}])
+    assert [(row["completion"][0]["content"], row["label"]) for row in rows] == [
+        ("Audits?", True), ("END", True), ("END", False),
+    ]  # fmt: skip
+    assert votes.to_prefs({"x": item}, [vote | {"annotator": "ann", "ts_server": ""}]) == []
