@@ -30,7 +30,7 @@ from common import batch_indices, encode_pair, pad_id, pad_rows, token_logps
 from parts import identities, prompting, runs
 from parts.dialogue import Refused, end_ids, text_end
 from parts.files import Counts, UserError, command, counts_in_words, number, shell_line
-from parts.pairs import Named, TokenRows, count_unread, held_out, read_rows
+from parts.pairs import Named, TokenRows, count_prompt, count_unread, held_out, read_rows
 from parts.parallel import all_sum
 from parts.rows import LOSS_KEYS, answers_to_train, check_label, check_messages, is_blank
 from parts.tokens import encode_text
@@ -219,6 +219,7 @@ def encode_row(tokenizer, row, max_length, counts):
         counts[more] += len(encoded) - 1
     elif form != "text":
         prompt, answer = row["prompt"], row[form]
+        count_prompt(row, counts)
         tools = count_unread(tokenizer, prompt, row, counts)
         ids, answer = encode_pair(
             tokenizer, prompt, answer, max_length=max_length, counts=counts, tools=tools

@@ -17,7 +17,7 @@ from common import as_turns, encode_pair, pad_rows, render, unread_keys
 from parts.dialogue import Refused, differs
 from parts.files import Counts, UserError, counts_in_words, read_jsonl
 from parts.parallel import progress
-from parts.rows import PROMPT_COLUMNS, check_pair
+from parts.rows import PROMPT_COLUMNS, check_pair, plain_text
 
 
 class TokenRows:
@@ -166,6 +166,7 @@ def read_pairs(
 
 def _encode_row(tokenizer, prompt, row, max_length, counts):
     """(prompt, chosen, rejected) ids of a preference row; None if the answers' are equal."""
+    count_prompt(row, counts)
     tools = count_unread(tokenizer, prompt, row, counts)
     cut, answers = counts["responses cut"], (row["chosen"], row["rejected"])
     ids = encode_pair(
@@ -176,6 +177,16 @@ def _encode_row(tokenizer, prompt, row, max_length, counts):
     equal = "after cutting" if counts["responses cut"] > cut else "as the model reads them"
     counts[f"dropped: equal {equal}"] += 1
     return None
+
+
+def count_prompt(row, counts):
+    """Count a prompt that is blank, or that stands at the head of each answer once more."""
+    last = row["prompt"] if isinstance(row["prompt"], str) else row["prompt"][-1]["content"]
+    answers = [row[key] for key in ("completion", "chosen", "rejected") if row.get(key)]
+    texts = [plain_text(answer).lstrip() for answer in answers]
+    counts["blank prompts"] += not last.strip()
+    repeats = bool(last.strip()) and all(text.startswith(last.strip()) for text in texts)
+    counts["answers that begin with their whole prompt"] += repeats
 
 
 def count_unread(tokenizer, prompt, row, counts, places=None):

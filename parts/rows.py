@@ -149,6 +149,9 @@ def check_pair(row):
 
     A row that cannot be a pair, though it is well formed, gets a "drop", the reason.
     """
+    if "completion" in row and "label" in row and "chosen" not in row:
+        single = '"completion" and "label" are a single answer; dpo.py --loss-type kto reads a file'
+        raise ValueError(f"{single} of them, pairs stand in files of their own")
     if "chosen" not in row and "rejected" not in row:
         raise ValueError(
             f'expected "prompt", "chosen" and "rejected", found {sorted(row)[:6]}; '
@@ -159,6 +162,9 @@ def check_pair(row):
     chosen = row["chosen"]
     if isinstance(chosen, list) and row.get("prompt") in [m["content"] for m in chosen[:-1]]:
         row["prompt"] = None  # UltraFeedback: whole dialogues, and one message of them once more
+    elif isinstance(row.get("prompt"), str) and not row["prompt"].strip():
+        if type(chosen) is type(row["rejected"]) and split_prompt(chosen, row["rejected"])[0]:
+            row["prompt"] = None  # a blank cell beside whole dialogues
     if row.get("prompt") is None:
         _split_dialogues(row)
     else:

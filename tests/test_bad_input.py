@@ -183,8 +183,8 @@ row | words
 {"messages": [{"role": "user", "content": "x"}, {"role": "assistant", "content": "y", "weight": 0.5}]} | "weight" ~ 0.5; expected 0 or 1
 {"messages": [{"role": "user", "content": "x"}, {"role": "assistant", "content": "y"}], "label": 0} | "label" is 0; expected true or false
 {"prompt": "a", "completion": "b", "label": "False"} | "label" is 'False'; expected true or false
-{"text": " "} | expected "prompt" and "completion" ~ found ['text']
-{"text": 7} | expected "prompt" and "completion"
+{"text": "Hi", "role": "prompter"} | one message of a conversation ~ "messages"
+{"text": 7} | expected "prompt" and "completion" ~ found ['text']
 """)
 def test_malformed_row(row, words, refused):
     data = write_rows("mine.jsonl", [GOOD, row])

@@ -388,6 +388,7 @@ BASES = {"good": GOOD, "chat": {"prompt": USER, "chosen": ANSWER, "rejected": sa
 @cases(r"""
 base | change | reason
 | {"prompt": "Assess", "completion": "hold"} | completion
+| {"prompt": "Assess", "completion": "hold", "label": True} | dpo.py --loss-type kto
 | {"chosen": "alpha", "rejected": "beta"} | share no beginning
 | {"messages": "x", "chosen": "Answer: a", "rejected": "Answer: b"} | found columns ['chosen', 'messages', 'rejected']
 | {"query": "x", "chosen": "Yes, a", "rejected": "Yes, b"} | "query"; rename it
@@ -420,6 +421,30 @@ def test_a_malformed_row_stops_with_file_and_line(tmp_path, base, change, reason
         read_pairs([path], tokenizer, 64, True)
     message = str(caught.value)
     assert message.startswith(f"--pairs {path}:4: ") and reason in message and "\n" not in message
+
+
+WHOLE = "\n\nHuman: Who fits?\n\nAssistant:"
+
+
+def test_answers_that_repeat_their_prompt_are_counted(tmp_path, tokenizer):
+    """HH-RLHF with a column of prompts added: the model was trained to repeat them, in silence."""
+    twice = {"prompt": WHOLE, "chosen": WHOLE + " Ann.", "rejected": WHOLE + " No."}
+    turns = [user("Who fits?")], said("Who fits? Ann."), said("Who fits?\nNo.")
+    rows = [twice, dict(zip(("prompt", "chosen", "rejected"), turns))]
+    one = {"prompt": "Who", "chosen": "Whoever can.", "rejected": "No."}  # one of them: a quotation
+    file = write_rows(tmp_path / "pairs.jsonl", [*rows, one, *pair_rows(1)])
+    counts = read_pairs([file], tokenizer, 64).counts
+    assert counts["answers that begin with their whole prompt"] == 2
+
+
+def test_a_blank_prompt_is_none(tmp_path, tokenizer):
+    """As a CSV has it beside whole dialogues, which were taken for answers to nothing."""
+    row = {"prompt": " ", "chosen": WHOLE + " Ann.", "rejected": WHOLE + " No."}
+    common.check_pair(row)
+    assert row == {"prompt": WHOLE, "chosen": " Ann.", "rejected": " No."}
+    rows = [GOOD | {"prompt": ""}, *pair_rows(1)]
+    counts = read_pairs([write_rows(tmp_path / "pairs.jsonl", rows)], tokenizer, 64).counts
+    assert counts["blank prompts"] == 1
 
 
 def test_a_prompt_that_touches_its_answer_is_counted(tmp_path, plain):
