@@ -71,8 +71,9 @@ def micro_tokens(model):
 
 def progress(rows, name, total=None, initial=0, delay=0):
     """A tqdm bar on rank 0; without a terminal a line per minute, and none in the first one."""
-    patience = {} if sys.stderr.isatty() else {"delay": 60, "mininterval": 60}
-    settings = {"delay": delay, "disable": bool(rank()), "leave": total is not None, **patience}
+    settings = {"delay": delay, "disable": bool(rank()), "leave": total is not None}
+    if not sys.stderr.isatty():  # no cursor moves of a bar below another, either
+        settings |= {"delay": 60, "mininterval": 60, "maxinterval": 60, "position": 0}
     return tqdm(rows, name, total, initial=initial, **settings)
 
 
