@@ -246,23 +246,35 @@ def unread_keys(tokenizer, messages, places, tools=None):
 
     A message is shown, too, whose text stands there without it: a default system message.
     """
-    parts = []  # (name, the messages without it, its text)
-    for i in places:
-        message = messages[i]
-        for key in {*message} - {"role", "content"}:
-            if message[key] not in (None, "", [], {}):  # 0 and false say something
-                less = {k: value for k, value in message.items() if k != key}
-                parts.append((key, [*messages[:i], less, *messages[i + 1 :]], None))
-        if message["role"] != "assistant" and (text := message["content"].strip()):
-            less = [*messages[:i], *messages[i + 1 :]]
-            parts.append((f"{message['role']} message", less, text))
-    if not parts:
+    keys = {  # of each message
+        i: {key for key, value in messages[i].items() if key not in ("role", "content")
+            and value not in (None, "", [], {})}  # 0 and false say something
+        for i in places
+    }  # fmt: skip
+    texts = {
+        i: messages[i]["content"].strip() for i in places if messages[i]["role"] != "assistant"
+    }
+    if not any(keys.values()) and not any(texts.values()):
         return []
     whole, pattern = render(tokenizer, messages, tools), special_tokens(tokenizer)
-    return sorted({
-        name for name, less, text in parts
-        if not (text and marked(pattern, text) in whole or differs(tokenizer, whole, less, tools))
-    })  # fmt: skip
+
+    def is_shown(dropped):  # {place: keys}
+        less = [
+            {k: v for k, v in message.items() if k not in dropped.get(i, ())}
+            for i, message in enumerate(messages)
+        ]
+        return less != messages and differs(tokenizer, whole, less, tools)
+
+    unread = set().union(*keys.values())
+    if is_shown(keys):  # one of them, at least
+        each = [(i, key) for i in keys for key in keys[i]]
+        unread = {key for i, key in each if not is_shown({i: {key}})}
+    for i, text in texts.items():
+        less = [*messages[:i], *messages[i + 1 :]]
+        shown = not text or marked(pattern, text) in whole
+        if not shown and not differs(tokenizer, whole, less, tools):
+            unread.add(f"{messages[i]['role']} message")
+    return sorted(unread)
 
 
 def differs(tokenizer, whole, messages, tools=None):
