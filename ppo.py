@@ -271,7 +271,7 @@ def load_data(args, tokenizer):
     if has_split and args.eval_fraction is not None:
         raise no_effect("--eval-fraction", f'rows of {args.prompts} have a "split"')
     counts = {"prompts": len(rows), "of another split": len(rows) - len(train + val)}
-    val = prompting.some_prompts(val, 64)
+    val = prompting.some_prompts(rollouts.untrained(val, train, counts), 64)
     examples = prompting.load_examples(args.examples)
     for row in [*train, *val]:
         row["prompt"] = prompting.after_examples(examples, row)

@@ -140,6 +140,14 @@ def is_held_out(rows, fraction):
     return [prompt in held for prompt in prompts]
 
 
+def untrained(held_out_rows, train, counts):
+    """The held-out rows whose prompt is not trained on; the others are counted."""
+    trained = {json.dumps(row["prompt"], sort_keys=True) for row in train}
+    rows = [r for r in held_out_rows if json.dumps(r["prompt"], sort_keys=True) not in trained]
+    counts["held-out prompts also in training, left out"] = len(held_out_rows) - len(rows)
+    return rows
+
+
 def prompts_of_step(n, size, seed, step):
     """(`size` indices of prompts for this step, counted from 1; the pass in which they begin).
 

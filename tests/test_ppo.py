@@ -545,6 +545,10 @@ def test_prompts_and_splits(world, tmp_path, capsys):
         assert cut == [["0", "3", "6"], ["1", "4", "7"]]
         counted = "prompts 9, of another split 3; training 3, held out 3"
         assert counted in capsys.readouterr().out
+    # a prompt of both sides chose the weights by what was trained on, in silence
+    rows = [{"prompt": text, "split": split} for text in "ab" for split in ("train", "val")]
+    assert loaded([*rows, {"prompt": "c", "split": "val"}]) == [["a", "b"], ["c"]]
+    assert "held-out prompts also in training, left out 2;" in capsys.readouterr().out
     train, val = loaded([{"prompt": f"Ask {i}"} for i in range(400)], "--eval-fraction 0.3")
     assert len(val) == 64 and 240 < len(train) < 320 and not {*train} & {*val}
     places, epochs = zip(*(rollouts.prompts_of_step(12, 8, 0, step) for step in (1, 2, 3)))
