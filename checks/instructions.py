@@ -142,6 +142,7 @@ def words_match(text, num_words, relation):
 
 ABBREVIATIONS = "mr mrs ms dr prof sr jr st vs etc inc ltd co corp dept no approx fig gen rep sen"
 ABBREVIATIONS = set(ABBREVIATIONS.split())
+DOTTED = r"[A-Za-z]+(?:\.[A-Za-z]+)+"  # Ph.D, B.Sc
 CLOSING = r"""(?:["'”’»«›)\]}*_`」』）】》〉]|\[\d+\])*"""
 STOP = rf"(?:[.!?…؟۔]+{CLOSING}(?=\s|$)|[。！？｡।॥။།‼⁇⁈⁉]+{CLOSING})"
 
@@ -155,7 +156,7 @@ def contains(text, answer):
 def number_of_sentences(text):
     """Sentences: a stop, what closes behind it (quote, bracket, mark), a blank.
 
-    "Dr." and "J." end none, nor do the number of a list and dots before a small letter.
+    "Dr." and "J." end none, nor the number of a list, nor dots and "Ph.D." before a small letter.
     >>> number_of_sentences('Dr. J. Ode said "Go." He left… **Well.**\\n1. v1.2 ran.\\n2. It did')
     5
     >>> number_of_sentences("她领导过审计。她会SQL。"), number_of_sentences("वह ऑडिट करती है। वह जानती है।")
@@ -172,7 +173,8 @@ def number_of_sentences(text):
         initial = re.fullmatch(r"[A-HJ-Z]|(?:[A-Za-z]\.)+[A-Za-z]", word)
         initial = initial or word.lower() in ABBREVIATIONS
         dots = match[2] == "..." or match[2][:1] == "…"
-        if not (match[2][:1] == "." and initial or dots and more.islower()):
+        degree = match[2][:1] == "." and re.fullmatch(DOTTED, word)
+        if not (match[2][:1] == "." and initial or (dots or degree) and more.islower()):
             pieces.append("")
     return sum(re.search(r"\w", piece) is not None for piece in pieces)
 

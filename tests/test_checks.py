@@ -73,7 +73,7 @@ length_constraints:number_words {"num_words": 9, "relation": "at most"}
 length_constraints:number_sentences {"num_sentences": 2, "relation": "exactly"}
 + ["A b. C?", "v1.2 works. Fine", "She said \"I led it.\" Then she left.", "She led (two of them.) She knows SQL."]
 + ["**She led audits.** She knows SQL.", "1. She led audits.\n2. She knows SQL.", "She waited… Then she led."]
-+ ["Dr. Ode led it. She left.", "J. R. Ode led, e.g. audits, at Acme Inc. She left? No", "She led... and left. Bye", "Go! 🎉 Now!"]
++ ["Dr. Ode led it. She left.", "J. R. Ode led, e.g. audits, at Acme Inc. She left? No", "She led... and left. Bye", "Go! 🎉 Now!", "Has a Ph.D. in law. Left.", "Has a B.Sc. He left."]
 + ["她领导过审计。她会SQL。", "वह ऑडिट करती है। वह SQL जानती है।", "هل تعرفين؟ نعم.", "彼女は「はい。」と言った！", "`a.` _B._", "What?! Now."]
 + ["『行く。』彼女は去った。", "She led it.[1] She left.[2]", "»Ja.« Sie ging.", "2) She led it.\n10) She left."]
 - ["A b.", "A. B. C.", "She led v1.2.3 at example.com.", "One. Two. Three.", "好。好。好。"] ? ["เธอไป เธอมา"]
