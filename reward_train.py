@@ -157,6 +157,10 @@ def load_data(args, model, tokenizer):
         return pairs, torch.zeros(len(pairs))
     column = getattr(pairs, args.margin) * args.margin_scale
     used = pairs.train[~pairs.tie[pairs.train]]
+    below = used[column[used] < 0]  # it would let the rejected answer score higher
+    if len(below):
+        place, given = pairs.name(below[:1]), getattr(pairs, args.margin)[below[0]]
+        raise UserError(f"--margin {args.margin}: {place} has {given:g}, below 0; swap the answers")
     missing = used[np.isnan(column[used])]
     if len(missing):
         raise UserError(f'--margin {args.margin}: {pairs.name(missing[:1])} has no "{args.margin}"')

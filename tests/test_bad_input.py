@@ -47,6 +47,7 @@ MINE = {  # what lies in the folder of the table
     "bad.jsonl": '{"prompt": "fine"}\n{"text": "no"}\n',
     "split.jsonl": '{"prompt": "a", "split": "moon"}\n{"prompt": "b"}\n',
     "two.jsonl": '{"prompt": "a"}\n{"prompt": "b"}\n',
+    "below.jsonl": '{"prompt": "a", "chosen": "b", "rejected": "c", "margin": -0.5}',
     "vit/config.json": '{"model_type": "vit"}',
     "few/config.json": '{"model_type": "gpt2", "vocab_size": 99, "n_layer": 1}',
     "leaves.py": "raise SystemExit",
@@ -152,6 +153,7 @@ ppo | --reward-fn r.py:good --beta 0 --kl-target 6 | --kl-target has no effect
 sft | --init-config vit | --init-config vit: cannot be loaded (
 sft | --init-config few | --data ~ no place in the embedding of 99 rows
 reward_train | --margin strength | --margin strength: ~ :1 has no "strength"
+reward_train | {} below.jsonl --margin margin | below.jsonl:1 has -0.5, below 0 ~ swap
 ppo | --reward-fn no.py:f | --reward-fn no.py:f: expected FILE:FUNCTION with an existing Python file
 ppo | --reward-fn two.jsonl:f | --reward-fn ~ expected FILE:FUNCTION with an existing Python file
 ppo | --reward-fn g.py:value | --reward-fn ~ g.py has no function 'value'
