@@ -23,6 +23,7 @@ FEWEST, MOST = 5, 15  # criteria of a prompt, as drafted
 LEFT = 2  # criteria that a row must have after the trial
 TOGETHER = 8  # inputs that one call asks for
 OTHERS = 20  # comments on other items that are shown beside those on an item
+WITHOUT_BLANKS = "\u0e00-\u0eff\u3040-\u30ff\u3400-\u9fff"  # Thai, Lao, kana, Chinese characters
 ALIKE = 0.8  # of the words of two texts in common: the second repeats the first
 MANNERS = (  # so that sampled answers differ, as those of a model in training do
     "Answer as well as you can.",
@@ -90,8 +91,10 @@ def answer_calls(prompt):
 
 
 def sentence(value):
-    """A text of some words, else None: "…" is the form that was shown."""
-    return value.strip() if isinstance(value, str) and re.search(r"\w\W+\w", value) else None
+    """A text of some words, else None: "…" is the form that was shown. Chinese, Japanese and Thai
+    write no blanks between words."""
+    words = rf"\w\W+\w|[{WITHOUT_BLANKS}]{{4}}"
+    return value.strip() if isinstance(value, str) and re.search(words, value) else None
 
 
 def parse_criteria(reply):

@@ -8,6 +8,7 @@ import pytest
 
 import grpo_rubric
 import judge
+from parts import draft as draft_texts
 from parts.files import UserError
 from parts.rubrics import read_rubrics
 from test_annotate import Rater, make, stopped
@@ -95,6 +96,14 @@ def test_a_task_becomes_a_rubric_file(draft, capsys):
     ]  # fmt: skip
     assert grpo_rubric.main(lines[-1].split()[2:]) in (None, 0)
     assert "3 rows; 12 criteria judged" in capsys.readouterr().out
+
+
+def test_a_sentence_needs_no_blanks():
+    """Chinese, Japanese and Thai have none: every draft in them was refused as no sentence."""
+    for text in ("回答提到了两个优点。", "長所を二つ挙げている", "คำตอบระบุจุดแข็งสองข้อ", "Is kind."):
+        assert draft_texts.sentence(text) == text
+    for text in ("…", "criterion", "Überqualifiziert", "…。", None, 3):
+        assert draft_texts.sentence(text) is None
 
 
 UNUSABLE = [  # what the writer says, and what the command quotes
