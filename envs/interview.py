@@ -58,15 +58,15 @@ def read_bank(path):
     for name, competency in bank["competencies"].items():
         items += competency["evidence"]
         # the longest first, so that nested phrases count once
-        longest = sorted(competency["phrases"], key=len, reverse=True)
+        longest = sorted(map(normal_form, competency["phrases"]), key=len, reverse=True)
         phrases[name] = re.compile(rf"\b(?:{'|'.join(map(re.escape, longest))})\b")
     for item in items:
         item["keys"] = [[words(key) for key in group] for group in item["keys"]]
     first = [key for item in items for key in item["keys"][0]]
     bank["read"] = {
-        "lead_in": re.compile(rf"^(?:(?:{'|'.join(cues['lead_in'])})\b[ ,:.!]*)*"),
-        "kinds": {kind: re.compile("|".join(cues[kind])) for kind in KINDS},
-        "no_evidence": re.compile("|".join(cues["no_evidence"])),
+        "lead_in": re.compile(rf"^(?:(?:{'|'.join(cues['lead_in'])})\b[ ,:.!]*)*", re.I),
+        "kinds": {kind: re.compile("|".join(cues[kind]), re.I) for kind in KINDS},
+        "no_evidence": re.compile("|".join(cues["no_evidence"]), re.I),
         "phrases": phrases,
         "first": {*first},
     }

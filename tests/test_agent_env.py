@@ -136,6 +136,19 @@ def test_free_questions_are_read_rightly_nine_times_in_ten():
     assert len(rows) >= 150 and min(right) >= 0.9 * len(rows), right
 
 
+def test_a_bank_of_your_own_may_have_capitals(tmp_path):
+    """German nouns have: a question was read in small letters, its cues and phrases were not, so every
+    answer was small talk. ß is ss to both."""
+    bank = read_json(BANK)
+    bank["competencies"]["conflict"]["phrases"] = ["Konflikt", "Großschadenslage"]
+    bank["cues"]["behavioural"] = ["Erzählen Sie", "beschreiben"]
+    (tmp_path / "bank.json").write_text(json.dumps(bank), encoding="utf-8")
+    own = read_bank(str(tmp_path / "bank.json"))
+    for noun in ("Konflikt", "eine Großschadenslage"):
+        _, kind, topics = read_turn(own, f"Erzählen Sie von {noun}?")
+        assert (kind, topics) == ("behavioural", ["conflict"])
+
+
 @cases("key | message\novertime row | the same first key\nred car | lacks its keys")
 def test_a_broken_bank_is_refused(key, message, tmp_path):
     bank = read_json(BANK)
