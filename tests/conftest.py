@@ -13,6 +13,7 @@ os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 import shutil
 import signal
 import sys
+import warnings
 from pathlib import Path
 
 import pytest
@@ -42,6 +43,31 @@ def quiet_process(monkeypatch):
     torch.set_rng_state(state)
     for number, handler in handlers.items():
         signal.signal(number, handler)
+
+
+@pytest.fixture(scope="module")
+def fast_half_products():
+    """Half-precision matrices are multiplied by the fp32 kernels and the product rounded, which is
+    what torch's own CPU kernels compute (test_half.py compares the two). Without instructions for
+    bf16 those take fifteen times as long in a backward."""
+
+    def kernel(operation):
+        def product(*matrices, **scales):
+            dtype = matrices[0].dtype
+            if dtype in (torch.bfloat16, torch.float16):
+                matrices = [matrix.float() for matrix in matrices]
+            out = matrices[0].new_empty(0)  # resized
+            return operation(*matrices, **scales, out=out).to(dtype)
+
+        return product
+
+    library = torch.library.Library("aten", "IMPL")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # that a kernel is replaced
+        for name in ("mm", "bmm", "addmm", "baddbmm"):
+            library.impl(name, kernel(getattr(torch, name)), "CPU", allow_override=True)
+    yield
+    library._destroy()
 
 
 def browser_or_skip():
