@@ -14,6 +14,7 @@ from parts import rounding
 from parts.files import read_jsonl
 from tiny import EXTRA_FAMILIES, FAMILIES, MORE_FAMILIES, tiny_model
 
+pytestmark = pytest.mark.usefixtures("fast_half_products")
 HALVES = [torch.bfloat16, torch.float16]
 
 
