@@ -12,6 +12,8 @@ import functools
 import importlib
 import json
 import os
+import subprocess
+import sys
 
 import pytest
 import torch
@@ -107,6 +109,20 @@ def test_two_steps(stage, dtype, data, tmp_path, capsys):
     assert [row["skipped_steps"] for row in steps] == [0, 0]
     before, after = (load_file(f"{x}/model.safetensors") for x in (BASE, tmp_path / "run"))
     assert not any(torch.equal(before[key].float(), after[key]) for key in before)
+
+
+@pytest.mark.parametrize("stage, dtype", [("dpo", "fp16"), ("ppo", "bf16")])
+def test_with_kernels_of_torch(stage, dtype, data, tmp_path):
+    """A process of its own multiplies as a user's does, without `fast_half_products`."""
+    run_by_itself(stage, data, BASE, tmp_path / "run", f"--dtype {dtype}")
+
+
+def run_by_itself(stage, data, model, out, *flags):
+    """Two steps of a trainer in a process of its own."""
+    script = [sys.executable, f"{REPO}/{stage.partition('-')[0]}.py"]
+    subprocess.run([*script, *command(stage, data, model, out, *flags)], cwd=REPO, check=True)
+    steps = [row for row in logged(out) if "lr" in row]
+    assert len(steps) == 2 and all(abs(row["loss"]) < 20 for row in steps)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])

@@ -27,7 +27,7 @@ import common
 from conftest import REPO
 from parts import reward_models, runs, sampling
 from parts.files import UserError
-from test_half import SLIPS, TRAINERS, command, logged, make_files, train
+from test_half import SLIPS, TRAINERS, command, logged, make_files, run_by_itself, train
 from test_resume import outcome
 
 pytestmark = [
@@ -163,6 +163,12 @@ def test_two_steps_change_the_model(name, dtype, start, finished):
         assert len(changed) == LORA_LAYERS and all("_proj." in key for key in changed)
     else:
         assert changed == [*start]
+
+
+def test_with_kernels_of_torch(real, data, tmp_path):
+    """The runs above multiply half precision by the fp32 kernels; a user's process does not."""
+    run_by_itself("dpo", data, real, tmp_path / "run", small("dpo", "bf16"))
+    shutil.rmtree(tmp_path / "run")
 
 
 @pytest.mark.parametrize("slip", ["template", "logits x 0.8", "sampled at 0.8", "reference + 10 %"])
