@@ -29,14 +29,22 @@ fairness.py*) set -- "$@" --names-per-cell 2 --resumes 2;;
 """
 
 
-@pytest.fixture(scope="module")
-def demo(tmp_path_factory):
-    copy = copy_of_the_repository(tmp_path_factory.mktemp("clone") / "feedbackloop")
-    for name, every in {"prefs_train": 200, "rank_train": 200, "prompts": 20}.items():
+def small_copy(folder):
+    """A copy of the repository with few rows in the files that are trained on."""
+    copy = copy_of_the_repository(folder / "feedbackloop")
+    every = {"prefs_train": 200, "rank_train": 200, "prompts": 20}
+    every |= {"prefs_biased": 100, "screen_biased": 100, "chat_pairs": 50}
+    for name, n in every.items():
         path = copy / f"data/{name}.jsonl"
-        write_rows(path, list(files.read_jsonl(path))[::every])
+        write_rows(path, list(files.read_jsonl(path))[::n])
     rubrics = read_json(copy / "data/rubrics.json").items()
     files.write_json(copy / "data/rubrics.json", {split: rows[::20] for split, rows in rubrics})
+    return copy
+
+
+@pytest.fixture(scope="module")
+def demo(tmp_path_factory):
+    copy = small_copy(tmp_path_factory.mktemp("clone"))
     python = copy / "python"
     python.write_text(f'#!/bin/sh\ncase "$*" in {SMALL} esac\nexec {sys.executable} "$@"\n')
     python.chmod(0o755)

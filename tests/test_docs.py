@@ -1,14 +1,14 @@
 """Living documentation: what README.md and docs/ tell a reader to type is typed here, and what
 they state is computed again.
 
-Every command of a fenced shell block runs, in a copy of the project with a reader's own files, in
-the order of its page; SMALL adds the flags that make it small and nothing else. A hub name such as
-Qwen/Qwen2.5-0.5B-Instruct is a folder of that name in the copy, so that the command is the printed
-one. What cannot run here stands in NOT_RUN with its reason, and is parsed. Elsewhere: docstring
-examples of the stages, the box against the loop, flags that nobody reads, and docs/metrics.md for
-sft, reward_train, dpo and ppo in test_house.py; for grpo_rubric.py and judge.py in
-test_grpo_judge.py and test_judge.py; the alarms' table in test_watch.py; the full demo in
-test_demo.py.
+Every command of a fenced shell block runs, in a copy of the project with few rows in its data and a
+reader's own files, in the order of its page; SMALL adds the flags that make it small, and where
+fairness.py has none `shop` lowers its constants. A hub name such as Qwen/Qwen2.5-0.5B-Instruct is a
+folder of that name in the copy, so that the command is the printed one. What cannot run here stands
+in NOT_RUN with its reason, and is parsed. Elsewhere: docstring examples of the stages, the box
+against the loop, flags that nobody reads, and docs/metrics.md for sft, reward_train, dpo and ppo in
+test_house.py; for grpo_rubric.py and judge.py in test_grpo_judge.py and test_judge.py; the alarms'
+table in test_watch.py; the full demo in test_demo.py.
 """
 
 import ast
@@ -24,9 +24,11 @@ from pathlib import Path
 
 import pytest
 
-from conftest import REPO, browser_or_skip, copy_of_the_repository
-from parts import files
+import fairness
+from conftest import REPO, browser_or_skip
+from parts import files, twins
 from test_annotate import Rater, Server
+from test_demo import small_copy
 from test_draft import Writer
 from test_grpo_judge import Rule
 from test_house import SCRIPTS, STAGES, check_metrics, metric_rows
@@ -57,6 +59,7 @@ python bench/memory\.py → test_memory.py runs it for the promises of docs/scal
 (python )?bench/run\.py → needs half an hour of a quiet machine, and TRL
 """)
 TRAIN = "--steps 2 --batch-size 4 --eval-every 0 --device cpu"
+SHORT = "--max-new-tokens 4"
 DRAW = "--steps 2 --group-size 2 --groups-per-batch 2 --device cpu --max-new-tokens"
 TWINS = "--names-per-cell 2 --resumes 2"
 # the first that matches adds its flags; a line that nothing matches fails
@@ -65,11 +68,10 @@ grpo_agent\.py play → --episodes 8
 grpo_agent\.py → {DRAW} 8 --val-episodes 2 --test-episodes 2
 grpo_rubric\.py.* --judge-base-url → {DRAW} 4 --eval-every 0 --judge-base-url JUDGE
 grpo_rubric\.py → {DRAW} 4 --eval-every 0
-ppo\.py → {TRAIN} --rollouts 4 --max-new-tokens 4
-dpo\.py.*--pairs data/ → {TRAIN} --pairs few_pairs.jsonl --eval-pairs few_pairs.jsonl
-reward_train\.py.*--pairs data/ → {TRAIN} --pairs few_pairs.jsonl
-dpo\.py.*--stop-after → {TRAIN} --stop-after 1
-(dpo|reward_train|sft)\.py → {TRAIN}
+ppo\.py → {TRAIN} {SHORT} --rollouts 4
+dpo\.py.*--stop-after → {TRAIN} {SHORT} --stop-after 1
+(dpo|sft)\.py → {TRAIN} {SHORT}
+reward_train\.py → {TRAIN}
 evaluate\.py reward → --pairs few_pairs.jsonl
 evaluate\.py compare.* --bon 0 → --n 4 --max-new-tokens 8
 evaluate\.py compare → --n 4 --samples 1 --bon 2 --max-new-tokens 8
@@ -237,8 +239,8 @@ class Shop:
 
 @pytest.fixture(scope="module")
 def shop(tmp_path_factory):
-    copy = tmp_path_factory.mktemp("reader") / "feedbackloop"
-    copy_of_the_repository(copy)
+    copy = small_copy(tmp_path_factory.mktemp("reader"))
+    shutil.copy(REPO / "data/prompts.jsonl", copy / "data")  # fill_numbers.py quotes one of them
     reader_files(copy)
 
     class Judge(Rule):
@@ -248,7 +250,14 @@ def shop(tmp_path_factory):
     def meets(task, criterion, answer):
         return len(criterion + answer) % 2 == 0
 
-    with Judge(meets, score=lambda answer: len(answer) % 5 / 5) as judge:
+    few = {(fairness, "INTERVIEWS"): 8, (fairness, "MAX_NEW_TOKENS"): 8}
+    few |= {(twins, "DRAWS"): 200, (twins, "PERMUTATIONS"): 400}
+    with (
+        Judge(meets, score=lambda answer: len(answer) % 5 / 5) as judge,
+        pytest.MonkeyPatch.context() as patch,
+    ):
+        for (home, name), value in few.items():
+            patch.setattr(home, name, value)
         yield Shop(copy, judge.url)
 
 
@@ -256,7 +265,7 @@ RUN = [n for n, (_, line) in enumerate(LINES) if not why_not(line)]
 
 
 @pytest.mark.slow
-@pytest.mark.usefixtures("quiet_process")
+@pytest.mark.usefixtures("quiet_process", "fast_half_products")
 @pytest.mark.parametrize("n", RUN, ids=lambda n: f"{LINES[n][0]}: {LINES[n][1][:60]}")
 def test_every_command_of_the_pages_runs(n, shop, monkeypatch):
     monkeypatch.chdir(shop.copy)
