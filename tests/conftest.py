@@ -28,9 +28,15 @@ sys.path.insert(0, str(REPO))
 torch.set_num_threads(1)
 
 
+# the files that take more than a minute and a half, by their time
+LONGEST = "real_model docs memory annotate_browser audit notebooks distributed half demo".split()
+
+
 def pytest_collection_modifyitems(items):
-    """The longest file first: as one of the last, one of two processes would work on it alone."""
-    items.sort(key=lambda item: item.path.name != "test_real_model.py")
+    """The longest files first: with one of them among the last, one of two processes would work on
+    it alone."""
+    order = {f"test_{name}.py": i for i, name in enumerate(LONGEST)}
+    items.sort(key=lambda item: order.get(item.path.name, len(order)))
 
 
 @pytest.fixture
