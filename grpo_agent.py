@@ -54,6 +54,7 @@ from parts.files import (
 from parts.guard import Guard, weights_to_write, write_summary
 from parts.means import mean
 from parts.rollouts import by_group, weighted_sums
+from parts.rows import is_blank
 from parts.texts import text_metrics
 from parts.turns import continued_ids
 
@@ -671,8 +672,9 @@ def env_arguments(args):
 
 def rows_to_imitate(t, history):
     """An episode as rows for sft.py: one dialogue of which all answers are trained; where a turn
-    sees only part of the episode, each turn after what the policy saw."""
-    answers = [i for i, m in enumerate(t.messages) if m["role"] == "assistant"]
+    sees only part of the episode, each turn after what the policy saw. A blank turn is none."""
+    turns = ((i, m) for i, m in enumerate(t.messages) if m["role"] == "assistant")
+    answers = [i for i, m in turns if not is_blank(m)]
     if history == "all":
         return [{"messages": t.messages[: answers[-1] + 1]}] if answers else []
     shown = [shown_messages(t.messages[:i], history) for i in answers]

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 import grpo_agent as g
+import sft
 from conftest import REPO
 from envs.inbox import Inbox, read_call, read_mailbox
 from envs.interview import Interview, read_bank, read_turn
@@ -134,6 +135,16 @@ def test_free_questions_are_read_rightly_nine_times_in_ten():
         same = n == int(requests), found == kind, (topics or ["-"])[0] == topic
         right = [a + b for a, b in zip(right, same)]
     assert len(rows) >= 150 and min(right) >= 0.9 * len(rows), right
+
+
+@pytest.mark.parametrize("history", ["all", 0])
+def test_turns_without_words_are_no_rows_to_imitate(history):
+    """sft.py refused the whole file for one: a model may end at once."""
+    say = {"role": "user", "content": "Move."}
+    messages = [m for text in ("up", " ") for m in (say, {"role": "assistant", "content": text})]
+    (row,) = g.rows_to_imitate(g.Trajectory(0, 0, messages), history)
+    sft.check_row(row)
+    assert "drop" not in row and sum(map(len, row.values())) == 2
 
 
 def test_a_bank_of_your_own_may_have_capitals(tmp_path):
