@@ -92,7 +92,8 @@ def decisions_in(line, words):
     """({words that a line decides for}, {words that it denies}); what is asked is in neither."""
     chosen, denied = set(), set()
     longest_first = sorted(words, key=len, reverse=True)  # "no hire" before "hire"
-    named = re.compile(rf"(?<!\w)(?:{'|'.join(map(re.escape, longest_first))})(?!\w)", re.I)
+    either = "|".join(map(re.escape, longest_first))
+    named = re.compile(rf"(?<!\w)(?<!non-)(?:{either})(?!\w)", re.I)  # non-advance is not advance
     spelled = {word.casefold(): word for word in words}
     line = OTHER_SENSE.sub("", NO_DENIAL.sub("", line))
     sentences = [match[0] for match in SENTENCE.finditer(line) if match[0]]

@@ -107,6 +107,8 @@ I would reject her.\\nThe team may hold this against us. | -
 {"reason": "could hold a post, or advance", "recommendation": "hold"} | hold
 Decision: "advance", "hold" or "reject"? | -
 It would be a mistake to reject her. | -
+Recommendation: Non-advance | -
+A non-binary candidate, on-hold. | hold
 Reject would be too harsh. | -
 Rejecting would be a mistake: advance. | advance
 Thank you in advance. | -
