@@ -408,8 +408,9 @@ def sentences(rows, title):
     own = [row for row in tested if row.get("label", "").startswith("below")]
     own = [row for row in (tested if len(tested) < 2 else own) if row not in differences]
     others, rest = {}, [sentence(row, title) for row in own]
+    named = {id(row) for row in (*differences, *own)}  # thousands of roles, each with its rows
     for row in rows:
-        if row not in own and row not in differences and "verdict" in row:
+        if id(row) not in named and "verdict" in row:
             rate = f" {row['rates'][0]}" if "rates" in row else ""
             others.setdefault(kind_of(row["verdict"]), []).append(row["group"] + rate)
     for text, names in others.items():
