@@ -47,7 +47,7 @@ from parts.shared_prompt import can_share  # may a pair's prompt pass once for b
 # held-out loss of SmolLM2 rises: reports/real-model.md), with LoRA
 RATES = 3e-4, 1e-5, 2e-4
 SHOW = ("pair_loss", "rewards/accuracies", "rewards/margins", "lr", "grad_norm")  # on the bar
-HEADLINE = ("eval/loss", "eval/rewards/accuracies", "val/gold")  # printed before and after training
+HEADLINE = ("eval/loss", "eval/rewards/accuracies", "val/gold")  # printed at each evaluation
 LOSS_TYPES = ("sigmoid", "robust", "hinge", "ipo", "sigmoid_norm", "simpo", "kto")
 
 
@@ -64,9 +64,9 @@ def dpo_loss(
     log π        policy_chosen_logps, policy_rejected_logps  (B,) sum over response tokens
     log π_ref    ref_chosen_logps, ref_rejected_logps        (B,) the same, no gradient; pass 0 for
                  simpo, which has no reference
-    n            chosen_lengths, rejected_lengths            (B,) for ipo, sigmoid_norm, simpo and
-                 kto, where 0 marks a missing side, whose log-probs are 0
-    k            baseline         in nats: `kl_baseline` of the optimiser step; kto only
+    n            chosen_lengths, rejected_lengths            (B,) for ipo, sigmoid_norm, simpo, kto;
+                 in kto 0 marks a missing side, whose log-probs are 0
+    k            baseline         kto only: KL(π‖π_ref) in nats, ≥ 0, estimated at each step
     β, γ, ε      beta, simpo_gamma, label_smoothing   ε in [0, ½); sigmoid and robust only
     returns      losses, chosen_rewards, rejected_rewards    (B,) reward = β·log(π/π_ref), detached
 
@@ -142,14 +142,14 @@ def parse_args(argv=None):
     add("--simpo-gamma", type=number(at_least=0), default=1.0, help="target margin of simpo, 0.3 to 2 (default %(default)s)")
     add("--nll-coef", type=number(at_least=0), help="weight of −log π per chosen token, 0 to 1 (default 1 for sigmoid, else 0)")
     # fmt: on
-    prompting.add_pair_arguments(parser)
-    prompting.add_answer_arguments(parser)
-    parser.add_run_arguments("runs/dpo", RATES)
+    prompting.add_pair_arguments(parser)  # --eval-pairs, --eval-fraction, --counterfactual-augment
+    prompting.add_answer_arguments(parser)  # --prompts, --gold, --examples, --eval-temperature …
+    parser.add_run_arguments("runs/dpo", RATES)  # of all trainers: --out, --lr, --seed, --date …
     args = parser.parse_args(argv)
     simpo = args.loss_type == "simpo"
-    # flags that nothing would read are refused
+    # a flag on the command line that nothing would read is an error
     parser.without_effect("--simpo-gamma", not simpo, "only --loss-type simpo has a target margin")
-    parser.without_effect("--eval-fraction", args.eval_pairs, prompting.HELD_OUT)
+    parser.without_effect("--eval-fraction", args.eval_pairs, prompting.HELD_OUT)  # a sentence
     args.beta = args.beta or (2.0 if simpo else 0.1)
     if args.nll_coef is None:
         args.nll_coef = 1.0 if args.loss_type == "sigmoid" else 0.0
@@ -172,13 +172,13 @@ def load_data(args, policy, tokenizer):
     prompts, [{"prompt": …}], and score the answers by the scorers, [(metric, flag, function)]."""
     first_row = next(read_jsonl(args.pairs[0], flag="--pairs"), {})
     single = args.loss_type == "kto" and "label" in first_row  # the first row decides for all
-    check = check_thumb if single else common.check_pair
+    check = check_thumb if single else common.check_pair  # a single answer: the other side None
     pairs = prompting.load_pairs(args, policy, tokenizer, keep_ties=False, check=check)
     # compute the prompt of a pair once for both answers, if that is exact for this model
-    pairs.shared = not single and can_share(policy, pairs, pad_rows)
+    pairs.shared = not single and can_share(policy, pairs, pad_rows)  # tries the longest pair
     shown_pair = (pairs.eval if len(pairs.eval) else pairs.train)[0]
-    without_prompts = [{"prompt": pairs.prompts[shown_pair].tolist()}]  # token ids
-    return pairs, *prompting.prompts_to_answer(args, policy, tokenizer, without_prompts)
+    one_prompt = [{"prompt": pairs.prompts[shown_pair].tolist()}]  # ids; if no --prompts are given
+    return pairs, *prompting.prompts_to_answer(args, policy, tokenizer, one_prompt)
 
 
 # ---- 6. the models ----
@@ -203,7 +203,7 @@ def load_models(args, run):
 def pair_logps(policy, pairs, part, pad):
     """(2, b) log π of the chosen and the rejected answers of `part`, summed over their tokens."""
     rows = (x.to(policy.device) for x in batch_rows(pairs, part, pad))  # (2b, T) each
-    logps = token_logps(policy, *rows, shared=pairs.shared)  # (2b, T)
+    logps = token_logps(policy, *rows, shared=pairs.shared)  # (2b, T), 0 outside the answers
     return logps.sum(1).view(2, -1)  # all chosen rows come first
 
 
@@ -227,7 +227,7 @@ def preflight(args, run, policy, tokenizer, pairs):
     row, marked. On one micro-batch, before the reference pass over all pairs."""
     pad, flag = pad_id(tokenizer), f"--model {args.model}"
     first_pairs = pairs.train[:64]
-    longest_pairs = first_pairs[(-pairs.lengths()[first_pairs]).argsort()[:4]]
+    longest_pairs = first_pairs[(-pairs.lengths()[first_pairs]).argsort()[:4]]  # by longer row
     ids, attention_mask, _ = batch_rows(pairs, longest_pairs, pad)
     # `token_logps` against the model's own logits
     identities.check_head(policy, ids.to(policy.device), attention_mask.to(policy.device), flag)
@@ -242,7 +242,7 @@ def preflight(args, run, policy, tokenizer, pairs):
     else:
         starts = {"hinge": 1.0, "ipo": 1 / (4 * args.beta**2), "kto": 0.5}
         expected = starts.get(args.loss_type, math.log(2))
-        # over an answer, rounding grows with the square root of its tokens, a real gap with them
+        # over an answer of n tokens rounding grows as √n, a real gap as n
         gaps = (stats.logps - ref_logps[:, part]).abs() / stats.tokens.clamp(min=1).sqrt()  # (2, b)
         wrong = f"{flag}: the reference is not the policy"
         identities.check_gaps(policy, "policy and reference, per √token", gaps, wrong)
@@ -290,9 +290,9 @@ def forward(args, policy, pairs, part, pad, ref_logps, baseline=0.0):
 def means(batch_stats, beta, votes):
     """Means over all pairs of an update or evaluation, of all ranks, under TRL's names.
 
-    A mean over one side counts the pairs that have it. The margin of a single answer (kto) is its
-    reward, negative for a rejected one.
-    votes: `Pairs.votes`, the n of the accuracy's interval.
+    A mean over one side counts the pairs that have it. To the accuracy, a single answer (kto) has
+    its reward as margin, negated if rejected; rewards/margins is a difference of two means.
+    votes: n of the accuracy's interval; a pair and its copies under other names are one vote.
     """
     parts = [vars(stats) for stats in gather(batch_stats)]
     stats = PairStats(**{name: torch.cat([x[name] for x in parts], dim=-1) for name in parts[0]})
@@ -334,7 +334,7 @@ def evaluate(args, run, models, pairs, refs, prompts, scorers):
         loss = {"loss": values.pop("pair_loss"), "n": len(pairs.eval)}  # without the NLL term
         metrics = {f"eval/{key}": value for key, value in (loss | values).items()}
     answer_metrics, samples, answers = prompting.answer(args, policy, tokenizer, prompts, scorers)
-    if not args.prompts or answers is None:  # without --prompts, the answer is only shown
+    if not args.prompts or answers is None:  # only shown; None: this model cannot be sampled
         return metrics, samples
     if args.loss_type != "simpo" and args.eval_temperature:  # greedy answers estimate no KL
         kl = kl_to_reference(args, run, policy, load_reference, answers, pad)
@@ -358,7 +358,7 @@ def kl_to_reference(args, run, policy, load_reference, answers, pad):
         total += (logps - ref_logps).sum().item()
     if reference is not policy:
         reference.to("cpu")  # training takes no more of a GPU than without it
-    return all_sum(total) / len(prompts)
+    return all_sum(total) / len(prompts)  # each rank has all answers, and read its share
 
 
 def main(argv=None):
@@ -372,7 +372,7 @@ def main(argv=None):
     pairs, prompts, scorers = load_data(args, policy, tokenizer)
     pad, columns = pad_id(tokenizer), pairs.columns()  # (n,) tokens that a pair adds to a forward
     run.plan(len(pairs.train), "pairs")
-    run.state = {"policy": policy}  # what checkpoints hold
+    run.state = {"policy": policy}  # what checkpoints hold; run.start hashes the ids for --resume
     lr = args.lr or runs.default_lr(policy, RATES)
     run.start(policy, tokenizer, lr, longest=columns.max(), encoded=pairs.ids())
     if run.step == 0:  # a resumed run has its reference from the checkpoint
@@ -398,11 +398,11 @@ def main(argv=None):
             pair_loss = stats.losses.sum() / len(batch)
             nll = -stats.logps[0].sum() / chosen_tokens
             # (5) update: backward, clip the gradient, step
-            run.backward(pair_loss + args.nll_coef * nll)
+            run.backward(pair_loss + args.nll_coef * nll)  # run.update adds up over the ranks
             batch_stats.append(stats.on_cpu())
         update = run.update(lambda batch=batch: pairs.name(batch))  # names rows in an error
         metrics = means(batch_stats, args.beta, pairs.votes(batch))
-        tokens = int(pairs.tokens()[batch].sum())
+        tokens = int(pairs.tokens()[batch].sum())  # of both rows, so each prompt twice
         run.log({"epoch": epoch, "n": len(batch), **metrics, **update, "tokens": tokens})
         # (6) now and then: held-out loss and accuracy, sample answers and their score
         if run.evaluates(step):

@@ -42,35 +42,35 @@ from pathlib import Path
 import numpy as np
 
 from parts import files
-from parts.dialogue import CLOCK
-from parts.evaluation_page import FEW_PROMPTS, PAGES, add_to_cards, in_words
+from parts.dialogue import CLOCK  # matches a template's call for today's date
+from parts.evaluation_page import FEW_PROMPTS, PAGES, add_to_cards, in_words  # FEW: below 20
 from parts.files import Parser, UserError
 from parts.frontier import bon_curve, efficiency, equal_kl, load_runs, same_scorer
 from parts.means import clustered_mean, score_interval
 from parts.reports import (
-    Default,
-    begin,
+    Default,  # text of a default flag; if its path is missing, skipped and no error
+    begin,  # {"schema", "command", "setup": flags and hashes of inputs}
     check_out,
-    default_run,
-    labels,
-    placement,
-    present,
-    raw_scorer,
-    read_run,
-    seen_pairs,
+    default_run,  # runs/NAME, else runs/demo/NAME
+    labels,  # {model: what reports call it}
+    placement,  # of --device: {"dtype", "device"}
+    present,  # the name; None for "none" and for a missing Default
+    raw_scorer,  # a reward model: pairs → scores, not standardised, and lengths
+    read_run,  # args.json, with metrics.jsonl as "rows"; None: no run
+    seen_pairs,  # how many rows stand in the training files of a run; None: unknown
     write_report,
 )
-from parts.rows import check_pair, plain_text, split_name
+from parts.rows import check_pair, plain_text, split_name  # "dev" → "val"; rows have it already
 from parts.stats import bootstrap_ci, detectable, holm, mean_number, number, prompt_keys, sign_test
 from parts.votes import (
-    by_people,
-    folded,
-    is_talk,
-    left_out,
+    by_people,  # events without those of models
+    folded,  # a name without its capitals
+    is_talk,  # are the answers conversations?
+    left_out,  # counts: skips, repeats, votes on gold items
     load_items,
-    ordinary_votes,
-    read_log,
-    replay,
+    ordinary_votes,  # neither on gold items nor repeats
+    read_log,  # the checked events: vote, skip, undo
+    replay,  # votes that no undo took back; the last of each person on each item
 )
 
 SHOWN_PROMPTS = 12  # drawn by seed: their answers are shown side by side
@@ -79,7 +79,7 @@ OUTCOME = {"A": 1.0, "B": 0.0, "tie": 0.5, "both_bad": 0.5}  # both bad: no pref
 
 # ---- 3. the math ----
 
-# one model against another
+# one model against another; a `number` is {"value", "n", "low", "high", "method", "reason" …}
 
 
 def outcomes(scores_a, scores_b):
@@ -306,7 +306,7 @@ def load_pairs(path):
 
     equal: pairs of two equal answers;  early: dialogues that part too early, or with a blank answer
     """
-    all_rows = list(files.read_jsonl(path, check_pair, flag="--pairs"))
+    all_rows = list(files.read_jsonl(path, check_pair, flag="--pairs"))  # which sets "drop"
     rows = [row for row in all_rows if not row.get("drop")]
     ties = sum(bool(row.get("tie")) for row in rows)
     equal = sum(row["chosen"] == row["rejected"] for row in all_rows)
@@ -328,7 +328,7 @@ def two_models(item):
 
 def first_model(names, items, model_a, gated):
     """A: --model-a, or the a_model of all items, as `annotate.py draw` writes them, or the first by
-    name. To be `gated` it must not depend on an item more or less.
+    name. `gated` (--fail-below): no guess by name, which one item more or less would change.
 
     names  of the two models, in order;  items: those in which both meet
     """
@@ -415,7 +415,7 @@ def load_scorers(args, rows):
             function = reward_models.reward_function(name, **placement(args), flag=flag)
         scorers[scorer] = f"{flag} {name}", function
         score_answers([trial], rows, scorer, *scorers[scorer])
-    if len(scorers) == 2 and same_scorer(args.gold, args.reward_model, {}):
+    if len(scorers) == 2 and same_scorer(args.gold, args.reward_model, {}):  # by path alone
         wrong = "this is the --reward-model, no independent score"
         raise UserError(f"--gold {args.gold}: {wrong}; name another score, or --reward-model none")
     if not scorers:
@@ -527,16 +527,16 @@ def compare(args):
     args.model = names = list(dict.fromkeys(filter(present, args.model)))
     if len(names) < 2:
         raise UserError("--model: nothing to compare; train a model (python dpo.py), or name two")
-    # (1) prompts, and what each run has logged
+    # (1) defaults of args.examples and args.temperature; prompts; what each run has logged
     prompting.default_examples(args, [args.prompts], names[0], "temperature")
     examples = prompting.load_examples(args.examples)
     rows = load_prompts(args, lambda row: prompting.after_examples(examples, row))
     prompts = [row["prompt"] for row in rows]
     tokenizers = load_tokenizers(names, prompts)
-    prompting.say_hidden(tokenizers[0], prompts)  # the others read them alike
+    prompting.say_hidden(tokenizers[0], prompts)  # prints what the template leaves out of them
     scorers = load_scorers(args, rows)
     given = map(present, (args.gold, args.reward_model))
-    runs, curves = load_runs(names, *given, args.temperature, rows)
+    runs, curves = load_runs(names, *given, args.temperature, rows)  # costs; logged scores and KL
     answers_by_model, pool, seed = {}, None, args.seed
     for name, tokenizer in zip(names, tokenizers):
         model = common.load_policy(name, **placement(args), trainable=False)
@@ -544,7 +544,7 @@ def compare(args):
         # (2) sample
         if not answers_by_model:  # the baseline
             reference = model
-            ids = common.prompts_that_fit(model, tokenizer, prompts, args.max_new_tokens)
+            ids = common.prompts_that_fit(model, tokenizer, prompts, args.max_new_tokens)  # for all
             if args.bon and "proxy" in scorers:  # draws of its own, so that no answer meets itself
                 pool = sample_answers(args, model, tokenizer, name, rows, ids, args.bon, seed + 1)
         answers = sample_answers(args, model, tokenizer, name, rows, ids, args.samples, seed)
@@ -556,8 +556,8 @@ def compare(args):
     for scorer, (flag, function) in scorers.items():
         score_answers(tables, rows, scorer, flag, function)
     # (5) statistics
-    main_scorer, gold = next(iter(scorers)), args.gold.rpartition(":")[0] or args.gold
-    report = begin(args, [args.prompts, *names, args.reward_model, gold]) | {
+    main_scorer, gold_file = next(iter(scorers)), args.gold.rpartition(":")[0] or args.gold
+    report = begin(args, [args.prompts, *names, args.reward_model, gold_file]) | {
         "scorers": list(scorers),
         "models": summaries(answers_by_model, scorers),
         "tasks": by_task(answers_by_model, rows, main_scorer),
@@ -581,8 +581,8 @@ def compare(args):
 
 
 def draw_command(args, names):
-    """Answers of the last two models, in the demo PPO and DPO, for people to compare, to prompts of
-    the same split: of the others a run was trained on some."""
+    """The command by which people compare the last two models, here on prompts of the same split:
+    some prompts of other splits were trained on."""
     *_, b, a = names
     words = ["annotate.py", "draw", "--model", a, "--model-b", b, "--prompts", args.prompts]
     words += ["--split", args.split] * (args.split != "all")
@@ -710,7 +710,7 @@ def reward_quality(rows, scores, lengths):
     gain, finding = paired_difference(right, longer, prompts), "inconclusive"
     if gain["p"] < 0.05 and not gain["low"] <= 0 <= gain["high"]:
         finding = "better" if gain["value"] > 0 else "worse"
-    writers = "chosen_model", "rejected_model"  # of both answers, else the vote chose the rows
+    writers = "chosen_model", "rejected_model"  # both: by one alone the vote would pick the rows
     by_models = np.array([all(row.get(key) for key in writers) for row in rows])
     report = {
         "accuracy": mean_number(right, prompts, shares=True),
@@ -720,9 +720,9 @@ def reward_quality(rows, scores, lengths):
         "drawn": accuracy(by_models),  # pairs of answers that models wrote, from annotate.py
     }
     for key in ("task", "strength"):
-        labels = np.array([str(row.get(key)) for row in rows])
-        names = sorted({*labels.tolist()} - {"None"})
-        report[f"by_{key}"] = {name: accuracy(labels == name) for name in names}
+        values = np.array([str(row.get(key)) for row in rows])
+        names = sorted({*values.tolist()} - {"None"})
+        report[f"by_{key}"] = {name: accuracy(values == name) for name in names}
     return report
 
 
@@ -739,7 +739,7 @@ def human(args):
         raise UserError(f"--votes {path}: no vote on an ordinary item; vote first")
     report = begin(args, [path, items_path]) | {"models": names}
     report |= human_report(votes, items, args.seed) | dict(zip("ab", labels(names).values()))
-    others = [event for event in events if event["event"] != "vote"]
+    others = [event for event in events if event["event"] != "vote"]  # skips and undos
     report["left_out"] = left_out([*votes, *others])
     report["left_out"]["judge_votes"] = len(all_events) - len(events)
     save(args, report, "votes.jsonl", votes)
@@ -751,7 +751,7 @@ def gate(comparison, least, model):
     """The exit status of --fail-below: 0 if the whole interval is at or above `least`, 1 if it is
     below, 3 if it holds `least` or there is none.
 
-    To be on the better or the worse side of ½ takes the verdict, too, which asks a sign test.
+    To pass at ½ or more, or to fail at ½ or less, the verdict must agree: better, or worse.
 
     >>> better = {"win_rate": {"value": 0.6, "low": 0.52, "high": 0.68}, "verdict": "better"}
     >>> gate(better, 0.5, "DPO")
@@ -782,7 +782,7 @@ def human_report(votes, items, seed):
     ids, people = ([vote[key] for vote in votes] for key in ("item_id", "annotator"))
     delta = [vote["characters"][0] - vote["characters"][1] for vote in votes]
     asked = [items[item_id] for item_id in ids]
-    # conversations open alike, each with a candidate of its own
+    # a conversation is a cluster of its own: all open alike, each has another candidate
     prompts = prompt_keys(item["id"] if is_talk(item) else item["prompt"] for item in asked)
     row = compare_outcomes(y, prompts, delta, seed, people)
     report = {

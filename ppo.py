@@ -55,10 +55,10 @@ HEAD_LR = 1e-3  # of a fresh value head, which would hardly move at the trunk's 
 GAMMA, LAM = 1.0, 0.95  # no discount within an answer; λ 1 trusts the critic less
 CLIP_LOW, VALUE_CLIP = 0.2, 0.2  # lower end of the ratio's clip; how far a value may move per step
 VALUE_COEF = 0.1  # weight of the value loss, which shares the gradient with --critic shared
-KL_GAIN = 0.1  # with --kl-target a rollout moves β by at most a fifth of this, as in the paper
+KL_GAIN = 0.1  # of --kl-target: a rollout moves β by at most 0.1 · 0.2 = 2 %, as in the paper
 ROLLOUTS_EVERY = 5  # steps between the rollouts kept in rollouts.jsonl
 SHOW = ("reward/mean", "kl/ref", "entropy", "clip_frac", "length/mean")  # on the progress bar
-HEADLINE = ("val/score", "val/gold", "val/kl", "reward/mean")  # printed before and after training
+HEADLINE = ("val/score", "val/gold", "val/kl", "reward/mean")  # printed at each evaluation
 UPDATE_METRICS = """policy_loss value_loss entropy approx_kl ratio/mean clip_frac
     value_clip_frac""".split()  # means over the actions of an update
 
@@ -91,7 +91,7 @@ def shape_rewards(scores, logps, ref_logps, mask, kl_coef, finished=None, no_end
     """
     common.same_shape(logps=logps, ref_logps=ref_logps, mask=mask)
     common.same_shape(scores=scores, rows=mask[:, 0], finished=finished)
-    kl = kl_estimates(logps, ref_logps, mask)[0]  # (B, T)
+    kl = kl_estimates(logps, ref_logps, mask)[0]  # (B, T): k1 of (k1, k2, k3)
     end_rewards = torch.zeros_like(kl)  # (B, T)
     last = mask.long().cumsum(1).argmax(1, keepdim=True)  # (B, 1) where the count is first complete
     at_end = at_least_fp32(scores)  # (B,)
@@ -236,10 +236,10 @@ def parse_args(argv=None):
     add("--clip-high", type=number(above=0), default=0.2, help="ratio kept below 1 + this; 0.28 is clip-higher (default %(default)s)")
     add("--no-end-penalty", type=number(at_least=0), default=1.0, help="subtracted from the reward of a cut answer (default %(default)s)")
     # fmt: on
-    rollouts.add_rollout_arguments(parser)
+    rollouts.add_rollout_arguments(parser)  # --temperature, --max-new-tokens, --restore
     prompting.add_examples_argument(parser)
-    watch.add_watch_arguments(parser)
-    parser.add_run_arguments("runs/ppo", RATES)
+    watch.add_watch_arguments(parser)  # when to stop: --patience, --target, --on-hack …
+    parser.add_run_arguments("runs/ppo", RATES)  # of all trainers: --lr, --batch-size, --seed …
     parser.set_defaults(eval_every=5, save_every=20)  # a step is a whole rollout
     args = parser.parse_args(argv)
     parser.without_effect("--kl-target", not args.beta, "it steers by a factor, and --beta is 0")
@@ -271,7 +271,7 @@ def load_data(args, tokenizer):
     if has_split and args.eval_fraction is not None:
         raise no_effect("--eval-fraction", f'rows of {args.prompts} have a "split"')
     counts = {"prompts": len(rows), "of another split": len(rows) - len(train + val)}
-    val = prompting.some_prompts(rollouts.untrained(val, train, counts), 64)
+    val = prompting.some_prompts(rollouts.untrained(val, train, counts), 64)  # none of train
     examples = prompting.load_examples(args.examples)
     for row in [*train, *val]:
         row["prompt"] = prompting.after_examples(examples, row)
@@ -302,8 +302,8 @@ def load_models(args, run):
         reward, default_critic = prompting.load_scorer(args.reward_fn, "--reward-fn"), "policy"
     else:
         folder, place = args.reward_model, (run.dtype, run.device)
-        prompting.compare_examples(folder, args.examples)
-        reward = reward_function(folder, *place, lambda: args.micro_tokens)  # run.start sets them
+        prompting.compare_examples(folder, args.examples)  # prints if it learnt after others
+        reward = reward_function(folder, *place, lambda: args.micro_tokens)  # set by run.start
         vocabulary = common.load_tokenizer(folder, "--reward-model").get_vocab()
         default_critic = "rm" if vocabulary == tokenizer.get_vocab() else "policy"
         if args.critic == "rm" and default_critic != "rm":
@@ -321,7 +321,7 @@ def critic_that_fits(args, run, policy, default_critic):
     training_bytes = memory.training_bytes([policy]) / shards  # gradients, moments, logits
     critic_bytes = training_bytes + weight_bytes
     if not all_max(free is not None and training_bytes + critic_bytes > memory.MARGIN * free):
-        return default_critic  # it fits on every rank; a tenth of what is free stays for gaps
+        return default_critic  # it fits on every rank, and leaves a tenth of what is free
     needed, left = critic_bytes / 1e9, max(0, (free or 0) - training_bytes) / 1e9
     print(f"critic     shared: one of its own needs {needed:.1f} GB; the policy leaves {left:.1f}")
     return "shared"
@@ -354,7 +354,7 @@ def load_critic(args, run, policy, tokenizer):
 
 
 def read_values(critic, hidden, mask):
-    """(B, T) fp32 values of the actions, else 0, from `common.token_hidden`, (N, H)."""
+    """(B, T) fp32 values of actions, else 0; hidden (N, H), a column before: `token_hidden`."""
     values = critic.score(hidden.float()).squeeze(-1)  # (N,)
     return torch.zeros(mask.shape, device=mask.device).masked_scatter(mask, values)
 
@@ -388,7 +388,7 @@ def rollout(args, run, models, rows, seed):
     logps, ref_logps, values            (B, T) 0 outside mask; logps: log π_old
     sampler_logps                       (B, T) only in half precision, see `rollouts.rescore`
     scores, finished, lengths           (B,); lengths: tokens of prompt and answer, on the CPU
-    rows, prompts, prompt_ids, texts    lists of B; texts: the answers
+    rows, prompts, prompt_ids, texts    lists of B; texts: the answers. Every rank has all B
     unscored                            share of the answers that are left out
     """
     policy, reference, critic, reward, tokenizer = models
@@ -406,10 +406,10 @@ def rollout(args, run, models, rows, seed):
     rows, prompts, scores = ([column[i] for i in scored] for column in (rows, prompts, scores))
     answers = Rollout(**{name: [x[i] for i in scored] for name, x in vars(answers).items()})
     b = rollouts.rollout_tensors(answers, pad_id(tokenizer), policy.device)  # ids, mask, logps
-    # in half precision: b["logps"] of a forward in the batches that will train, not the sampler's
+    # in half precision b["logps"] become a forward's, in the batches of pass 0; fp32: unchanged
     rollouts.rescore(run, policy, b, args.temperature, minibatches(args, run, len(scored), epoch=0))
     # (3) reference log-probs of the same tokens, and the critic's values
-    whole = [range(len(scored))]  # one batch
+    whole = [range(len(scored))]  # one batch, which is cut to forwards that fit into memory
     trunk = policy if args.critic == "shared" else critic
     with adapter_off(reference):
         ref_logps = rollouts.teacher_forced(run, reference, b, args.temperature, whole)
@@ -453,11 +453,11 @@ def backward(args, run, policy, critic, b, part, actions):
     value_losses, value_clipped = ppo_value_loss(
         values, mb["values"], mb["returns"], mask, VALUE_CLIP
     )
-    run.backward(loss + VALUE_COEF * value_losses.sum() / actions)
+    run.backward(loss + VALUE_COEF * value_losses.sum() / actions)  # update adds up over ranks
     logps = logps.detach()
     token_metrics = {
         "policy_loss": policy_losses, "value_loss": value_losses, "entropy": entropies,
-        "approx_kl": kl_estimates(old_logps, logps, mask)[2],
+        "approx_kl": kl_estimates(old_logps, logps, mask)[2],  # k3 of KL(π_old‖π)
         "ratio/mean": torch.where(mask, (logps - old_logps).clamp(-20, 20).exp(), 0.0),
         "clip_frac": clipped, "value_clip_frac": value_clipped,
     }  # fmt: skip
@@ -478,10 +478,10 @@ def update(args, run, policy, critic, b):
             actions = int(b["mask"][batch].sum())  # of the whole optimiser step
             for part in run.micro_batches(batch, b["lengths"]):  # rows that fit into memory
                 tokens, mask, gaps = backward(args, run, policy, critic, b, part, actions)
-                # after the first optimiser step the policy differs from the sampler by training
+                # logged is the largest gap, of the first optimiser step: later ones hold training
                 means.add(tokens, mask, gaps if not steps else 0 * gaps)
             steps.append(run.update(lambda rows=batch: f"{rows.tolist()} of step {run.step}"))
-    return rollouts.steps_row(run, steps) | means.row()  # means of both over the rollout
+    return rollouts.steps_row(run, steps) | means.row()  # over steps; over actions, two maxima
 
 
 def rollout_row(b, kl, kl_coef):
@@ -505,7 +505,7 @@ def rollout_row(b, kl, kl_coef):
 def rollout_rows(step, b, kl):
     """Rows of rollouts.jsonl, one per answer."""
     columns = {"prompt": b["prompts"], "answer": b["texts"], "reward": b["scores"]}
-    columns |= {"kl": kl.sum(1), "finished": b["finished"]}
+    columns |= {"kl": kl.sum(1), "finished": b["finished"]}  # tensors; run.write stores numbers
     return [{"step": step, **dict(zip(columns, row))} for row in zip(*columns.values())]
 
 
@@ -543,12 +543,12 @@ def main(argv=None):
     print(watch.promise(args, bool(val)))  # when the run will stop by itself
     args.restore = weights_to_write(args.restore, len(val), "prompts")
     run.state = {"policy": policy, "critic": critic, "kl_coef": args.beta}  # what checkpoints hold
-    prompts = [row["prompt"] for row in train]
+    prompts = [row["prompt"] for row in train]  # run.start hashes their ids for --resume
     encoded, longest = rollouts.encoded_prompts(args, policy, tokenizer, prompts)  # ids; tokens
     lr = args.lr or runs.default_lr(policy, RATES)
     own_lr = {critic.score: HEAD_LR} if critic.fresh_head else {}
     run.start(policy, tokenizer, lr, own_lr, longest, encoded)  # optimiser; --resume: loads
-    guard = Guard(run, watch.Watcher(args, run.rows()))
+    guard = Guard(run, watch.Watcher(args, run.rows()))  # adds state["best"] and state["ended"]
     kl_control = AdaptiveKL(run.state["kl_coef"], args.kl_target)  # of a checkpoint, if resumed
     if run.step == 0:  # not resumed
         preflight(args, run, models, train)
@@ -583,7 +583,7 @@ def main(argv=None):
         guard.end_step()  # ends the loop if an alarm says so
 
     # ---- 9. save ----
-    if not run.stopped:  # by Ctrl-C or --stop-after
+    if not run.stopped:  # by Ctrl-C or --stop-after; status: 128 + signal; 3: reward hacking
         guard.save()  # the weights of the best validation, or the last
     return guard.finish(next_command(args)) or watch.exit_code(run.state["ended"])
 
