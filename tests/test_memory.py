@@ -100,9 +100,9 @@ TRAINERS = {
     "sft": "--batch-size 2 --max-new-tokens 8",
     "reward_train": "--batch-size 2 --lora-rank 4",
     "dpo": "--batch-size 2 --loss-type kto --max-new-tokens 8",
-    "ppo": "--rollouts 4 --batch-size 2 --critic policy --max-new-tokens 8",
+    "ppo": "--rollouts 4 --batch-size 2 --ppo-epochs 1 --critic policy --max-new-tokens 8",
     "grpo_rubric": "--group-size 2 --groups-per-batch 2 --beta 0.1 --train-ratio 0.9 --max-new-tokens 8",
-    "grpo_agent": "--group-size 2 --groups-per-batch 2 --max-length 99 --test-episodes 0 --max-new-tokens 8",
+    "grpo_agent": "--group-size 2 --groups-per-batch 2 --max-length 99 --val-episodes 1 --test-episodes 0 --max-new-tokens 8",
 }
 
 
