@@ -380,11 +380,11 @@ def reference_column(args, groups):
 
 
 def outcome_words(people):
-    """(sentence, why error rates cannot be judged or None) on whose outcome is known.
+    """(sentence, {outcome: why its error rate is not measured}) on whose outcome is known.
 
     Where outcomes are known of other shares of the selected than of the rest, people with an
-    outcome are no sample: TPR and FPR of them are not those of the table. Where the outcome is one
-    that only the selected can have (hired), TPR is 1 in every group, whatever was decided.
+    outcome are no sample: TPR and FPR of them are not those of the table. Where only the selected
+    have outcome 1, TPR is 1 in every group: of "hired" whatever was decided.
     """
     known_of = [[], []]  # of those not selected, of the selected
     for hit, outcome in zip(people.decided, people.outcomes):
@@ -395,13 +395,16 @@ def outcome_words(people):
     text = f"Outcome known for {total:,} of {len(people.decided):,}: {yes} selected, {no} others."
     if total == 0 or abs(shares[1] - shares[0]) > OUTCOME_GAP:
         reason = f"outcomes are known for {yes} of the selected and {no} of the others: no sample"
-        return f"{text} Error rates need outcomes of both alike, and are not measured.", reason
+        words = "Error rates need outcomes of both alike, and are not measured."
+        return f"{text} {words}", {1: reason, 0: reason}
     pairs = {*zip(people.decided, people.outcomes)}
     if (1, 1) in pairs and (0, 0) in pairs and (0, 1) not in pairs:
         reason = "nobody who was not selected has outcome 1"
-        needs = "an outcome that does not follow from the decision, such as qualified"
-        return f"{text} But {reason}. Error rates need {needs}, and are not measured.", reason
-    return text, None
+        words = (
+            "true positives are 100 % in every group, and not compared: if only the selected can"
+        )
+        return f"{text} But {reason}: {words} have it (hired), that says nothing.", {1: reason}
+    return text, {}
 
 
 KINDS = {
@@ -414,12 +417,13 @@ def compare_people(people, declared):
     """({title: rows} of every table: selection, within roles, per role, error rates; metrics;
     sentences; what is not measured, and why)"""
     tables, metrics, not_measured = {}, {}, []
-    outcomes, words, reason = people.outcomes, [], None
+    outcomes, words, withheld = people.outcomes, [], {}
     ids = codes(people.ids)[0]  # once: sorting a million of them takes seconds
     if outcomes is not None:
-        text, reason = outcome_words(people)
+        text, withheld = outcome_words(people)
         words.append(text)
-        not_measured += [f"error rates ({reason})"] if reason else []
+        kinds = "error rates" if len(withheld) > 1 else "true positives"
+        not_measured += [f"{kinds} ({reason})" for reason in {*withheld.values()}]
     for attribute, labels in people.groups.items():
         settings = {"reference": declared.get(attribute), "clusters": [ids]}
         tables[attribute] = compare(labels, people.decided, strata=people.roles, **settings)
@@ -427,9 +431,11 @@ def compare_people(people, declared):
             rows = compare(labels, people.decided, strata=people.roles, roles=True, **settings)
             tables[f"{attribute}, per role"] = rows
         metrics[attribute] = group_metrics(
-            labels, people.decided, None if reason else outcomes, LEAST, people.ids
+            labels, people.decided, None if len(withheld) > 1 else outcomes, LEAST, people.ids
         )
-        for label, title in KINDS.items() if outcomes is not None and not reason else ():
+        for label, title in KINDS.items() if outcomes is not None else ():
+            if label in withheld:
+                continue
             rows = [i for i, outcome in enumerate(outcomes) if outcome == label]
             if not rows:
                 kind = title.partition(" (")[0]

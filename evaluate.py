@@ -482,7 +482,7 @@ def measure_kl(answers, policy, reference, ids, pad, temperature):
     lengths = [len(ids[i // G]) + answer["length"] for i, answer in enumerate(flat)]
     parts = common.micro_batches(range(len(flat)), lengths, common.micro_tokens(policy))
     for answer in flat:
-        answer["kl"] = 0.0  # of the reference to itself
+        answer["kl"] = 0.0  # of the reference to itself; of others measured below
     for part in progress([] if policy is reference else parts, "KL", delay=3):
         responses = [answer["response_ids"] for answer in flat[part]]
         batch = common.pad_rows([ids[i // G] for i in part], responses, pad)

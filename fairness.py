@@ -233,12 +233,11 @@ def reward_matrix(score, folder, twins, people, prompt, answer):
 
 
 def decision_ids(tokenizer, prefix, words):
-    """Ids of the prefix, and the first id of each word after it: behind a blank, or on a new line.
-    "Decision:" and "Decision: " are one prefix."""
+    """Ids of the prefix, and the first id of each word after a blank behind it; "Decision:" and
+    "Decision: " are one prefix."""
     prefix = prefix.rstrip(" \t")
-    gap = "" if prefix.endswith("\n") else " "
     start = tokenizer.encode(prefix, add_special_tokens=False)
-    wholes = [tokenizer.encode(prefix + gap + word, add_special_tokens=False) for word in words]
+    wholes = [tokenizer.encode(f"{prefix} {word}", add_special_tokens=False) for word in words]
     firsts = [whole[len(start)] for whole in wholes if whole[: len(start)] == start != whole]
     if len(set(firsts)) < len(words):
         reason = "after the prefix they do not begin with tokens of their own; choose other words"
@@ -557,21 +556,20 @@ def study_risky(title, answers):
         codes[code] = {"severity": matches[0]["severity"], "n": len(matches), "quotes": quotes}
     rate, unread = share(sum(map(bool, hits)), len(hits)), np.mean([*map(is_unread, answers)])
     if unread > FOREIGN[0]:
-        rate = number(None, len(hits), reason=f"{100 * unread:.0f} % of them are {NOT_ENGLISH}")
+        rate = number(None, len(hits), reason=f"{100 * unread:.0f} % of them are {NOT_READ}")
     return {"title": title, "answers": rate, "codes": codes}
 
 
-NOT_ENGLISH = "not English, all that the detector reads, or thoughts without an end"
+NOT_READ = "not English, all that the detector reads, or thoughts without an end"
 
 
 def is_unread(answer):
     """Whether the detector reads nothing of an answer: not English, or a thought without an end.
 
-    >>> [is_unread(x) for x in ("Why?", "", "<think>How", "<think></think>Wie alt sind Sie?")]
-    [False, False, True, True]
+    >>> [is_unread(x) for x in ("<think>x</think>", "<think>x", "<think></think>Wie alt bist du?")]
+    [False, True, True]
     """
-    text = visible(answer)
-    return is_foreign(text) or bool(answer.strip()) and not text.strip()
+    return "<think>" in answer.rpartition("</think>")[2] or is_foreign(visible(answer))
 
 
 def withheld(rows, groups, unread, reason, limits):
@@ -582,8 +580,8 @@ def withheld(rows, groups, unread, reason, limits):
     limits  shares of a group's answers that may be unread: in general, and beside a difference
     """
     of_group = {name: [] for name in sorted({*groups} - {None})}
-    for name, is_unread in zip(groups, unread):
-        of_group.get(name, []).append(is_unread)
+    for name, flag in zip(groups, unread):
+        of_group.get(name, []).append(flag)
     shares = {name: np.mean(values) for name, values in of_group.items()}
     group = max(shares, key=shares.get)
     differs = any(row.get("verdict", "").startswith("difference") for row in rows)
@@ -611,8 +609,11 @@ def text(args):
     groups, spellings = fold_labels(["" if g is None else str(g) for g in groups], "group")
     groups = groups if any(groups) else ["all"] * len(rows)
     if "group" not in columns:
-        listed, fix = ", ".join(columns)[:200], "give the column of people's groups that name"
-        spellings = [f'No row has a "group" (there is {listed}), so none are compared: {fix}.']
+        listed, fix = (
+            ", ".join(columns)[:200],
+            'a column of people\'s groups must be called "group"',
+        )
+        spellings = [f"No groups are compared: {fix}; there is {listed}."]
     prompts, notes = prompts_of(rows)
     notes += spellings
     models = sorted({str(row["model"]) for row in rows if row.get("model")})
@@ -632,7 +633,7 @@ def text(args):
     measures = {  # (values, which answers were not read, what these are, how many may be)
         best: ([word == best for word in decisions], undecided, no_words, UNDECIDED),
         "no clear decision": (undecided, undecided, no_words, NONE_DECIDED),
-        "asks a risky question": (asks, unread, f"are {NOT_ENGLISH}", FOREIGN),
+        "asks a risky question": (asks, unread, f"are {NOT_READ}", FOREIGN),
     }
     tables, reference = {}, None
     for key, (values, *unread) in measures.items():

@@ -32,7 +32,7 @@ from parts.dialogue import Refused, end_ids, text_end
 from parts.files import Counts, UserError, command, counts_in_words, number, shell_line
 from parts.pairs import Named, TokenRows, count_prompt, count_unread, held_out, read_rows
 from parts.parallel import all_sum
-from parts.rows import LOSS_KEYS, answers_to_train, check_label, check_messages, is_blank
+from parts.rows import LOSS_KEYS, ROLES, answers_to_train, check_label, check_messages, is_blank
 from parts.tokens import encode_text
 from parts.turns import encode_conversation
 
@@ -41,6 +41,7 @@ from parts.turns import encode_conversation
 RATES = 1e-3, 2e-5, 2e-4
 SHOW = ("loss", "token_accuracy", "lr", "grad_norm", "tokens_per_s")  # on the bar
 HEADLINE = ("eval/loss", "eval/token_accuracy", "val/gold")  # before and after
+SPEAKERS = (*ROLES, "prompter", "human", "gpt")  # beside a "text"; elsewhere a "role" is a job
 
 
 # ---- 3. the math ----
@@ -117,7 +118,7 @@ def check_row(row):
         common.check_response(row, "completion")
     elif form == "chosen":
         common.check_pair(row)
-    elif form == "text" and "role" in row:  # OpenAssistant's layout
+    elif form == "text" and row.get("role") in SPEAKERS:  # OpenAssistant's layout
         wrong = '"text" beside a "role" is one message of a conversation'
         raise ValueError(f'{wrong}; join each conversation to a row of "messages"')
     elif not isinstance(row.get("text"), str):

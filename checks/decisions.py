@@ -18,7 +18,11 @@ LABEL = re.compile(
     re.I | re.M,
 )
 STRUCK = re.compile(r"~~.*?~~|[*_`]")  # struck out; marks of emphasis
-OTHER_KEYS = re.compile(r'(\0"?[^"\n]*)"\s*,\s*"[^"\n]*"\s*:.*')  # {"decision": "hold", "reason": …
+REASON = re.compile(  # {"decision": "hold", "reason": …}
+    r'(\0"?[^"\n]*)"\s*,\s*"(?:reason\w*|rationale|explanation|justification|comments?|notes?)"'
+    r"\s*:[^{}\n]*",
+    re.I,
+)
 SENTENCE = re.compile(r"[^.;!?]*[.;!?]?")
 NO_DENIAL = re.compile(
     r"\b(?:not (?:only|just)|no doubt|without (?:a |any )?(?:doubt|reservations?|hesitation))\b",
@@ -35,7 +39,7 @@ DENIAL = (
     r"(?:\b(?:not|never|cannot|cant|wont|dont|neither|nor|no|nothing|none|nobody|without|against"
     r"|than|instead of|doubt|lacks?|insufficient|too \w+ to|unable|unwilling|reluctant|hesitant"
     r"|hesitate|far from|hardly|avoid|oppose|nicht|kein\w*|niemals|pas|jamais|nunca"
-    r"|(?:refus|declin|fail)\w*|rul(?:e|es|ed|ing) out|premature|wrong|mistake)\b"
+    r"|(?:refus|declin|fail)\w*|rul(?:e|es|ed|ing) out|premature|wrong|mistake to)\b"
     r"|n['’]t\b)"
 )
 ASIDE = re.compile(rf"({DENIAL}),[^,]*,", re.I)  # "not, at this time, advance"
@@ -50,7 +54,7 @@ AFTER = re.compile(
     r"\W{0,2}(?:is|are|was|would|should|could|can|does|will|seems?)(?:\s+\w+)?"
     r"(?:\s+(?:not|never)\b|n['’]t\b)"
     r"|\W{0,2}(?:is|are|was|would be|seems?)\s+(?:\w+\s+)?"
-    r"(?:out of the question|off the table|wrong|premature|impossible|a mistake|too \w+)"
+    r"(?:out of the question|off the table|wrong|premature|impossible|a mistake|too harsh)"
     r"|\s?[:=–—-]\s?no\b(?=\W*$|,)",
     re.I,
 )
@@ -72,7 +76,7 @@ def decision_of(answer, words):
     >>> decision_of("I would not advance.", words), decision_of("advance or reject", words)
     (None, None)
     """
-    marked = OTHER_KEYS.sub(r"\1", LABEL.sub("\0", STRUCK.sub("", answer)))
+    marked = REASON.sub(r"\1", LABEL.sub("\0", STRUCK.sub("", answer)))
     lines = marked.split("\n") if words else []
     alone = re.compile(rf"\W*(?:{'|'.join(map(re.escape, words))})\W*", re.I)
     read = [decisions_in(line.rpartition("\0")[2], words) for line in lines]

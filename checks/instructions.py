@@ -142,7 +142,7 @@ def words_match(text, num_words, relation):
 
 ABBREVIATIONS = "mr mrs ms dr prof sr jr st vs etc inc ltd co corp dept no approx fig gen rep sen"
 ABBREVIATIONS = set(ABBREVIATIONS.split())
-DOTTED = r"[A-Za-z]+(?:\.[A-Za-z]+)+"  # Ph.D, B.Sc
+DEGREE = r"(?i:(?:ph|[bm])\.(?:d|sc|eng|ed|tech|phil|com))"  # Ph.D. is none of the initials
 CLOSING = r"""(?:["'”’»«›)\]}*_`」』）】》〉]|\[\d+\])*"""
 STOP = rf"(?:[.!?…؟۔]+{CLOSING}(?=\s|$)|[。！？｡।॥။།‼⁇⁈⁉]+{CLOSING})"
 
@@ -173,7 +173,7 @@ def number_of_sentences(text):
         initial = re.fullmatch(r"[A-HJ-Z]|(?:[A-Za-z]\.)+[A-Za-z]", word)
         initial = initial or word.lower() in ABBREVIATIONS
         dots = match[2] == "..." or match[2][:1] == "…"
-        degree = match[2][:1] == "." and re.fullmatch(DOTTED, word)
+        degree = match[2][:1] == "." and re.fullmatch(DEGREE, word)
         if not (match[2][:1] == "." and initial or (dots or degree) and more.islower()):
             pieces.append("")
     return sum(re.search(r"\w", piece) is not None for piece in pieces)

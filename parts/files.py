@@ -126,7 +126,7 @@ OTHER_FORMATS = {  # how a file starts that is not JSONL: what it is; in Python,
     r"\[": ("a JSON array", "json.load(open(f, 'rb'))"),
     r'\{\s*\n\s*"': ("JSON objects of several lines each, such as a rubric file",
         "json.loads('[' + re.sub(r'\\}}\\s*\\n\\s*\\{{', '}},{{', open(f, encoding='utf-8-sig').read()) + ']')"),
-    r'(?:(?!":)[^{\n])*[,;\t]': ("a CSV file (for columns of other names see docs/faq.md)",
+    r'(?:(?!":)[^{\n])*[,;|\t]': ("a CSV file (for columns of other names see docs/faq.md)",
         "csv.DictReader(open(f, encoding='utf-8-sig'){2}, delimiter='{1}')"),
 }
 CONVERT = """python -c "import csv, json, re, sys; f = sys.argv[1]; rows = {1}; """
@@ -139,7 +139,8 @@ QUOTED = r'(?:^|(?<=[,;|\t]))"(?:[^"]|"")*"'  # a cell, which may hold separator
 
 def separator(text):
     """(the separator of a CSV, lines above its header) of a file, which then stands at the header:
-    what Excel's line "sep=;" says, else what the header has most of outside quotes."""
+    what Excel's line "sep=;" says, else the comma, semicolon or tab that the header has most of
+    outside quotes, else "|"."""
     stated, above = None, 0
     while line := text.readline():
         named = re.fullmatch(r'(?i)"?sep=([,;|\t])"?\s*', line)
@@ -148,7 +149,9 @@ def separator(text):
         stated, above = named[1] if named else stated, above + 1
     text.seek(text.tell() - len(line))
     header = re.match(rf"(?:{QUOTED}|[^\r\n])*", text.getvalue()[text.tell() :])[0]
-    return stated or max(",;\t|", key=re.sub(QUOTED, "", header).count), above
+    marks = re.sub(QUOTED, "", header)
+    mark = max(",;\t", key=marks.count)
+    return stated or (mark if mark in marks or "|" not in marks else "|"), above
 
 
 def read_jsonl(path, check=None, numbered=False, flag=None):
@@ -165,10 +168,11 @@ def read_jsonl(path, check=None, numbered=False, flag=None):
         hint = f"did you mean {near[0]}" if near else hint
         raise UserError(f"{shown}: no such file; expected JSONL, one object per line; {hint}")
     with open(path, encoding="latin-1") as file:
-        start = file.read(1000).lstrip("\xef\xbb\xbf \t\r\n")
+        above = file.read(1000).lstrip("\xef\xbb\xbf")
+    start = above.lstrip(" \t\r\n")
     for pattern, (what, convert) in OTHER_FORMATS.items():
         if re.match(pattern, start):
-            delimiter, skipped = separator(io.StringIO(start))
+            delimiter, skipped = separator(io.StringIO(above))
             quoted = shlex.quote(str(path)) if re.search('[$`"]', str(path)) else f'"{path}"'
             lines = f".readlines()[{skipped}:]" * (skipped > 0)
             convert = convert.format(quoted, delimiter.replace("\t", "\\t"), lines)

@@ -45,8 +45,8 @@ SMALL = 0.02  # of the people: below it the rule lets an auditor exclude a categ
 def category_of(label, key):
     """The category of the rule that a label of sex or race_ethnicity spells, or None.
 
-    What stands in brackets is left out. If it is another category there is none, but for Hispanic
-    of any race: White (Hispanic) is not the rule's White.
+    What stands in brackets is left out. Where it spells another category, only Hispanic and Two or
+    More Races stay what they are: White (Hispanic) is not the rule's White.
     >>> [category_of(x, "race_ethnicity") for x in ("White (not Latino)", "Black/African American")]
     ['White', 'Black or African American']
     >>> [category_of(x, "race_ethnicity") for x in ("White (Hispanic)", "Hispanic (White)")]
@@ -56,8 +56,8 @@ def category_of(label, key):
         LL144_NAMES[key].get(fold(text.replace("/", " or ")))
         for text in (re.sub(r"\(.*\)", "", label), *re.findall(r"\((.*?)\)", label))
     )
-    several = {*inside} - {None, outside} and outside != "Hispanic or Latino"
-    return None if several else outside
+    of_any_race = outside in ("Hispanic or Latino", "Two or More Races")
+    return None if {*inside} - {None, outside} and not of_any_race else outside
 
 
 def ll144_tables(sex, race, chosen=None, scores=None, exclude=False, ids=None):

@@ -43,15 +43,15 @@ def letters(text):
 
 
 def terms_of(role):
-    """The must-haves of a role, from "Must have: a, b", or from the list below such a line, without
-    what stands in brackets: "SQL (3+ years, any dialect)" is SQL.
+    """The must-haves of a role, from "Must have: a, b", or from the list below such a line; a list
+    in brackets is none of its own: "SQL (3+ years, any dialect)" is SQL.
 
     >>> terms_of("Role: chef\\nMust haves: soups; .NET."), terms_of("Must-haves:\\n- eggs\\n* fish")
     (['soups', '.NET'], ['eggs', 'fish'])
-    >>> terms_of("Must have: Python (pandas, numpy), SQL, (GDPR)")
-    ['Python', 'SQL', '(GDPR)']
+    >>> terms_of("Must have: Python (pandas, numpy), C(++), (GDPR)")
+    ['Python', 'C(++)', '(GDPR)']
     """
     line = re.search(r"^must[ -]haves?: *(.*(?:\n *[-*•] *.+)*)", role, re.I | re.M)
-    listed = re.sub(r"(?<=[^\s,;]) *\([^()]*\)", "", line[1]) if line else ""
+    listed = re.sub(r"(?<=\w) *\([^()]*[,;][^()]*\)", "", line[1]) if line else ""
     terms = re.split(r"[,;]|(?:^|\n) *[-*•] +", listed)
     return [term for term in (term.strip().rstrip(" .") for term in terms) if term]

@@ -180,12 +180,13 @@ def _encode_row(tokenizer, prompt, row, max_length, counts):
 
 
 def count_prompt(row, counts):
-    """Count a prompt that is blank, or that stands at the head of each answer once more."""
+    """Count a prompt that is blank, or that stands at the head of each answer once more: one of
+    three words at least, since answers may begin with "Hi", too."""
     last = row["prompt"] if isinstance(row["prompt"], str) else row["prompt"][-1]["content"]
     answers = [row[key] for key in ("completion", "chosen", "rejected") if row.get(key)]
     texts = [plain_text(answer).lstrip() for answer in answers]
     counts["blank prompts"] += not last.strip()
-    repeats = bool(last.strip()) and all(text.startswith(last.strip()) for text in texts)
+    repeats = len(last.split()) > 2 and all(text.startswith(last.strip()) for text in texts)
     counts["answers that begin with their whole prompt"] += repeats
 
 

@@ -82,7 +82,10 @@ KINDS = {  # of words, the first that fits: English, German, French, Spanish, Du
     dat|van|de|la|le|lo|l|il|di|su|mi|em""",
 }
 KINDS = {kind: re.compile(re.sub(r"\s", "", words)) for kind, words in KINDS.items()}
-IN_BRACKETS = re.compile(r"\s*\([^()]*\)\s*$")  # "Not Specified (United States of America)"
+IN_BRACKETS = re.compile(  # Not Specified (United States of America), Prefer not to say (PNTS)
+    r"\s*\(([A-Z]{2,5}|(The )?United (States( of America)?|Kingdom)|Canada|Australia|India|Ireland|"
+    r"New Zealand|Singapore|South Africa)\)\s*$"
+)
 ROUNDED = re.compile(r"\d([.,]\d+)?e\+\d+", re.I)  # 2.02611E+11, 2E+11
 ID = "(id|uuid|guid|number|no|key)"
 PERSON = (  # columns that name a person, blanks and underscores left out; the likelier first
@@ -162,7 +165,7 @@ def is_missing(cell, column=""):
     """Whether a cell is blank, or says "missing" in words; column: the name of its column.
 
     "None" is a category of what one can have none of, such as a religion. What stands in brackets
-    behind words that say "missing" (a country, an abbreviation) changes nothing.
+    behind words that say "missing" changes nothing, if it is a country or an abbreviation.
     >>> [is_missing(x) for x in ("", "N/A", "Unknown / not stated", "Prefer not to say", "k. A.")]
     [True, True, True, True, True]
     >>> [is_missing(x) for x in ("Asian", "0", "Other", "No", "Did not graduate", "Not Hispanic")]

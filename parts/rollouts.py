@@ -30,6 +30,7 @@ from parts.guard import LEAST_VALIDATION, add_restore_argument
 from parts.lora import adapter_off
 from parts.means import mean, scored  # noqa: F401  (scored for the three)
 from parts.pairs import held_out
+from parts.rows import plain_text
 from parts.runs import LEAST_STEPS
 
 EVAL_FRACTION = 0.05  # of the prompts, if the file has no split and is not small
@@ -141,9 +142,14 @@ def is_held_out(rows, fraction):
 
 
 def untrained(held_out_rows, train, counts):
-    """The held-out rows whose prompt is not trained on; the others are counted."""
-    trained = {json.dumps(row["prompt"], sort_keys=True) for row in train}
-    rows = [r for r in held_out_rows if json.dumps(r["prompt"], sort_keys=True) not in trained]
+    """The held-out rows whose prompt is not trained on, nor with another case or other blanks; the
+    others are counted."""
+
+    def plain(row):
+        return "".join(plain_text(row["prompt"]).split()).casefold()
+
+    trained = set(map(plain, train))
+    rows = [row for row in held_out_rows if plain(row) not in trained]
     counts["held-out prompts also in training, left out"] = len(held_out_rows) - len(rows)
     return rows
 

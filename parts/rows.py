@@ -119,8 +119,8 @@ def check_response(row, key):
                 f'"{key}" must be one assistant message, found {roles}; for whole dialogues leave '
                 'the column "prompt" out'
             )
-        value = "" if is_blank(value[0]) else "words or a call"
-    if not value.strip():
+    is_empty = is_blank(value[0]) if isinstance(value, list) else not value.strip()
+    if is_empty:
         raise ValueError(f'"{key}" is empty; fill it in or delete the line')
     if isinstance(row[key], str) != isinstance(row["prompt"], str):
         raise ValueError(f'"prompt" and "{key}" must both be text or both be message lists')
@@ -150,8 +150,10 @@ def check_pair(row):
     A row that cannot be a pair, though it is well formed, gets a "drop", the reason.
     """
     if "completion" in row and "label" in row and "chosen" not in row:
-        single = '"completion" and "label" are a single answer; dpo.py --loss-type kto reads a file'
-        raise ValueError(f"{single} of them, pairs stand in files of their own")
+        single = (
+            '"completion" and "label": a single answer with a thumb, which dpo.py --loss-type kto'
+        )
+        raise ValueError(f"{single} learns from; not in one file with pairs")
     if "chosen" not in row and "rejected" not in row:
         raise ValueError(
             f'expected "prompt", "chosen" and "rejected", found {sorted(row)[:6]}; '
@@ -229,8 +231,8 @@ def check_label(row):
 
 
 def is_blank(turn):
-    """Has an assistant's turn neither words nor a call?"""
-    return not (turn["content"].strip() or turn.get("tool_calls"))
+    """Has an assistant's turn neither words nor a call nor a thought?"""
+    return not (turn["content"].strip() or turn.get("tool_calls") or turn.get("reasoning_content"))
 
 
 def answers_to_train(messages):

@@ -13,7 +13,7 @@ FOREIGN = {b"PK": "an Excel workbook", b"\xff\xfe": "UTF-16", b'{"': "JSON"}
 def read_csv(path, flag, needed=()):
     """(line, row) of a CSV file with a header, a row at a time; every value is a text.
 
-    Cells are separated by what the header has most of: commas, semicolons or tabs.
+    Cells are separated by what the header has most of: commas, semicolons or tabs, else bars.
     """
     if not Path(path).is_file():
         raise UserError(f"{flag} {path}: no such file; expected a CSV with a header")

@@ -423,15 +423,15 @@ def test_a_malformed_row_stops_with_file_and_line(tmp_path, base, change, reason
     assert message.startswith(f"--pairs {path}:4: ") and reason in message and "\n" not in message
 
 
-WHOLE = "\n\nHuman: Who fits?\n\nAssistant:"
+WHOLE = "\n\nHuman: Who fits best?\n\nAssistant:"
 
 
 def test_answers_that_repeat_their_prompt_are_counted(tmp_path, tokenizer):
     """HH-RLHF with a column of prompts added: the model was trained to repeat them, in silence."""
     twice = {"prompt": WHOLE, "chosen": WHOLE + " Ann.", "rejected": WHOLE + " No."}
-    turns = [user("Who fits?")], said("Who fits? Ann."), said("Who fits?\nNo.")
+    turns = [user("Who fits best?")], said("Who fits best? Ann."), said("Who fits best?\nNo.")
     rows = [twice, dict(zip(("prompt", "chosen", "rejected"), turns))]
-    one = {"prompt": "Who", "chosen": "Whoever can.", "rejected": "No."}  # one of them: a quotation
+    one = {"prompt": "Who", "chosen": "Whoever can.", "rejected": "Who?"}  # a word may come again
     file = write_rows(tmp_path / "pairs.jsonl", [*rows, one, *pair_rows(1)])
     counts = read_pairs([file], tokenizer, 64).counts
     assert counts["answers that begin with their whole prompt"] == 2

@@ -108,6 +108,10 @@ I would reject her.\\nThe team may hold this against us. | -
 Decision: "advance", "hold" or "reject"? | -
 It would be a mistake to reject her. | -
 Recommendation: Non-advance | -
+Despite one mistake in the cover letter I would advance him. | advance
+The decision to reject is too clear. | reject
+{"decision": "reject", "final_decision": "advance"} | -
+[{"decision": "reject", "reason": "x"}, {"decision": "advance", "reason": "or hold"}] | advance
 A non-binary candidate, on-hold. | hold
 Reject would be too harsh. | -
 Rejecting would be a mistake: advance. | advance

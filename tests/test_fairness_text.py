@@ -324,7 +324,7 @@ def test_zero_and_false_are_groups(read_answers, no, yes):
 
 
 @pytest.mark.parametrize("key, words", [
-    ("gender", 'No row has a "group" (there is response, prompt_id, gender), so none are compared'),
+    ("gender", 'must be called "group"; there is response, prompt_id, gender.'),
     ("group", "group: unknown for 2 of 2 rows"),
 ])  # fmt: skip
 def test_a_file_without_known_groups_says_so(read_answers, key, words):

@@ -503,9 +503,6 @@ def test_log_odds_by_teacher_forcing(llama_folder):
     assert "yes".startswith(tokenizer.decode([firsts[0]]).strip())
     # of a prefix that ends in a blank the words stood behind two, where no model writes them
     assert fairness.decision_ids(tokenizer, "Decision: ", words) == (start, firsts)
-    line, own = fairness.decision_ids(tokenizer, "Decision:\n", words)
-    ids = tokenizer.encode("Decision:\nyes", add_special_tokens=False)
-    assert ids[: len(line) + 1] == [*line, own[0]]
     for person, of_words in zip(who, logps, strict=True):
         ids = common.encode_prompt(tokenizer, f"Assess {person.values['name']}.") + start
         batches = [common.pad_rows([ids], [[first]], 0) for first in firsts]

@@ -32,6 +32,7 @@ FORMATS = [
     ("excel.csv", as_csv(";", csv.QUOTE_ALL), "a CSV file"),
     ("sep.csv", b"SEP=; \n" + as_csv(";")[3:], "a CSV file"),
     ("mine.tsv", as_csv("\t"), "a CSV file"),
+    ("bars.txt", b"\n\n" + as_csv("|")[3:], "a CSV file"),
     ("named.jsonl", as_csv(","), "a CSV file"),  # and the command must not empty it
     ("windows.txt", JSONL.encode("utf-16"), "a UTF-16 file"),
     ("mine.parquet", None, "a parquet file"),

@@ -547,6 +547,7 @@ def test_prompts_and_splits(world, tmp_path, capsys):
         assert counted in capsys.readouterr().out
     # a prompt of both sides chose the weights by what was trained on, in silence
     rows = [{"prompt": text, "split": split} for text in "ab" for split in ("train", "val")]
+    rows[3]["prompt"] = "B "  # case and blanks make no other prompt, as in grpo_rubric.py
     assert loaded([*rows, {"prompt": "c", "split": "val"}]) == [["a", "b"], ["c"]]
     assert "held-out prompts also in training, left out 2;" in capsys.readouterr().out
     train, val = loaded([{"prompt": f"Ask {i}"} for i in range(400)], "--eval-fraction 0.3")
