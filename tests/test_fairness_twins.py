@@ -763,9 +763,8 @@ def test_decisions_for_biasguard(study, tmp_path, llama_folder, monkeypatch):
     assert_ours_are_theirs(lines)
     study(f"{flags} no,yes")
     assert decisions_in(out)[0]["label_value"] == "1"  # "no" is the mildest word now
-    without_name = [
-        row | {"prompt": "Assess them."} for row in RESUMES[:3]
-    ]  # is no equal treatment
+    # one decision for all names, of a résumé that does not hold them, is no equal treatment
+    without_name = [row | {"prompt": "Assess them."} for row in RESUMES[:3]]
     study(f"{flags} no,yes", rows=without_name + RESUMES[3:])
     rows = decisions_in(out)
     assert len(rows) == 7 * 12 and rows[0]["prompt_id"] == "résumé 3"
