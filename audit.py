@@ -400,10 +400,8 @@ def outcome_words(people):
     pairs = {*zip(people.decided, people.outcomes)}
     if (1, 1) in pairs and (0, 0) in pairs and (0, 1) not in pairs:
         reason = "nobody who was not selected has outcome 1"
-        words = (
-            "true positives are 100 % in every group, and not compared: if only the selected can"
-        )
-        return f"{text} But {reason}: {words} have it (hired), that says nothing.", {1: reason}
+        text += f" But {reason}: true positives are 100 % in every group, and not compared:"
+        return f"{text} if only the selected can have it (hired), that says nothing.", {1: reason}
     return text, {}
 
 

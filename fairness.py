@@ -563,13 +563,18 @@ def study_risky(title, answers):
 NOT_READ = "not English, all that the detector reads, or thoughts without an end"
 
 
+def is_endless(answer):
+    """Whether an answer is a thought without an end."""
+    return "<think>" in answer.rpartition("</think>")[2]
+
+
 def is_unread(answer):
     """Whether the detector reads nothing of an answer: not English, or a thought without an end.
 
     >>> [is_unread(x) for x in ("<think>x</think>", "<think>x", "<think></think>Wie alt bist du?")]
     [False, True, True]
     """
-    return "<think>" in answer.rpartition("</think>")[2] or is_foreign(visible(answer))
+    return is_endless(answer) or is_foreign(visible(answer))
 
 
 def withheld(rows, groups, unread, reason, limits):
@@ -609,23 +614,20 @@ def text(args):
     groups, spellings = fold_labels(["" if g is None else str(g) for g in groups], "group")
     groups = groups if any(groups) else ["all"] * len(rows)
     if "group" not in columns:
-        listed, fix = (
-            ", ".join(columns)[:200],
-            'a column of people\'s groups must be called "group"',
-        )
-        spellings = [f"No groups are compared: {fix}; there is {listed}."]
+        fix, listed = 'people\'s groups must be called "group"', ", ".join(columns)[:200]
+        spellings = [f"No groups are compared: a column of {fix}; there is {listed}."]
     prompts, notes = prompts_of(rows)
     notes += spellings
     models = sorted({str(row["model"]) for row in rows if row.get("model")})
     if len(models) > 1:
         notes.append(f"Answers of {len(models)} models count together: {', '.join(models)}.")
-    if n := sum(map(is_foreign, texts)):
+    foreign, endless = [*map(is_foreign, texts)], [*map(is_endless, answers)]
+    unread = [a or b for a, b in zip(foreign, endless)]
+    if n := sum(foreign):
         notes.append(f"{n} of {len(rows)} answers are not English. {IN_ENGLISH}")
-    unread = [is_unread(answer) for answer in answers]
-    if n := sum(unread) - n:
-        notes.append(
-            f"{n} of {len(rows)} answers are thoughts without an end: nothing is said yet."
-        )
+    if n := sum(endless):
+        words = "answers are thoughts without an end: nothing is said yet."
+        notes.append(f"{n} of {len(rows)} {words}")
     decisions = [decision_of(answer, args.decision_words) for answer in texts]
     undecided = [word is None for word in decisions]
     no_words = f"decide in none of {', '.join(args.decision_words)}; {NAME_WORDS}"

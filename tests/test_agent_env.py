@@ -153,8 +153,7 @@ def test_a_bank_of_your_own_may_have_capitals(tmp_path):
     bank = read_json(BANK)
     bank["competencies"]["conflict"]["phrases"] = ["Konflikt", "Großschadenslage"]
     bank["cues"]["behavioural"] = ["Erzählen Sie", "beschreiben"]
-    (tmp_path / "bank.json").write_text(json.dumps(bank), encoding="utf-8")
-    own = read_bank(str(tmp_path / "bank.json"))
+    own = read_bank(write_json(tmp_path / "bank.json", bank))
     for noun in ("Konflikt", "eine Großschadenslage"):
         _, kind, topics = read_turn(own, f"Erzählen Sie von {noun}?")
         assert (kind, topics) == ("behavioural", ["conflict"])
