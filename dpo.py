@@ -245,9 +245,8 @@ def main(argv=None):
     longest = max(range(len(pairs.places)), key=pairs.columns().__getitem__)
     rows = pairs.batch([longest], pad, run.device)
     pairs.shared = can_share(model, run.dtype, *rows)
-    optimizer = run.start(
-        {"policy": policy}, tokenizer, RATES, len(pairs.train), pairs.ids(), unit="pairs"
-    )
+    per_epoch = math.ceil(len(pairs.train) / args.batch_size)
+    optimizer = run.start({"policy": policy}, tokenizer, RATES, per_epoch, pairs.ids())
     seconds = None
     if run.step == 0:
         check_policy(policy, tokenizer, *rows, f"--model {args.model}")

@@ -182,13 +182,13 @@ class Run:
         if differs:
             raise UserError(f"--resume: not the run in {self.out}: {'; '.join(sorted(differs))}")
 
-    def start(self, modules, tokenizer, rates, rows, encoded, own_lr=None, unit="rows"):
+    def start(self, modules, tokenizer, rates, per_epoch, encoded, own_lr=None):
         """The optimiser, AdamW over the trained weights; sets `planned`, the number of steps; with
         --resume loads the newest checkpoint.
 
         modules   {name: nn.Module}; the model of the first one is written at the end
         rates     default learning rates, see `parser`
-        rows      how many rows an epoch has
+        per_epoch optimiser steps, or rollouts, that an epoch has
         encoded   arrays of ids that are trained on; a resumed run must have the same
         own_lr    {module: rate} of a fresh reward or value head, which hardly moves at the trunk's
         """
@@ -214,7 +214,6 @@ class Run:
         groups = [{"params": weights, "lr": r, "base_lr": r} for r, weights in groups.items()]
         fused = self.device.type in ("cpu", "cuda")
         self.optimizer = torch.optim.AdamW(groups, weight_decay=0.0, fused=fused)
-        per_epoch = math.ceil(rows / args.batch_size)
         epochs = args.epochs or max(1, math.ceil(LEAST_STEPS / per_epoch))
         self.planned = args.steps or epochs * per_epoch
         if args.resume:
@@ -223,7 +222,7 @@ class Run:
         total = sum(w.numel() for w in self.modules.parameters())
         print(f"model      {sum(counts) / 1e6:.2f} M of {total / 1e6:.2f} M weights are trained, lr "
               f"{args.lr:g}, on {self.device} in {self.dtype}, {args.micro_tokens} tokens at once\n"
-              f"plan       {self.planned} steps of {args.batch_size} {unit}, {per_epoch} per epoch")  # fmt: skip
+              f"plan       {self.planned} steps, {per_epoch} per epoch")  # fmt: skip
         return self.optimizer
 
     def steps(self, seconds=None):
