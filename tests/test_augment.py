@@ -31,7 +31,7 @@ FOUR_GROUPS = HEADER + "\n".join(
 
 def person(name, place):
     first, _, last = name.rpartition(" ")
-    who = {"in": place, "name": name, "first": first, "last": last, "pronoun": "she"}
+    who = {"in": place, "name": name, "first": first, "last": last, "pronoun": f"she, {place}"}
     return who | {"sex": f"sex of {name}", "race_ethnicity": f"race of {name}"}
 
 
