@@ -131,8 +131,8 @@ def words(text_or_messages):
 
 
 def prompt_key(row):
-    """What decides on which side of a split a row stands: its "group" if it has one, else the words
-    of its prompt up to the end of the first user's message, whatever its form.
+    """What decides on which side of a split a row stands: the words of its prompt up to the end of
+    the first user's message, whatever its form; of its "group", a prompt too, if it has one.
 
     So one prompt as text and as messages is one prompt, and a conversation that was logged at every
     turn is one conversation.
@@ -142,9 +142,7 @@ def prompt_key(row):
     >>> prompt_key({"prompt": [{"role": role, "content": text} for role, text in turns]})
     'whatis2+2?'
     """
-    prompt = row["prompt"]
-    if row.get("group") is not None:
-        return f"group {row['group']}"
+    prompt = row["prompt"] if row.get("group") is None else row["group"]
     if isinstance(prompt, str):
         return words(prompt.removeprefix(HUMAN).partition(ASSISTANT)[0])
     roles = [turn["role"] for turn in prompt]
