@@ -39,21 +39,26 @@ class Scorer(nn.Module):
             return self.model.score(hidden.float()).squeeze(-1)
 
 
+def scorer_config(name, flag, trainable):
+    """The config of a folder or hub id that `load_scorer` can load; UserError for a classifier of
+    several labels, and for a causal model that is not to be trained."""
+    from transformers import AutoConfig
+
+    config = common.opened(flag, name, AutoConfig.from_pretrained)
+    causal = not common.has_reward_head(config)
+    if causal and not trainable or not causal and config.num_labels != 1:
+        raise UserError(f"{flag} {name}: not a reward model; train one with reward_train.py")
+    return config
+
+
 def load_scorer(
     name, tokenizer, device, dtype, trainable=False, lora_rank=0, seed=0, flag="--reward-model"
 ):
     """(Scorer, is its head fresh?). One that is trained may start from a causal model: its fresh
-    head is zero, so it scores everything 0, and the Bradley-Terry loss starts at log 2.
+    head is zero, so it scores everything 0, and the Bradley-Terry loss starts at log 2."""
+    from transformers import AutoModelForSequenceClassification
 
-    name   folder or hub id; UserError for a classifier of several labels, and for a causal model
-           that is not trainable
-    """
-    from transformers import AutoConfig, AutoModelForSequenceClassification
-
-    config = common.opened(flag, name, AutoConfig.from_pretrained)
-    fresh = not common.has_reward_head(config)
-    if fresh and not trainable or not fresh and config.num_labels != 1:
-        raise UserError(f"{flag} {name}: not a reward model; train one with reward_train.py")
+    fresh = not common.has_reward_head(scorer_config(name, flag, trainable))
     model = common.load_model(
         name, device, dtype, trainable, lora_rank, seed, flag, AutoModelForSequenceClassification,
         num_labels=1, pad_token_id=pad_id(tokenizer),
