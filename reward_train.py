@@ -32,8 +32,8 @@ import torch
 import torch.nn.functional as F
 
 import common
-from common import batch_indices, load_tokenizer, pad_id, same_shape
-from parts import runs
+from common import batch_indices, load_tokenizer, same_shape
+from parts import flags, runs
 from parts.answers import identity
 from parts.files import UserError, command, number, write_json
 from parts.pairs import Pairs, add_pair_arguments, share_interval
@@ -115,7 +115,7 @@ def pair_metrics(chosen_rewards, rejected_rewards, tie, keys):
 
 def parse_args(argv=None):
     example = "reward_train.py --pairs FILE [FILE …] [--model MODEL] [flags]"
-    parser = runs.parser(
+    parser = flags.parser(
         example, "A Bradley-Terry reward model from preference pairs.", "runs/reward", RATES
     )
     add = parser.add_argument
@@ -148,22 +148,22 @@ def read_labels(args, pairs):
 
 
 @torch.no_grad()
-def score_pairs(run, scorer, pairs, indices, pad):
+def score_pairs(run, scorer, pairs, indices):
     """(2, len(indices)) scores of the chosen and the rejected answers, on the CPU."""
     scores = torch.zeros(2, len(pairs.places))
-    for part in run.micro_batches(indices, pairs.columns()):
-        rows = pairs.batch(part, pad, run.device)
+    for part in run.micro_batches(indices, pairs.tokens()):
+        rows = pairs.batch(part, run.device)
         scores[:, part] = scorer(*rows, shared=pairs.shared).view(2, -1).cpu()
     add_up([scores])  # over the ranks, each of which scored its share
     return scores[:, indices]
 
 
-def evaluate(run, scorer, pairs, ties, pad):
+def evaluate(run, scorer, pairs, ties):
     """Log held-out loss and accuracy, beside the accuracy of "the longer answer wins"."""
     if not len(pairs.held):
         return
     tie, keys = ties[pairs.held].cpu(), [pairs.keys[i] for i in pairs.held]
-    scores = score_pairs(run, scorer, pairs, pairs.held, pad)
+    scores = score_pairs(run, scorer, pairs, pairs.held)
     tokens = [[len(side[i]) for i in pairs.held] for side in (pairs.chosen, pairs.rejected)]
     metrics = {f"eval/{key}": x for key, x in pair_metrics(*scores, tie, keys).items()}
     metrics["eval/loss"] = bradley_terry_loss(*scores, tie=tie).mean().item()
@@ -178,7 +178,6 @@ def main(argv=None):
     args = parse_args(argv)
     run = runs.Run("reward_train", args, SHOW, HEADLINE)
     tokenizer, config = load_tokenizer(args.model), scorer_config(args.model, "--model", True)
-    pad, seconds = pad_id(tokenizer), None
     # (1) read pairs; render the prompt; mark the answer tokens
     longest = min(args.max_length, common.max_positions(config))
     pairs = Pairs(args, tokenizer, longest, keep_ties=True, columns=[args.margin])
@@ -187,15 +186,16 @@ def main(argv=None):
     # the trunk of --model with one output: all of it is trained, or adapters and that output
     settings = args.model, tokenizer, run.device, run.dtype, True, args.lora_rank, args.seed
     scorer, fresh = load_scorer(*settings, flag="--model")
-    longest = max(range(len(pairs.places)), key=pairs.columns().__getitem__)
-    pairs.shared = can_share(scorer.model, run.dtype, *pairs.batch([longest], pad, run.device))
-    per_epoch = math.ceil(len(pairs.train) / args.batch_size)
+    longest = pairs.batch([pairs.tokens().argmax()], run.device)
+    pairs.shared = can_share(scorer.model, run.dtype, *longest)
+    per_epoch, seconds = math.ceil(len(pairs.train) / args.batch_size), None
     args.epochs = args.epochs or math.ceil(LEAST_STEPS / per_epoch)
     own_lr = {scorer.model.score: HEAD_LR} if fresh else {}
     optimizer = run.start({"scorer": scorer}, tokenizer, RATES, per_epoch, pairs.ids(), own_lr)
+    tokens = pairs.tokens()
     if run.step == 0:
         start, first = time.perf_counter(), pairs.train[: args.batch_size]
-        loss = bradley_terry_loss(*score_pairs(run, scorer, pairs, first, pad)).mean().item()
+        loss = bradley_terry_loss(*score_pairs(run, scorer, pairs, first)).mean().item()
         # forward and backward take three times as long as a forward
         seconds = 3 * (time.perf_counter() - start)
         if fresh:
@@ -203,16 +203,16 @@ def main(argv=None):
         *read, last = *pairs.prompts[first[0]], *pairs.chosen[first[0]]
         print(f"row        its score is read at ▮: {tokenizer.decode(read)}▮"
               f"{tokenizer.decode(last)}\npreflight  loss before step one {loss:.4f}: ok")  # fmt: skip
-        evaluate(run, scorer, pairs, ties, pad)
+        evaluate(run, scorer, pairs, ties)
 
     for step in run.steps(seconds):
         places, epoch = batch_indices(len(pairs.train), args.batch_size, args.seed, step)
         batch, stats, total = pairs.train[places], [], 0.0
-        parts = run.micro_batches(batch, pairs.columns())
+        parts = run.micro_batches(batch, tokens)
         optimizer.zero_grad()
         for part in parts:
             # (2) scores of both answers, read at their last token
-            rows = pairs.batch(part, pad, run.device)
+            rows = pairs.batch(part, run.device)
             chosen, rejected = scorer(*rows, shared=pairs.shared).view(2, -1)  # (b,)
             # (3) loss: Bradley-Terry
             labels = margins[part], ties[part], args.label_smoothing, args.center_coef
@@ -229,15 +229,15 @@ def main(argv=None):
         run.scaler.update()
         stats = torch.cat(gather(stats), 1)  # (3, B) of all ranks
         metrics = pair_metrics(*stats, [pairs.keys[i] for x in gather(parts) for i in x])
-        update = {"lr": lr, "grad_norm": grad_norm, "tokens": pairs.tokens(batch)}
+        update = {"lr": lr, "grad_norm": grad_norm, "tokens": tokens[batch].sum()}
         run.log({"epoch": epoch, "loss": loss, **metrics, **update})
         # (5) now and then: held-out accuracy, beside that of "the longer answer wins"
         if run.evaluates(step):
-            evaluate(run, scorer, pairs, ties, pad)
+            evaluate(run, scorer, pairs, ties)
 
     # (6) mean and deviation of the scores, for PPO, into args.json; of pairs from all files
     some = pairs.train[:: math.ceil(len(pairs.train) / SCALE_PAIRS)]
-    scores = score_pairs(run, scorer, pairs, some, pad)
+    scores = score_pairs(run, scorer, pairs, some)
     run.record["scale"] = [scores.mean().item(), max(scores.std().item(), 1e-6)]
     if not rank():
         write_json(run.out / "args.json", run.record)
@@ -247,4 +247,4 @@ def main(argv=None):
 
 
 if __name__ == "__main__":
-    command(main, runs.OUT_OF_MEMORY)
+    command(main, flags.OUT_OF_MEMORY)

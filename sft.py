@@ -34,7 +34,7 @@ from torch.nn.utils.rnn import pad_sequence
 
 import common
 from common import Policy, Refused, batch_indices, encode_pair, end_ids, pad_id, pad_rows
-from parts import runs
+from parts import flags, runs
 from parts.answers import Answers, add_answer_arguments, check_policy
 from parts.files import UserError, command, counts_in_words, existing_file, read_jsonl
 from parts.pairs import (
@@ -62,7 +62,7 @@ HEADLINE = ("eval/loss", "val/gold")
 
 def parse_args(argv=None):
     example = "sft.py --data FILE [FILE …] [--model MODEL] [flags]"
-    parser = runs.parser(example, "Supervised fine-tuning: imitate answers.", "runs/sft", RATES)
+    parser = flags.parser(example, "Supervised fine-tuning: imitate answers.", "runs/sft", RATES)
     add = parser.add_argument
     # fmt: off
     add("--data", nargs="+", type=existing_file, default=["data/prefs_train.jsonl"], help="JSONL files; their rows: see the header")
@@ -340,4 +340,4 @@ def main(argv=None):
 
 
 if __name__ == "__main__":
-    command(main, runs.OUT_OF_MEMORY)
+    command(main, flags.OUT_OF_MEMORY)

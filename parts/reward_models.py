@@ -35,8 +35,11 @@ class Scorer(nn.Module):
             hidden = shared_hidden(self.model, self.dtype, *rows)  # (B, H)
         else:
             hidden = hidden_states(self.model, ids, attention_mask, self.dtype)[row, last]
-        with torch.autocast(ids.device.type, enabled=False):
-            return self.model.score(hidden.float()).squeeze(-1)
+        return self.model.score(hidden.float()).squeeze(-1)
+
+
+def is_causal(config):
+    return "ForSequenceClassification" not in str(config.architectures)
 
 
 def scorer_config(name, flag, trainable):
@@ -45,8 +48,8 @@ def scorer_config(name, flag, trainable):
     from transformers import AutoConfig
 
     config = common.opened(flag, name, AutoConfig.from_pretrained)
-    causal = not common.has_reward_head(config)
-    if causal and not trainable or not causal and config.num_labels != 1:
+    fresh = is_causal(config)
+    if fresh and not trainable or not fresh and config.num_labels != 1:
         raise UserError(f"{flag} {name}: not a reward model; train one with reward_train.py")
     return config
 
@@ -58,7 +61,7 @@ def load_scorer(
     head is zero, so it scores everything 0, and the Bradley-Terry loss starts at log 2."""
     from transformers import AutoModelForSequenceClassification
 
-    fresh = not common.has_reward_head(scorer_config(name, flag, trainable))
+    fresh = is_causal(scorer_config(name, flag, trainable))
     model = common.load_model(
         name, device, dtype, trainable, lora_rank, seed, flag, AutoModelForSequenceClassification,
         num_labels=1, pad_token_id=pad_id(tokenizer),
