@@ -155,7 +155,7 @@ def test_prompt_and_answer_are_the_templates_own(case, family, own):
 def test_some_renderings():
     """Of the published templates, copied as they stand."""
     turn = "<|start_header_id|>{}<|end_header_id|>\n\n{}<|eot_id|>".format
-    for family, case, text in (
+    for name, case, text in (
         ("qwen3", "one turn", "<|im_start|>user\nWhich shift?<|im_end|>\n<|im_start|>assistant\n"
          "<think>\n\n</think>\n\nThe early one.<|im_end|>"),
         ("llama3", "system", "<|begin_of_text|>" + turn("system", "Be brief.")
@@ -164,10 +164,10 @@ def test_some_renderings():
          "<start_of_turn>model\nThe early one.<end_of_turn>"),
         ("phi3", "blanks", "<|user|>\n  Which shift?\n<|end|>\n<|assistant|>\n The early one. <|end|>"),
     ):  # fmt: skip
-        tokenizer, (prompt, answer) = tokenizer_of(family), CASES[case]
+        tokenizer, (prompt, answer) = tokenizer_of(name), CASES[case]
         pair = common.encode_pair(tokenizer, prompt, [answer])
         whole = tokenizer.apply_chat_template([*prompt, answer], tokenize=False)
-        assert whole.startswith(text) and not whole[len(text) :].strip("\n<|end|>")
+        assert whole.startswith(text) and set(whole[len(text) :]) <= set("\n<|end|>")
         assert sum(pair, []) == tokenizer.encode(text, add_special_tokens=False)
 
 
