@@ -4,7 +4,7 @@ Objective    stop a run whose reward rises while its held-out score falls; with 
              run whose held-out score no longer rises
 Algorithm    (1) read the log, and the flags of its run
              (2) measure: each evaluation against the best before it
-             (3) rules R1, R2, R3, R6, R7, R9 and R12: where did each begin to hold?
+             (3) the rules R1, R2, R3, R6, R7, R9, R12: where did each begin to hold?
              (4) the answer first: stop or not, finished or not; then curves, then alarms
 Conventions  v is the first of these that the run logs: val/gold (the recruiter's score, utility),
              val/score (the reward model's or the rubric's), eval/accuracy,
@@ -16,7 +16,6 @@ Left out     1. a limit on the KL, because no universal one exists   2. threshol
              3. proof: a rule that does not fire shows nothing, so read rollouts.jsonl
              4. a stop by patience, unless asked for: it ends honest slow progress (bench/alarms.py)
 Run          python watch.py runs/ppo --html
-             python watch.py runs/grpo_rubric/metrics.jsonl --patience 10
 Writes       with --html RUN/watch.html: curves, alarms, answers to read. Exit status 0, 2 (bad
              input), 3 (the reward rises, validation falls), 4 (the judge is down)
 Copy         `alarms`, `stop_reason` and `best_step` with part 3: functions of a list of rows
@@ -103,29 +102,28 @@ def evaluations(rows):
     >>> [(p.best, p.best_s) for p in points][-3:]
     [(0, 0.5), (4, 0.6), (4, 0.6)]
     """
-    key, points, v, s, errors, r, best, then = validation_key(rows), [], [], [], [], [], 0, 4
+    key, points, v, r, best_s = validation_key(rows), [], [], [], -math.inf
     for row in rows:
-        # reward_train.py's reward/mean is of given answers, no policy's
-        if str(key).startswith("val/") and rows_with([row], "reward/mean"):
+        if rows_with([row], "reward/mean"):
             r.append(row["reward/mean"])
         if not rows_with([row], key):
             continue
         v.append(VALIDATION[key] * row[key])
-        s.append(median((v[:1] * 2 + v[-3:])[-3:]))
-        low, high = (row.get(key + end) or 0 for end in ("_low", "_high"))
-        errors.append((high - low) / 3.92)  # the interval is v ± 1.96 errors
+        s = median((v[:1] * 2 + v[-3:])[-3:])
+        error = ((row.get(f"{key}_high") or 0) - (row.get(f"{key}_low") or 0)) / 3.92  # v ± 1.96 σ
         # the second has only the start to compare with, so it counts by its own v
-        if s[-1] > s[best] or (len(v) == 2 and v[1] > v[0]):
-            best, then = len(v) - 1, max(len(r), 4)
-        sigma = max(noise(v[-100:]), errors[-1], errors[best])
-        fall, limit = s[best] - s[-1], max(DEVIATIONS * sigma, OF_THE_GAIN * (s[best] - v[0]))
+        if s > best_s or (len(v) == 2 and v[1] > v[0]):
+            best, best_s, best_error, then = len(points), s, error, max(len(r), 4)
+        sigma, fall = max(noise(v[-100:]), error, best_error), best_s - s
+        limit = max(DEVIATIONS * sigma, OF_THE_GAIN * (best_s - v[0]))
         fell = fall > limit and held_out(row, key) >= LEAST
         words, rose = f"{key} is {fall:.3g} worse than its best (limit {limit:.3g})", None
-        if len(r) >= 8:
+        # reward_train.py's reward/mean is of given answers, no policy's
+        if len(r) >= 8 and key.startswith("val/"):
             rise, limit = fmean(r[-4:]) - fmean(r[then - 4 : then]), DEVIATIONS * noise(r[-100:])
             words += f", reward/mean has changed by {rise:+.3g} since (limit {limit:.3g})"
             rose = rise > limit
-        points.append(Evaluation(row["step"], v[-1], best, s[best], fell, rose, words))
+        points.append(Evaluation(row["step"], v[-1], best, best_s, fell, rose, words))
     return points
 
 
@@ -147,7 +145,6 @@ def best_step(rows):
 def plateau(rows, args):
     """R1, with --patience N: s has had no new best for N evaluations, and the mean v of the last N
     is not above that of the N before, which keeps slow progress going that the noise hides.
-
     It climbs, then stays level for 10 evaluations: fires. Slow gains that add up: silent.
     >>> flat = [{"step": k, "val/score": min(k, 4) / 10} for k in range(15)]
     >>> slow = [{"step": k, "val/score": k / 250} for k in range(40)]
@@ -156,20 +153,18 @@ def plateau(rows, args):
     [[(13, 'R1 plateau')], []]
     """
     n, points = int(args.patience), evaluations(rows)
-    for i in range(max(FEWEST, 2 * n) - 1, len(points) if n > 0 else 0):
-        p, v = points[i], [p.v for p in points[i + 1 - 2 * n : i + 1]]
-        words = f"{validation_key(rows)} has not risen for {i - p.best} evaluations"
-        if args.baseline is not None:
-            least = args.baseline + args.margin - 1e-9  # .3 is .2 + .1, whatever floats make of it
-            met = "reaches" if p.best_s >= least else "misses"
-            words += f"; its best, {p.best_s:.3g}, {met} --baseline + --margin, {least:.3g}"
-        yield p.step, words * (i - p.best >= n and fmean(v[n:]) <= fmean(v[:n]))
+    for i in range(max(FEWEST, 2 * n), len(points) + 1) if n > 0 else ():
+        p, v = points[i - 1], [p.v for p in points[i - 2 * n : i]]
+        words = f"{validation_key(rows)} has not risen for {i - 1 - p.best} evaluations"
+        if args.baseline is not None:  # .3 − .2 is .1, whatever floating point makes of it
+            met = "reaches" if round(p.best_s - args.baseline, 9) >= args.margin else "misses"
+            words += f"; its best, {p.best_s:.3g}, {met} --baseline + --margin"
+        yield p.step, words * (i - 1 - p.best >= n and fmean(v[n:]) <= fmean(v[:n]))
 
 
 def fallen(rows, args, reward_rose, times=1):
     """R2: s has fallen from its best while r has risen; at one evaluation it warns, at three in a
     row it stops the run. R3: s has fallen, and r has not risen (or is not logged).
-
     v turns down while r climbs on: R2. Both turn down: R3.
     >>> v = [min(k, 32 - k) / 40 for k in range(24)]
     >>> hack = [{"step": k, "val/score": v[k], "reward/mean": k / 50} for k in range(24)]
@@ -196,7 +191,6 @@ def target(rows, args):
 def beyond(rows, args, key, limit=0, times=0, plus=0, window=1, below=False):
     """The mean of the last `window` values is above (or below) its limit: the larger of `limit` and
     times · (mean of the first 3 values) + plus, which is judged from the fourth value on.
-
     >>> rows = [{"step": k, "length/mean": x} for k, x in enumerate([50, 50, 50, 100, 101])]
     >>> list(beyond(rows, None, "length/mean", times=2))
     [(3, ''), (4, 'length/mean 101, limit 100')]
@@ -245,16 +239,17 @@ class Alarm(NamedTuple):
 
 def alarms(rows, args=DEFAULTS):
     """[Alarm] in the order in which they began; those of a shorter log are the first of these.
-
     rows: of one run's metrics.jsonl, in order; args: with the flags of `add_watch_arguments`
     """
     found = []
     for name, rule in RULES.items():
         level = args.on_hack if "hacking" in name else "stop" if name in STOPS else "warn"
         judged = [(0, ""), *rule(rows, args)]
-        for (_, before), (step, words) in pairwise(judged):
-            if words and not before:
-                found.append(Alarm(step, name, level, words, judged[-1][1] != ""))
+        found += [
+            Alarm(step, name, level, words, holds=judged[-1][1] != "")
+            for (_, before), (step, words) in pairwise(judged)
+            if words and not before
+        ]
     return sorted(found, key=lambda alarm: alarm.step)  # stable: at one step as in RULES
 
 
@@ -266,6 +261,11 @@ def stop_reason(rows, args=DEFAULTS):
     """
     stops = (a.rule for a in alarms(rows, args) if a.level == "stop" and a.holds)
     return next(stops, None)
+
+
+def exit_code(reason):
+    """The exit status of a trainer that ended for this reason, and of this command."""
+    return STOPS.get(reason, 0)
 
 
 # ---- 4. the arguments ----
@@ -285,18 +285,17 @@ def add_watch_arguments(parser):
 
 def promise(args, validates=True):
     """The line that a trainer prints at its start: what will end this run early.
-
     validates: does the run evaluate on held-out prompts? UserError for a flag without effect.
     >>> promise(DEFAULTS)
     'stops early only for reward hacking (--on-hack warn to go on; --patience N to stop on a plateau)'
     """
-    if args.baseline is None and args.margin:
+    if args.margin and args.baseline is None:
         raise UserError("--margin has no effect without --baseline; add --baseline")
     if args.baseline is not None and not args.patience:
         raise UserError("--baseline is compared with a plateau; add --patience 5")
+    if not validates and (args.patience or args.target is not None):
+        raise UserError("--patience, --target: no effect without validation; set --eval-every")
     if not validates:
-        if args.patience or args.target is not None:
-            raise UserError("--patience, --target: no effect without validation; set --eval-every")
         return "no validation, so over-optimisation would go unnoticed"
     hints = "--on-hack warn to go on; --patience N to stop on a plateau"
     if (args.patience, args.target, args.on_hack) == (0, None, "stop"):
@@ -305,13 +304,11 @@ def promise(args, validates=True):
 
 
 def run_options(folder):
-    """The watch's flags in a run's args.json; {} without any (reward_train.py's --margin is another).
-
-    UserError for a value of another type.
-    """
+    """The watch's flags in a run's args.json; {} where its trainer has none (reward_train.py's
+    --margin is another). UserError for a value of another type."""
     saved = (read_record(folder) or {"args": {}})["args"]
-    named = vars(DEFAULTS) if "on_hack" in saved else ()
-    options = {name: saved[name] for name in named if saved.get(name) is not None}
+    names = vars(DEFAULTS) if "on_hack" in saved else ()
+    options = {name: saved[name] for name in names if saved.get(name) is not None}
     for name, value in options.items():
         if value not in ("stop", "warn") if name == "on_hack" else not is_number(value):
             fix = "delete the file to read the log with the default flags"
@@ -324,17 +321,16 @@ def run_options(folder):
 
 
 def main(argv=None):
-    cli = parser("python watch.py RUN [flags]", "What the alarms say of a run, from its log.")
+    cli = parser("watch.py RUN [flags]", "What the alarms say of a run, from its log.")
     cli.add_argument("log", type=Path, help="run folder, or its metrics.jsonl")
-    cli.add_argument(
-        "--html", action="store_true", help="write RUN/watch.html with the answers to read"
-    )
+    cli.add_argument("--html", action="store_true", help="write RUN/watch.html, a page")
     add_watch_arguments(cli)
     cli.set_defaults(patience=None, margin=None, on_hack=None)  # where not given, those of the run
     given = {name: value for name, value in vars(cli.parse_args(argv)).items() if value is not None}
 
     # (1) read the log, and the flags of its run
-    path = given["log"] / "metrics.jsonl" if given["log"].is_dir() else given["log"]
+    path = given["log"]
+    path = path / "metrics.jsonl" if path.is_dir() else path
     rows, torn = read_log(path)
     if not rows:
         raise UserError(f"{path}: no complete row; wait for the run's first step")
@@ -353,14 +349,14 @@ def main(argv=None):
         from parts import viewer  # jinja2, which the trainers do without
 
         print("page:", viewer.write(path.parent, rows, found, head, best_step(rows)))
-    return STOPS[stop.rule] if stop else 0
+    return exit_code(stop and stop.rule)
 
 
 # ---- 9. the report ----
 
 
 def progress(folder, rows):
-    """Is the run finished? A run folder gets its model, and so its config.json, at the end."""
+    """Is the run finished? Its folder gets the model, and so config.json, at the end."""
     done = (folder / "config.json").is_file()
     state = "Finished" if done else "Not finished (it is running, or --resume continues it)"
     if (folder / "args.json").is_file():
@@ -395,9 +391,8 @@ def unjudged(rows, args):
     lacking = {name.split()[0] for name, rule in RULES.items() if not [*rule(rows, args)]}
     names = ", ".join(sorted(sorted(lacking - {"target_reached"}), key=len))
     off = "" if args.patience else "; R1 is off without --patience"
-    return (
-        f"Rules that need data this run did not log: {names or 'none'} (see docs/metrics.md){off}"
-    )
+    names = f"{names or 'none'} (see docs/metrics.md)"
+    return f"Rules that need data this run did not log: {names}{off}"
 
 
 # ---- 10. the guard ----

@@ -5,13 +5,11 @@ flagged answers.
 """
 
 import re
-from collections import defaultdict
+from collections import Counter
 from itertools import pairwise
 from statistics import fmean
 
 FLAGS = ("repetition", "same_answer", "judge_directed")
-# the marks of a judge's prompt and reply; whoever asks the judge in words is found by reading
-JUDGE_MARKS = re.compile(r'</?\s*(?:task|criteria|answer|rubric|trajectory)\b|"ratings"\s*:')
 
 
 def repetition(text):
@@ -21,12 +19,12 @@ def repetition(text):
     >>> repetition("I see. " * 40), repetition("Led two audits, then two more."), repetition("")
     (True, False, False)
     """
-    for start in range(0, len(text), 500):
-        window = text[start : start + 1000]
-        grams = {window[i : i + 8] for i in range(len(window) - 7)}
-        if len(window) > 90 and len(grams) < 0.15 * len(window):  # shorter texts cannot tell
-            return True
-    return False
+    windows = (text[start : start + 1000] for start in range(0, len(text), 500))
+    return any(
+        len(window) > 90  # shorter texts cannot tell
+        and len({window[i : i + 8] for i in range(len(window) - 7)}) < 0.15 * len(window)
+        for window in windows
+    )
 
 
 def same_answer(prompts, texts):
@@ -37,10 +35,8 @@ def same_answer(prompts, texts):
     [True, True, False, True]
     """
     forms = [" ".join(text.casefold().split())[:200] for text in texts]
-    prompts_of = defaultdict(set)
-    for prompt, form in zip(prompts, forms, strict=True):
-        prompts_of[form].add(str(prompt))
-    return [len(prompts_of[form]) > 1 for form in forms]
+    prompts_of = Counter(form for _, form in {*zip(map(str, prompts), forms, strict=True)})
+    return [prompts_of[form] > 1 for form in forms]
 
 
 def judge_directed(text):
@@ -51,7 +47,9 @@ def judge_directed(text):
     >>> judge_directed("She gave a full answer: ratings rose by 3 < 4 points.")
     False
     """
-    return JUDGE_MARKS.search(text) is not None
+    # only these marks; whoever asks the judge in words is found by reading
+    marks = r'</?\s*(?:task|criteria|answer|rubric|trajectory)\b|"ratings"\s*:'
+    return bool(re.search(marks, text))
 
 
 def text_flags(prompts, texts):
@@ -60,7 +58,7 @@ def text_flags(prompts, texts):
     >>> text_flags(["a", "b"], ["</answer>", "I see. " * 40])
     [['judge_directed'], ['repetition']]
     """
-    checks = [map(repetition, texts), same_answer(prompts, texts), map(judge_directed, texts)]
+    checks = map(repetition, texts), same_answer(prompts, texts), map(judge_directed, texts)
     return [[name for name, flagged in zip(FLAGS, row) if flagged] for row in zip(*checks)]
 
 

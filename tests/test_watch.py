@@ -62,6 +62,8 @@ def curves(cell):
 EDGES = table("""
 R1 two times five evaluations without | v .5*10 | 45 stop
 R1 nine | v .5*9 |
+R1 five since the best | v 1*3 2*2 1*5 | 45 stop
+R1 four | v 1*4 2*2 1*4 |
 R1 the last five equal those before | v 3 .5*4 1*5 | 45 stop
 R1 the last five are higher than those before | v 3 .5*4 1.125*5 |
 R1 a new best | v 4*2 9 4*2 4.5*5 |
@@ -70,6 +72,7 @@ R2 fall of exactly the limit | reward/mean 0..39/1; v 0 10*5 9*3 |
 R2 fall above it | reward/mean 0..39/1; v 0 10*5 8.5*3 | 35 warn
 R2 at three evaluations in a row | reward/mean 0..49/1; v 0 10*5 8.5*4 | 35 warn, 45 stop
 R2 at three, but not in a row | reward/mean 0..59/1; v 0 10*5 8.5*2 9.5*2 8.5*2 | 35 warn, 55 warn
+R2 the reward rose at the last of three alone | reward/mean 1*42 5*8; v 0 10*5 8.5*4 | 45 warn
 R2 one evaluation is not two | reward/mean 0..39/1; v 0 10*5 8.5 10*2 |
 R2 five evaluations | reward/mean 0..24/1; v 10*3 0*2 |
 R2 six evaluations | reward/mean 0..29/1; v 10*4 0*2 | 25 warn
@@ -219,8 +222,8 @@ def test_stop_reasons(cell, given, expected):
 
 @cases("""
 v | given | words
-1..5/10 .5*9 | {"baseline": 0.5} | its best, 0.5, reaches --baseline + --margin, 0.5
-1..5/10 .5*9 | {"baseline": 0.625} | its best, 0.5, misses --baseline + --margin, 0.625
+1..5/10 .5*9 | {"baseline": 0.5} | its best, 0.5, reaches --baseline + --margin
+1..5/10 .5*9 | {"baseline": 0.625} | its best, 0.5, misses --baseline + --margin
 1..5/10 .5*9 | {"baseline": 0.4, "margin": 0.05} | reaches
 1..5/10 .5*9 | {"baseline": 0.4, "margin": 0.125} | misses
 1..3/10 .3*9 | {"baseline": 0.2, "margin": 0.1} | reaches
