@@ -341,7 +341,7 @@ def main(argv=None):
     stop = next((alarm for alarm in found if alarm.level == "stop"), None)
     # (4) the answer first
     head = [f"Stop: {stop}." if stop else "No reason to stop."]
-    head += [*progress(path.parent, rows), *validation(rows)]
+    head += [*progress(path.parent, rows, stop), *validation(rows)]
     print(*head, "", *curves(rows), "", *found, unjudged(rows, args), sep="\n")
     if torn:
         print(f"{path}, line {len(rows) + 1}: cut off by a kill, and left out")
@@ -355,12 +355,16 @@ def main(argv=None):
 # ---- 9. the report ----
 
 
-def progress(folder, rows):
-    """Is the run finished? Its folder gets the model, and so config.json, at the end."""
-    done = (folder / "config.json").is_file()
+def progress(folder, rows, stop):
+    """Is the run finished? Its folder gets the model, and so config.json, at the end, and when it
+    is stopped (Ctrl-C), which the planned steps tell."""
+    record, last = read_record(folder), rows[-1]["step"]
+    planned = record and record["args"].get("steps")
+    done = stop or not is_number(planned) or last >= planned
+    done = done and (folder / "config.json").is_file()
     state = "Finished" if done else "Not finished (it is running, or --resume continues it)"
-    if (folder / "args.json").is_file():
-        yield f"{state}: step {rows[-1]['step']}."
+    if record:
+        yield f"{state}: step {last}{f' of {planned}' if planned else ''}."
 
 
 def validation(rows):

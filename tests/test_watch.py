@@ -153,7 +153,7 @@ def test_which_values_are_v_and_r():
     for row in made(*HACK):
         whole.setdefault(row["step"], {}).update(row)
     assert watch.alarms([*whole.values()]) == watch.alarms(made(*HACK)) != []
-    test = {"step": 85, "test/n": 64, "val/score": 9.0, "reward/mean": 9.0}
+    test = {"step": 85, "test/n": 64, "val/score": 9.0, "judge/failed_frac": 0.9}
     assert watch.alarms([*made(*HACK), test]) == watch.alarms(made(*HACK))
 
 
@@ -314,6 +314,9 @@ v 1..5/10 .5*9 | {"patience": 3, "on_hack": "stop"} | True | --patience 0 | 0 | 
 v 1..5/10 .5*9 | {"patience": 3, "on_hack": "stop"} | True | --patience 0 --baseline .4 | | error: --baseline
 reward/mean .5*5 | {"on_hack": "stop"} | False | | 0 | Not finished
 reward/mean .5*5 | {"on_hack": "stop"} | True | | 0 | Finished: step 5.
+reward/mean .5*5 | {"steps": 5} | True | | 0 | Finished: step 5 of 5.
+reward/mean .5*5 | {"steps": 12} | True | | 0 | Not finished (it is running, or --resume continues it): step 5 of 12.
+judge/failed_frac .9*3 | {"steps": 12} | True | | 4 | Finished: step 3 of 12.
 reward/mean .5*5 | None | False | | 0 | Nothing held out was measured
 judge/failed_frac .9*3 | None | False | | 4 | Stop: step 3: R12 judge_down
 reward/mean 80..159/200; v 16..24/40 24..16/40 | None | False | | 3 | Stop: step 65: R2 reward_hacking
