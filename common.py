@@ -305,8 +305,7 @@ def save_model(model, tokenizer, folder, source):
         ours = {key: x for key, x in written.items() if key not in base or key in OURS}
         types = {"dtype": "float32", "torch_dtype": "float32"}
         write_json(new / "config.json", base | ours | types)
-        files = [file for file in new.rglob("*") if file.is_file()]
-        for file in sorted(files, key=lambda file: file.name == "config.json"):
+        for file in sorted(new.rglob("*.*"), key=lambda file: file.name == "config.json"):
             target = folder / file.relative_to(new)
             target.parent.mkdir(exist_ok=True)
             os.chmod(file, 0o644)  # safetensors writes 0600, which no other user's server can read

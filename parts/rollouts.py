@@ -16,7 +16,6 @@ from collections import Counter
 
 import numpy as np
 import torch
-
 from torch.distributed.checkpoint.state_dict import (
     StateDictOptions,
     get_model_state_dict,
@@ -29,9 +28,9 @@ from parts.answers import check_policy, identity, read_prompts, some_prompts
 from parts.files import UserError, number
 from parts.lora import adapter_off
 from parts.pairs import held_out, prompt_key, say_how_text_is_read
-from parts.runs import MANY_CUT
 from parts.sampling import sample
 
+MANY_CUT = 0.05  # share of cut answers beyond which the limit should be raised
 LEAST_VALIDATION = 8  # answers; fewer are no ground to choose weights by
 ROWS = ("ids", "attention_mask", "mask")  # of a rollout, what a forward takes
 
@@ -42,7 +41,7 @@ def add_rollout_arguments(parser):
     # fmt: off
     add("--temperature", type=number(above=0), default=1.0, help="temperature of rollouts and updates")
     add("--max-new-tokens", type=number(int, at_least=1), default=96, help="most tokens of an answer, or of a turn")
-    add("--restore", choices=("best", "last"), help=f"which weights to save: the best on validation (default if it has {LEAST_VALIDATION} rows) or the last")
+    add("--restore", choices=("best", "last"), help=f"weights to save: best on validation (default from {LEAST_VALIDATION} rows on) or last")
     # fmt: on
 
 

@@ -45,7 +45,6 @@ from parts import parallel
 from parts.card import shown_value, write_card
 from parts.files import (
     UserError,
-    finite,
     read_log,
     read_record,
     replacing,
@@ -59,7 +58,6 @@ MAX_GRAD_NORM = 1.0
 LOSS_SCALE = 2.0**10  # of fp16; torch's 65536 overflows in the first steps of most models
 MOST_SKIPS = 11  # in a row; each overflow halves the scale, this one brings it below 1
 MICRO_TOKENS = {"cpu": 1024}  # by default; 8192 elsewhere
-MANY_CUT = 0.05  # share of cut answers beyond which the limit should be raised
 CHECKPOINTS = "checkpoint/step-*.pt"
 # flags that --resume may change; with more of the last four a run that has ended goes on
 MAY_DIFFER = """
@@ -182,7 +180,7 @@ class Run:
         if seconds and left:
             minutes = round(seconds * len(left) / world() / 60 + 0.5)
             parallel.say(
-                f"time       {len(left)} steps, about {minutes} minutes with its evaluations"
+                f"time       {len(left)} steps, about {minutes} minutes, evaluations not counted"
             )
         before = {n: signal.signal(n, self._catch) for n in (signal.SIGINT, signal.SIGTERM)}
         self.bar = parallel.progress(left, "training", self.planned, self.step)
@@ -252,14 +250,14 @@ class Run:
         """One row of metrics.jsonl, with the step, and the seconds since the last row."""
         seconds = time.perf_counter() - self.last
         self.last += seconds
-        row = {"step": self.step, **row, "time_s": round(seconds, 4)}
+        row = {**row, "time_s": round(seconds, 4)}
         if "tokens" in row:
             row["tokens_per_s"] = round(row["tokens"] / seconds)
         if self.device.type == "cuda":
             row["peak_mem_mb"] = torch.cuda.max_memory_allocated(self.device) // 2**20
         self.write("metrics.jsonl", [row])
         if self.wandb:
-            self.wandb.log(finite(row), step=self.step)
+            self.wandb.log(row, step=self.step)
         shown = {key: f"{row[key]:.3g}" for key in self.show if row.get(key) is not None}
         self.bar.set_postfix(shown, refresh=sys.stderr.isatty())
 
@@ -276,21 +274,21 @@ class Run:
         self.open()
         self.log(metrics)
         shown = [f"{key} {shown_value(metrics, key)}" for key in self.headline if key in metrics]
-        if (cut := metrics.get("val/cut") or 0) > MANY_CUT:
-            shown.append(f"val/cut {cut:.0%} (raise --max-new-tokens)")
         parallel.say(f"step {self.step}: {'  '.join(shown)}")
-        self.write("samples.jsonl", [{"step": self.step, **sample} for sample in samples])
+        self.write("samples.jsonl", samples)
 
     def write(self, name, rows):
         """Append rows to one of the run's logs."""
-        if rows and not rank():
+        if not rank():
+            rows = [{"step": self.step, **row} for row in rows]
             write_jsonl(self.out / name, rows, append=True)
 
     def open(self):
         """Before the first row: replace the run in --out, or cut its logs to the checkpoint."""
         if self.is_open:
             return
-        self.is_open = all_sum(1)  # all ranks have looked at the folder as it was
+        all_sum(0)  # all ranks have looked at the folder as it was
+        self.is_open = True
         if rank():
             return
         if self.args.overwrite and self.old:
@@ -331,8 +329,8 @@ class Run:
         print(f"resumed    at step {self.step}")
 
     def finish(self, next, step=math.inf):
-        """Write the model and its card, print each headline number and one answer before and after,
-        and the next command. step: where the written weights are from, if not from the end.
+        """Write the model and its card, print each headline number before and after, and the
+        next command. step: where the written weights are from, if not from the end.
 
         Returns the exit status: 0, or 128 + the number of the signal that stopped the run.
         """
@@ -343,16 +341,13 @@ class Run:
         if self.caught:
             where = f"stopped after step {self.step} of {self.planned}; its weights are in"
             print(f"{where} {self.out}\ncontinue with the same command and --resume")
-            return max(0, 128 + self.caught) if self.caught > 0 else 0
+            return 128 + self.caught if self.caught > 0 else 0
         self.step, numbers = min(step, self.step), []
-        rows, samples = self.rows(), self.rows("samples.jsonl")
+        rows = self.rows()
         for key in self.headline:
             values = [shown_value(row, key) for row in rows if row.get(key) is not None]
             if values:
                 numbers.append(f"{key:24} before {values[0]}  after {values[-1]}")
-        first = [row["answer"][:300] for row in samples if row["prompt"] == samples[0]["prompt"]]
-        numbers += [f"{'before':24} {answer!r}" for answer in first[:1]]
-        numbers += [f"{'after':24} {answer!r}" for answer in first[1:][-1:]]
         print("\n".join(numbers))
         if not rank():
             write_card(self.out, self.record, numbers, self.step, self.state.get("ended"))
