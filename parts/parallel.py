@@ -146,14 +146,19 @@ def shard(policy):
 
 @contextlib.contextmanager
 def decoding(policy):
-    """Whole weights on every rank, so that no token waits for another rank."""
+    """Whole weights on every rank, so that no token waits for another rank; no recomputation of
+    activations, which forgets the keys and values of earlier tokens."""
     shards = [module for module in policy.modules() if hasattr(module, "unshard")]
+    recomputing = [module for module in policy.modules() if module.training]
+    policy.eval()
     for module in shards:
         module.set_reshard_after_forward(False, recurse=False)
         module.unshard()
     try:
         yield
     finally:
+        for module in recomputing:
+            module.training = True
         for module in shards:
             module.set_reshard_after_forward(module is not policy, recurse=False)
             module.reshard()
