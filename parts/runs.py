@@ -100,8 +100,10 @@ class Run:
     def _check_out(self, stage):
         """Refuse an --out in use, and a --resume of another run; nothing in --out is touched."""
         args, out, old, wrong = self.args, self.out, self.old, None
-        files = [Path(str(x)) for value in vars(args).values() for x in np.atleast_1d(value)]
-        inside = [x for x in files if x.exists() and out.resolve() in x.resolve().parents]
+        given = [str(x) for k, v in vars(args).items() if k != "out" for x in np.atleast_1d(v)]
+        paths = [x for name in given for x in (name, name.rpartition(":")[0])]  # FILE:FUNCTION
+        paths = [Path(x).resolve() for x in paths if x and os.path.exists(x)]
+        inside = [x for x in paths if out.resolve() in (x, *x.parents)]
         if args.resume and args.overwrite:
             wrong = "--resume continues a run, --overwrite replaces it; pass one of them"
         elif args.overwrite and inside:
