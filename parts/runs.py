@@ -59,6 +59,7 @@ LOSS_SCALE = 2.0**10  # of fp16; torch's 65536 overflows in the first steps of m
 MOST_SKIPS = 11  # in a row; each overflow halves the scale, this one brings it below 1
 MICRO_TOKENS = {"cpu": 1024}  # by default; 8192 elsewhere
 CHECKPOINTS = "checkpoint/step-*.pt"
+LOGS = "metrics.jsonl", "samples.jsonl", "rollouts.jsonl"
 # flags that --resume may change; with more of the last four a run that has ended goes on
 MAY_DIFFER = """
     out resume overwrite eval_every save_every stop_after wandb_project fsdp device micro_tokens
@@ -298,7 +299,7 @@ class Run:
         (self.out / "checkpoint").mkdir(parents=True, exist_ok=True)
         (self.out / "config.json").unlink(missing_ok=True)  # until the run ends it is no model
         write_json(self.out / "args.json", self.record)
-        for log in self.out.glob("*.jsonl"):
+        for log in [self.out / name for name in LOGS if (self.out / name).is_file()]:
             write_jsonl(log, self.rows(log.name))
         if self.args.wandb_project:
             import wandb
