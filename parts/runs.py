@@ -322,14 +322,17 @@ class Run:
 
     def _load_checkpoint(self):
         file = max(self.out.glob(CHECKPOINTS))
-        saved = common.opened("--resume", file, torch.load, map_location="cpu", weights_only=True)
-        self.step, self.state, weights, scaler = saved
-        parallel.load_checkpoint_state(self.modules, self.optimizer, weights)
-        self.scaler.load_state_dict(scaler)
+        common.opened("--resume", file, self._read_checkpoint)
         was, now = self.old["args"], vars(self.args)
         if any(now.get(key) != was.get(key) for key in MAY_DIFFER[-4:]):
             self.state.pop("ended", None)
         print(f"resumed    at step {self.step}")
+
+    def _read_checkpoint(self, file):
+        saved = torch.load(file, map_location="cpu", weights_only=True)
+        self.step, self.state, weights, scaler = saved
+        parallel.load_checkpoint_state(self.modules, self.optimizer, weights)
+        self.scaler.load_state_dict(scaler)
 
     def finish(self, next, step=math.inf):
         """Write the model and its card, print each headline number before and after, and the
