@@ -181,7 +181,7 @@ def load_checkpoint_state(module, optimizer, saved):
     options = StateDictOptions(full_state_dict=True, ignore_frozen_params=True, strict=False)
     weights, moments = saved
     trained = get_model_state_dict(module, options=StateDictOptions(ignore_frozen_params=True))
-    if trained.keys() != weights.keys() and not rank():
+    if trained.keys() != weights.keys():
         raise ValueError("it holds other weights than this model trains")
     set_state_dict(
         module, optimizer, model_state_dict=weights, optim_state_dict=moments, options=options

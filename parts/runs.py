@@ -59,6 +59,7 @@ LOSS_SCALE = 2.0**10  # of fp16; torch's 65536 overflows in the first steps of m
 MOST_SKIPS = 11  # in a row; each overflow halves the scale, this one brings it below 1
 MICRO_TOKENS = {"cpu": 1024}  # by default; 8192 elsewhere
 CHECKPOINTS = "checkpoint/step-*.pt"
+NUMBERS = {"lr": float, "steps": int, "epochs": int}
 LOGS = "metrics.jsonl", "samples.jsonl", "rollouts.jsonl"
 # flags that --resume may change; with more of the last four a run that has ended goes on
 MAY_DIFFER = """
@@ -128,6 +129,9 @@ class Run:
             fixed = key not in MAY_DIFFER
             if now[key] is None and (fixed or key in ("steps", "epochs") and not given):
                 now[key] = was.get(key)
+                value, kind = now[key], NUMBERS.get(key)
+                if kind and value is not None and not (isinstance(value, kind) and value > 0):
+                    differs.append(f"--{key} was {value!r}, which is no number above 0")
             elif now[key] != was.get(key) and fixed:
                 flag = f"--{key.replace('_', '-')}"
                 differs.append(f"{flag} was {was.get(key)!r}, is {now[key]!r}")
