@@ -52,7 +52,7 @@ from parts.files import (
     write_jsonl,
 )
 from parts.flags import LEAST_STEPS, lr_factor
-from parts.parallel import all_sum, rank, world
+from parts.parallel import all_sum, gather, rank, world
 
 MAX_GRAD_NORM = 1.0
 LOSS_SCALE = 2.0**10  # of fp16; torch's 65536 overflows in the first steps of most models
@@ -198,7 +198,7 @@ class Run:
             self.step = step
             yield step
             # one rank's signal stops all; -1 is --stop-after
-            stop = int(all_sum(self.caught)) or -(step == self.args.stop_after)
+            stop = max(gather([self.caught])) or -(step == self.args.stop_after)
             last = step == self.planned or self.state.get("ended")
             if stop or last or step % self.args.save_every == 0:
                 self._save_checkpoint()
