@@ -43,7 +43,12 @@ from parts.rounding import spread_weights
 from parts.shared_prompt import shared_hidden
 
 BASE = "data/tiny-base"
-OURS = ("architectures", "pad_token_id")  # of config.json, what training decides
+OURS = (
+    "architectures",
+    "pad_token_id",
+    "id2label",
+    "label2id",
+)  # of config.json, what training decides
 
 # ---- 1. text to ids ----
 
@@ -55,7 +60,7 @@ PLAIN_TEMPLATE = (
 )
 
 
-class Refused(ValueError):
+class Refused(UserError):
     """A dialogue that the chat template cannot write: a loader drops its row and counts it."""
 
 
@@ -233,7 +238,7 @@ def load_tokenizer(name, flag="--model"):
     from transformers import AutoTokenizer
 
     tokenizer = opened(flag, name, AutoTokenizer.from_pretrained)
-    if not end_ids(tokenizer):
+    if not opened(flag, name, lambda _: end_ids(tokenizer)):  # a broken template is seen here
         raise UserError(f"{flag} {name}: the tokenizer has no end token; set eos_token, save it")
     return tokenizer
 

@@ -52,13 +52,15 @@ from parts.files import (
     write_jsonl,
 )
 from parts.flags import LEAST_STEPS, lr_factor
-from parts.parallel import all_sum, rank, world
+from parts.parallel import all_sum, gather, rank, world
 
 MAX_GRAD_NORM = 1.0
 LOSS_SCALE = 2.0**10  # of fp16; torch's 65536 overflows in the first steps of most models
 MOST_SKIPS = 11  # in a row; each overflow halves the scale, this one brings it below 1
 MICRO_TOKENS = {"cpu": 1024}  # by default; 8192 elsewhere
 CHECKPOINTS = "checkpoint/step-*.pt"
+NUMBERS = {"lr": float, "steps": int, "epochs": int}
+LOGS = "metrics.jsonl", "samples.jsonl", "rollouts.jsonl"
 # flags that --resume may change; with more of the last four a run that has ended goes on
 MAY_DIFFER = """
     out resume overwrite eval_every save_every stop_after wandb_project fsdp device micro_tokens
@@ -100,8 +102,10 @@ class Run:
     def _check_out(self, stage):
         """Refuse an --out in use, and a --resume of another run; nothing in --out is touched."""
         args, out, old, wrong = self.args, self.out, self.old, None
-        files = [Path(str(x)) for value in vars(args).values() for x in np.atleast_1d(value)]
-        inside = [x for x in files if x.exists() and out.resolve() in x.resolve().parents]
+        given = [str(x) for k, v in vars(args).items() if k != "out" for x in np.atleast_1d(v)]
+        paths = [x for name in given for x in (name, name.rpartition(":")[0])]  # FILE:FUNCTION
+        paths = [Path(x).resolve() for x in paths if x and os.path.exists(x)]
+        inside = [x for x in paths if out.resolve() in (x, *x.parents)]
         if args.resume and args.overwrite:
             wrong = "--resume continues a run, --overwrite replaces it; pass one of them"
         elif args.overwrite and inside:
@@ -125,6 +129,9 @@ class Run:
             fixed = key not in MAY_DIFFER
             if now[key] is None and (fixed or key in ("steps", "epochs") and not given):
                 now[key] = was.get(key)
+                value, kind = now[key], NUMBERS.get(key)
+                if kind and value is not None and not (isinstance(value, kind) and value > 0):
+                    differs.append(f"--{key} was {value!r}, which is no number above 0")
             elif now[key] != was.get(key) and fixed:
                 flag = f"--{key.replace('_', '-')}"
                 differs.append(f"{flag} was {was.get(key)!r}, is {now[key]!r}")
@@ -191,7 +198,7 @@ class Run:
             self.step = step
             yield step
             # one rank's signal stops all; -1 is --stop-after
-            stop = int(all_sum(self.caught)) or -(step == self.args.stop_after)
+            stop = max(gather([self.caught])) or -(step == self.args.stop_after)
             last = step == self.planned or self.state.get("ended")
             if stop or last or step % self.args.save_every == 0:
                 self._save_checkpoint()
@@ -296,7 +303,7 @@ class Run:
         (self.out / "checkpoint").mkdir(parents=True, exist_ok=True)
         (self.out / "config.json").unlink(missing_ok=True)  # until the run ends it is no model
         write_json(self.out / "args.json", self.record)
-        for log in self.out.glob("*.jsonl"):
+        for log in [self.out / name for name in LOGS if (self.out / name).is_file()]:
             write_jsonl(log, self.rows(log.name))
         if self.args.wandb_project:
             import wandb
@@ -319,14 +326,17 @@ class Run:
 
     def _load_checkpoint(self):
         file = max(self.out.glob(CHECKPOINTS))
-        saved = common.opened("--resume", file, torch.load, map_location="cpu", weights_only=True)
-        self.step, self.state, weights, scaler = saved
-        parallel.load_checkpoint_state(self.modules, self.optimizer, weights)
-        self.scaler.load_state_dict(scaler)
+        common.opened("--resume", file, self._read_checkpoint)
         was, now = self.old["args"], vars(self.args)
         if any(now.get(key) != was.get(key) for key in MAY_DIFFER[-4:]):
             self.state.pop("ended", None)
         print(f"resumed    at step {self.step}")
+
+    def _read_checkpoint(self, file):
+        saved = torch.load(file, map_location="cpu", weights_only=True)
+        self.step, self.state, weights, scaler = saved
+        parallel.load_checkpoint_state(self.modules, self.optimizer, weights)
+        self.scaler.load_state_dict(scaler)
 
     def finish(self, next, step=math.inf):
         """Write the model and its card, print each headline number before and after, and the
