@@ -8,7 +8,7 @@ show_legal  list the legal moves below the board, for tiny models
 max_turns   the game ends after so many moves
 
 R = 1           the target is reached
-    0.9·p       else, p = (log₂ largest − 1) / (log₂ target − 1): 0 with nothing but 2s
+    0.9·p       else, p = log₂(largest / 2) / log₂(target / 2): 0 with nothing but 2s
     0.9·p − 0.1 the last move changed nothing
     −1          the reply holds no move; nothing else is taken for one
 A move that changes nothing ends the game: if it were ignored, a fixed cycle of moves would win as
@@ -43,7 +43,7 @@ def slide(row):
 def after(board, move):
     """The board after a move, before a tile is added. Rows are lists, from top to bottom."""
     if move in TURNED:  # a move of the columns is one of the rows of the turned board
-        return [list(row) for row in zip(*after(zip(*board), TURNED[move]))]
+        return [*map(list, zip(*after(zip(*board), TURNED[move])))]
     back = -1 if move == "right" else 1
     return [slide(row[::back])[::back] for row in board]
 
@@ -105,7 +105,7 @@ class TwentyFortyEight:
 
     def run_out(self):
         """(reward, info) at the end."""
-        p = (math.log2(self.largest()) - 1) / (math.log2(self.target) - 1)
+        p = math.log2(self.largest() / 2) / math.log2(self.target / 2)
         return (1.0 if p >= 1 else 0.9 * p) - 0.1 * self.invalid, self.info()
 
     def info(self):
