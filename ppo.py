@@ -1,9 +1,9 @@
 """ppo.py: prompts and a reward in, an aligned model out, by policy gradients on its own answers.
 
 Objective    maximise E[(score − mean)/deviation] − β·KL(π‖π_ref)
-Algorithm    (1) rollout: one answer to each prompt, log-probs kept
+Algorithm    (1) rollout: one answer to each prompt, its log-probs under policy and reference
              (2) score: the reward model, or a function, reads the whole answer
-             (3) reference log-probs of the same tokens, and the critic's values
+             (3) values: what the critic expects before each token
              (4) rewards: −β·k1 at every token; the standardised score at the last one
              (5) advantages by GAE, whitened over the rollout
              (6) update: several passes of clipped policy and value loss over minibatches
@@ -40,27 +40,25 @@ Axes         B answers of a rollout, n of one forward, T tokens (right padded), 
 """
 
 import math
-import shlex
 import time
 from dataclasses import dataclass
+from statistics import fmean
 
-import numpy as np
 import torch
-import torch.nn.functional as F
 from torch import nn
-from torch.utils.checkpoint import checkpoint as recompute
 
 import common
 import watch
-from common import Policy, hidden_states, kl_estimates, load_model, load_tokenizer, same_shape
+from common import Policy, batch_indices, kl_estimates, load_model, load_tokenizer, same_shape
 from parts import parallel, rollouts, runs
 from parts.answers import score_answers, scored, visible
+from parts.critic import PolicyWithValues, load_critic, start_at
 from parts.files import UserError, command, existing_file, load_function, number, read_record
 from parts.lora import adapter_off
 from parts.pairs import add_split_arguments
-from parts.reward_models import load_scorer, reward_function
+from parts.reward_models import reward_function
 from parts.rollouts import ROWS
-from parts.sampling import Rollout, sample
+from parts.sampling import sample
 from parts.texts import text_metrics
 
 # --lr below 100 M parameters (3e-4: twice the KL, less reward); above (run once); LoRA: a guess
@@ -76,12 +74,6 @@ SHOW = ("reward/mean", "kl/ref", "entropy", "clip_frac", "length/mean")  # on th
 HEADLINE = ("val/score", "val/gold", "val/kl", "reward/mean")  # printed at each evaluation
 
 # ---- the math ----
-
-
-def masked_mean(x, mask):
-    """Mean of x where mask is True; 0 for an empty mask."""
-    same_shape(x=x, mask=mask)
-    return torch.where(mask, x, 0.0).sum() / mask.sum().clamp(min=1)
 
 
 def shape_rewards(scores, logps, ref_logps, mask, kl_coef, finished=None, no_end_penalty=1.0):
@@ -234,14 +226,14 @@ def parse_args(argv=None):
     add_split_arguments(parser)  # --eval-fraction, --chat
     add("--reward-model", help="folder of a reward model, as reward_train.py writes it")
     add("--reward-fn", help="FILE:FUNCTION instead: (prompts, answers, rows) → a list of numbers, None where there is no score")
-    add("--gold", help="FILE:FUNCTION that scores validation answers alone, such as data/recruiter.py:reward; weights are chosen by it")
-    add("--critic", choices=("separate", "shared"), default="separate", help="a model of its own (a copy of the reward model, else of the policy), or a head on the policy: half the memory")
+    add("--gold", help="FILE:FUNCTION, such as data/recruiter.py:reward; scores validation answers alone, to choose weights and stop")
+    add("--critic", choices=("separate", "shared"), default="separate", help="copy of the reward model or policy, or a head on the policy")
     add("--rollouts", type=number(int, at_least=2), default=64, help="answers per step, 32 to 512")
     add("--ppo-epochs", type=number(int, at_least=1), default=2, help="passes over a rollout, 1 to 4")
-    add("--beta", type=number(at_least=0), default=0.05, help="KL coefficient, in deviations of the score per nat, 0.01 to 0.2; 0 loads no reference")
+    add("--beta", type=number(at_least=0), default=0.05, help="KL coefficient: deviations of score per nat, 0.01 to 0.2; 0: no reference")
     add("--kl-target", type=number(above=0), help="steer --beta to this KL per answer, in nats, 3 to 10 (default: --beta is fixed)")
     add("--clip-high", type=number(above=0), default=0.2, help="the ratio is kept below 1 + this; 0.28 is DAPO's clip-higher")
-    add("--end-penalty", type=number(at_least=0), default=1.0, help="subtracted from the reward of an answer that is cut before its end, in deviations of the score")
+    add("--end-penalty", type=number(at_least=0), default=1.0, help="subtracted from the score of a cut answer, in its deviations")
     # fmt: on
     rollouts.add_rollout_arguments(parser)  # --temperature, --max-new-tokens, --restore
     watch.add_watch_arguments(parser)  # when to stop: --patience, --target, --on-hack …
@@ -257,59 +249,6 @@ def parse_args(argv=None):
 # ---- the models ----
 
 
-def read_values(head, hidden, mask):
-    """(B, T) fp32 values, 0 outside mask; hidden (B, T, H): column t − 1 is the state before t."""
-    hidden = hidden[:, :-1][mask[:, 1:]].float()  # (N, H)
-    with torch.autocast(hidden.device.type, enabled=False):
-        values = F.linear(hidden, head.weight.float(), head.bias.float()).squeeze(-1)  # (N,)
-    return torch.zeros(mask.shape, device=mask.device).masked_scatter(mask, values)
-
-
-def zero_head(model):
-    head = nn.Linear(model.config.get_text_config().hidden_size, 1, device=model.device)
-    nn.init.zeros_(head.weight)
-    nn.init.zeros_(head.bias)
-    return head
-
-
-class Critic(nn.Module):
-    """A trunk of its own with a value head. trunk: of transformers, without a head."""
-
-    def __init__(self, trunk, dtype):
-        super().__init__()
-        self.model, self.head, self.dtype = trunk, zero_head(trunk), dtype
-
-    def forward(self, ids, attention_mask, mask):
-        """(B, T) values, 0 outside mask."""
-        hidden = hidden_states(self.model, ids, attention_mask, self.dtype)
-        return read_values(self.head, hidden, mask)
-
-
-class PolicyWithValues(Policy):
-    """A policy with a value head on its trunk: --critic shared."""
-
-    def __init__(self, model, dtype):
-        super().__init__(model, dtype)
-        self.head = zero_head(model)
-
-    def forward(self, ids, attention_mask, mask, temperature=1.0, with_values=False):
-        """(log-probs, entropies), as of `Policy`; with_values: (…, …, values), in one pass."""
-        if not with_values:
-            return super().forward(ids, attention_mask, mask, temperature)
-        hidden = hidden_states(self.model, ids, attention_mask, self.dtype)  # (B, T, H)
-        values = read_values(self.head, hidden, mask)
-        hidden, tokens = hidden[:, :-1][mask[:, 1:]], ids[mask]  # (N, H), (N,)
-        size = common.CHUNK.get(ids.device.type, common.CHUNK["cuda"])
-        size = max(64, size // self.model.config.get_text_config().vocab_size)
-        parts = [
-            recompute(common.score_chunk, self.model, h, t, temperature, use_reentrant=False)
-            for h, t in zip(hidden.split(size), tokens.split(size))
-        ]
-        zeros = torch.zeros(ids.shape, device=ids.device)
-        columns = (zeros.masked_scatter(mask, torch.cat(x)) for x in zip(*parts))
-        return *columns, values
-
-
 @dataclass
 class Models:
     """What takes part in a rollout."""
@@ -318,95 +257,92 @@ class Models:
     critic: nn.Module  # trained: a `Critic`, or the policy itself
     reference: Policy | None  # the policy's start, frozen; with LoRA the policy; without β None
     reward: object  # (prompts, answers, rows) → scores
-    fresh_head: bool  # does the value head start at zero?
     tokenizer: object
     room: int  # the most tokens of a prompt
 
     def encode(self, row):
         return common.encode_prompt(self.tokenizer, row["prompt"], self.room, row.get("tools"))
 
-
-def load_models(args, run, tokenizer, room, function):
-    """The `Models`. function: of --reward-fn, or None."""
-    place, start = (run.device, run.dtype), {"lora_rank": args.lora_rank, "seed": args.seed}
-    model = load_model(args.model, *place, trainable=True, **start)
-    policy = (PolicyWithValues if args.critic == "shared" else Policy)(model, run.dtype)
-    reference = policy if args.beta else None
-    if args.beta and not args.lora_rank:
-        reference = Policy(load_model(args.model, *place), run.dtype)
-        if args.fsdp:
-            parallel.shard(reference)
-    if args.reward_model:
-        scale = (read_record(args.reward_model) or {}).get("scale")
-        function = reward_function(args.reward_model, *place, args.micro_tokens, raw=not scale)
-        run.state["scale"] = [0.0, 1.0] if scale else None
-        check_reading(args, function, room)
-    critic, fresh = policy, True
-    if args.critic == "separate":
-        source, flag = args.model, "--model"
-        if args.reward_model and function.tokenizer.get_vocab() == tokenizer.get_vocab():
-            source, flag = args.reward_model, "--reward-model"
-        scorer, fresh = load_scorer(source, tokenizer, *place, trainable=True, **start, flag=flag)
-        critic = Critic(scorer.model.base_model, run.dtype)
-        if not fresh:  # in the unit of the scores
-            critic.head.weight.data.copy_(scorer.model.score.weight / function.std)
-        print(f"critic     starts as a copy of {source}")
-    return Models(policy, critic, reference, function, fresh, tokenizer, room)
+    def forward(self, mb, temperature):
+        """(log-probs, entropies, values), each (n, T), of rows `mb`; a shared trunk passes once."""
+        inputs = [mb[key] for key in ROWS]
+        if self.critic is self.policy:
+            return self.policy(*inputs, temperature, with_values=True)
+        return *self.policy(*inputs, temperature), self.critic(*inputs)
 
 
-def check_reading(args, reward, room):
-    """UserError if the reward model could be asked about an answer whose end it does not read. Of a
-    longer row it reads the end of the prompt, at most half, and then the answer."""
-    most = reward.max_length
-    if most and room + args.max_new_tokens > most and args.max_new_tokens >= most - most // 2:
-        reads = f"--reward-model {args.reward_model} reads {most} tokens of prompt and answer"
-        fix = f"lower it below {most - most // 2}, or --max-length to {most}"
-        raise UserError(f"--max-new-tokens {args.max_new_tokens}: {reads}; {fix}")
+def load_reward(args, device, dtype, longest):
+    """(the reward model's function, {"scale": …} if its scores have one, and come standardised).
+
+    UserError if it could be asked about an answer whose end it does not read: of a row that is too
+    long for it, half may be the prompt's end.
+    """
+    scale = (read_record(args.reward_model) or {}).get("scale")
+    reward = reward_function(args.reward_model, device, dtype, args.micro_tokens, raw=not scale)
+    reads = reward.max_length or longest
+    if longest > reads and args.max_new_tokens >= reads - reads // 2:
+        cut = f"--reward-model {args.reward_model} reads {reads} tokens, so answers may lose their"
+        fix = f"end; lower it below {reads - reads // 2}, or --max-length to {reads}"
+        raise UserError(f"--max-new-tokens {args.max_new_tokens}: {cut} {fix}")
+    return reward, {"scale": [0.0, 1.0]} if scale else {}
 
 
 # ---- the rollout ----
 
 
 @torch.no_grad()
-def rollout(args, run, models, rows, seed):
-    """Steps (1) to (3) for the prompts in `rows`, less the answers that cannot be scored: a dict of
+def draw(args, run, models, rows, seed):
+    """(a `sampling.Rollout` of one answer to each row, its tensors, each (B, T), 0 outside mask):
 
-    ids, attention_mask, mask   (B, T) prompt and answer; mask: the actions
-    logps, ref_logps, values    (B, T) 0 outside mask; logps: log π_old; no reference: the same
-    sampler_logps               (B, T) only in half precision, see `rollouts.rescore`
-    scores, finished            (B,) numpy, as given; bool: ended by an end token, not cut
-    prompts, texts              lists of B; texts: the answers. Every rank has all B
-    unscored                    share of the answers that are left out
+    ids, attention_mask, mask   prompt and answer; mask: the actions
+    logps, ref_logps            log π_old and log π_ref (without a reference the same)
+    sampler_logps               only in half precision, see `rollouts.rescore`
     """
-    # (1) rollout: one answer to each prompt, log-probs kept
-    policy, tokenizer, prompts = models.policy, models.tokenizer, [row["prompt"] for row in rows]
-    ids, n = [models.encode(row) for row in rows], args.max_new_tokens
-    answers = sample(policy, tokenizer, ids, 1, n, args.temperature, seed)
+    ids, limits = [models.encode(row) for row in rows], (args.max_new_tokens, args.temperature)
+    answers = sample(models.policy, models.tokenizer, ids, 1, *limits, seed)
+    b = rollouts.rollout_tensors(answers, common.pad_id(models.tokenizer), run.device)
+    rollouts.rescore(run, models.policy, b, args.temperature)
+    b["ref_logps"] = b["logps"]
+    if models.reference:
+        with adapter_off(models.reference):
+            b["ref_logps"] = rollouts.teacher_forced(run, models.reference, b, args.temperature)
+    return answers, b
+
+
+@torch.no_grad()
+def rollout(args, run, models, rows, seed):
+    """Steps (1) to (3) for the prompts in `rows`: the tensors of `draw`, less the answers that
+    cannot be scored, and
+
+    values             (B, T) of the critic, 0 outside mask
+    scores, finished   (B,) float64 as given; bool: ended by an end token, not cut. On the CPU
+    prompts, texts     lists of B; texts: the answers. Every rank has all B
+    unscored           share of the answers that are left out
+    """
+    # (1) rollout: one answer to each prompt, its log-probs under policy and reference
+    answers, b = draw(args, run, models, rows, seed)
     # (2) score: the reward model, or a function, reads the whole answer
-    scores = score_answers(models.reward, reward_flag(args), rows, prompts, answers.texts)
+    prompts, flag = [row["prompt"] for row in rows], reward_flag(args)
+    scores = score_answers(models.reward, flag, rows, prompts, answers.texts)
     kept = [i for i, score in enumerate(scores) if score is not None]
     if 2 * len(kept) < len(rows):
         missing = f"{len(rows) - len(kept)} of {len(rows)} answers got no score (None)"
-        raise UserError(f"{reward_flag(args)}: {missing}; more than half stops the run")
-    if args.reward_model:
-        shown = [visible(text) for text in answers.texts]
-        if cut := models.reward.count_cut(prompts, shown, answers_only=True):
-            reads = f"reads {models.reward.max_length} tokens, so the end of {cut} answers is not"
-            raise UserError(f"--reward-model: {reads} read; lower --max-new-tokens")
-    answers = Rollout(**{name: [x[i] for i in kept] for name, x in vars(answers).items()})
-    b = rollouts.rollout_tensors(answers, common.pad_id(tokenizer), run.device)
-    rollouts.rescore(run, policy, b, args.temperature)
-    # (3) reference log-probs of the same tokens, and the critic's values
-    lengths, b["values"] = row_lengths(b), torch.zeros_like(b["logps"])
-    for part in run.micro_batches(range(len(kept)), lengths):
-        values = values_of(models, rollouts.cut(b, part), args.temperature)
+        raise UserError(f"{flag}: {missing}; more than half stops the run")
+    b = {key: x[kept] for key, x in b.items()}
+    # (3) values: what the critic expects before each token
+    b["values"] = torch.zeros_like(b["logps"])
+    for part in run.micro_batches(range(len(kept)), row_lengths(b)):
+        mb = rollouts.cut(b, part)
+        if models.critic is models.policy:
+            values = models.forward(mb, args.temperature)[2]
+        else:
+            values = models.critic(*(mb[key] for key in ROWS))
         b["values"][part, : values.shape[1]] = values
-    parallel.add_up([b["values"]])
+    parallel.add_up([b["values"]])  # over the ranks, each of which read its share
     return b | {
-        "ref_logps": reference_logps(args, run, models.reference, b),
-        "scores": np.array([scores[i] for i in kept], float),
-        "finished": torch.tensor(answers.finished, device=run.device),
-        "prompts": [prompts[i] for i in kept], "texts": answers.texts,
+        "scores": torch.tensor([scores[i] for i in kept], dtype=torch.float64),
+        "finished": torch.tensor([answers.finished[i] for i in kept]),
+        "prompts": [prompts[i] for i in kept], "texts": [answers.texts[i] for i in kept],
         "unscored": 1 - len(kept) / len(rows),
     }  # fmt: skip
 
@@ -420,27 +356,10 @@ def row_lengths(b):
     return b["attention_mask"].sum(1).tolist()
 
 
-def reference_logps(args, run, reference, b):
-    if reference is None:
-        return b["logps"]
-    with adapter_off(reference):
-        return rollouts.teacher_forced(run, reference, b, args.temperature)
-
-
-def values_of(models, mb, temperature):
-    """(n, T) values of the actions of rows `mb`."""
-    inputs = [mb[key] for key in ROWS]
-    if models.critic is models.policy:
-        return models.policy(*inputs, temperature, with_values=True)[2]
-    return models.critic(*inputs)
-
-
-def forward(models, mb, temperature):
-    """(log-probs, entropies, values), each (n, T), of rows `mb`; a shared trunk passes once."""
-    inputs = [mb[key] for key in ROWS]
-    if models.critic is models.policy:
-        return models.policy(*inputs, temperature, with_values=True)
-    return *models.policy(*inputs, temperature), models.critic(*inputs)
+def standardised(b, scale):
+    """(B,) fp32 (score − mean) / deviation."""
+    mean, deviation = scale
+    return ((b["scores"] - mean) / deviation).float().to(b["ids"].device)
 
 
 # ---- before step one ----
@@ -451,7 +370,7 @@ def preflight(args, run, models, rows):
     returns the seconds that a step will take.
 
     So training depends neither on a constant that is added to the reward, nor on its unit: a critic
-    that starts at 0 would take a reward of 5 for good news, the better the fewer tokens remain.
+    that says 0 takes a reward of 5 for good news, the better the fewer tokens remain.
     """
     start = time.perf_counter()
     b = rollout(args, run, models, rows, args.seed)
@@ -459,81 +378,53 @@ def preflight(args, run, models, rows):
     rollouts.preflight(run, models.policy, models.reference, models.tokenizer, b)
     forwards = (time.perf_counter() - drawn) / (2 if models.reference else 1)
     scores, n = b["scores"], len(b["scores"])
-    if not run.state.get("scale"):
-        deviation = scores.std(ddof=1).item() if n > 1 else 0.0
-        if deviation <= 1e-6 * abs(scores).max():
-            print(f"reward     all {n} answers of the start score {scores[0]:g}: nothing to learn")
-            deviation = 1.0
+    if "scale" not in run.state:  # where all are equal, their unit is kept
+        deviation = scores.std().item() if scores.min() < scores.max() else 1.0
         run.state["scale"] = [scores.mean().item(), deviation]
-    mean, deviation = run.state["scale"]
-    returns = standardised(run, b) - args.end_penalty * ~b["finished"]  # (B,), KL is 0 yet
-    values, target = b["values"][b["mask"]].mean().item() / deviation, returns.mean().item()
-    with torch.no_grad():
-        models.critic.head.weight.div_(deviation)
-        models.critic.head.bias.add_(target - values)
-    print(f"reward     {scores.mean():.4g} ± {scores.std():.4g} over {n} answers of the start; "
-          f"trained on is (score − {mean:.4g}) / {deviation:.4g}; the critic starts at {target:.2f}")  # fmt: skip
+    cut = args.end_penalty * (~b["finished"]).double().mean().item()
+    expected = standardised(b, run.state["scale"]).mean().item() - cut  # the KL is 0 yet
+    start_at(models.critic.head, expected, b["values"][b["mask"]], run.state["scale"][1])
+    print("reward     {:.4g} over {} answers of the start; trained on is (score − {:.4g}) / {:.4g}, "
+          "the critic starts at {:.3g}".format(scores.mean(), n, *run.state["scale"], expected))  # fmt: skip
     if args.reward_model:
-        cut = models.reward.count_cut(b["prompts"], [visible(text) for text in b["texts"]])
-        print(f"reward     the reward model reads {cut} of {n} prompts only in part")
-    trained = 1 if models.critic is models.policy else 2  # a backward takes two forwards' time
-    seconds = drawn - start + 3 * args.ppo_epochs * trained * forwards
-    return seconds * args.rollouts / len(rows)
-
-
-def standardised(run, b):
-    """(B,) fp32 (score − mean) / deviation, by run.state["scale"]."""
-    mean, deviation = run.state["scale"]
-    return torch.tensor((b["scores"] - mean) / deviation, dtype=torch.float32, device=run.device)
+        texts = [visible(text) for text in b["texts"]]
+        counts = (models.reward.count_cut(b["prompts"], texts, ends) for ends in (False, True))
+        print("reward     the reward model reads {} of these rows in part, {} of them without the "
+              "answer's end".format(*counts))  # fmt: skip
+    passes = args.ppo_epochs * (1 if models.critic is models.policy else 2)  # a backward is 2 more
+    return (drawn - start + 3 * passes * forwards) * args.rollouts / n
 
 
 # ---- what is logged ----
 
 
 def rollout_row(args, b, kl, kl_coef):
-    """The metrics of a rollout: means over its actions, or over its answers. kl: k1, (B, T)."""
-    mask, tokens = b["mask"], int(b["attention_mask"].sum())
-    k3 = kl_estimates(b["logps"], b["ref_logps"], mask)[1]
-    kls = {
-        "kl/ref": kl.sum(1).mean().item(), "kl/token": masked_mean(kl, mask).item(),
-        "kl/k3": masked_mean(k3, mask).item(), "kl/coef": kl_coef,
-    }  # fmt: skip
+    """The metrics of a rollout: means over its answers; kl: k1, (B, T). explained_variance is over
+    its actions."""
+    cut, lengths, tokens = (~b["finished"]).tolist(), b["mask"].sum(1).tolist(), sum(row_lengths(b))
+    kls = {"kl/ref": kl.sum(1).mean().item(), "kl/coef": kl_coef} if args.beta else {}
     return {
-        "reward/mean": b["scores"].mean(), "reward/std": b["scores"].std(),
-        "reward/unscored_frac": b["unscored"], **(kls if args.beta else {}),
-        "explained_variance": explained_variance(b["returns"], b["values"], mask),
-        **rollouts.length_row(mask.sum(1).tolist(), (~b["finished"]).tolist(), tokens),
-        **text_metrics(b["prompts"], b["texts"]),
+        "reward/mean": b["scores"].mean().item(), "reward/std": b["scores"].std().item(),
+        "reward/unscored_frac": b["unscored"], **kls,
+        "explained_variance": explained_variance(b["returns"], b["values"], b["mask"]),
+        **rollouts.length_row(lengths, cut, tokens), **text_metrics(b["prompts"], b["texts"]),
     }  # fmt: skip
 
 
-def rollout_rows(step, b, kl):
-    """Rows of rollouts.jsonl, one per answer."""
-    columns = {"prompt": b["prompts"], "answer": b["texts"], "reward": b["scores"]}
-    columns |= {"kl": kl.sum(1), "finished": b["finished"]}
-    return [{"step": step, **dict(zip(columns, row))} for row in zip(*columns.values())]
-
-
-@torch.no_grad()
 def evaluate(args, run, models, gold, rows):
     """(metrics, greedy samples) of the validation prompts. The metrics are of one answer to each at
     the training temperature, which the KL needs, with the same random numbers each time."""
     if not rows:
         return {}, []
-    policy, tokenizer, n = models.policy, models.tokenizer, args.max_new_tokens
-    ids = [models.encode(row) for row in rows]
-    answers = sample(policy, tokenizer, ids, 1, n, args.temperature, args.seed)
-    cut, lengths = [not x for x in answers.finished], [len(x) for x in answers.answer_ids]
+    answers, b = draw(args, run, models, rows, args.seed)
     metrics = scored("val/score", models.reward, reward_flag(args), rows, answers.texts)
     if gold:
         metrics |= scored("val/gold", gold, "--gold", rows, answers.texts)
-    if models.reference:
-        b = rollouts.rollout_tensors(answers, common.pad_id(tokenizer), run.device)
-        rollouts.rescore(run, policy, b, args.temperature)
-        ref_logps = reference_logps(args, run, models.reference, b)
-        metrics["val/kl"] = (b["logps"] - ref_logps).sum(1).mean().item()
-    samples = rollouts.greedy_samples(policy, tokenizer, ids, n)
-    return metrics | rollouts.val_row(lengths, cut), samples
+    if args.beta:
+        metrics["val/kl"] = (b["logps"] - b["ref_logps"]).sum(1).mean().item()
+    lengths, cut = b["mask"].sum(1).tolist(), [not finished for finished in answers.finished]
+    shown = models.policy, models.tokenizer, answers.prompt_ids, args.max_new_tokens
+    return metrics | rollouts.val_row(lengths, cut), rollouts.greedy_samples(*shown)
 
 
 # ---- the run ----
@@ -542,103 +433,106 @@ def evaluate(args, run, models, gold, rows):
 def main(argv=None):
     args = parse_args(argv)
     run = runs.Run("ppo", args, SHOW, HEADLINE)
-    # what the user gave is read before a model is loaded
+    # files, prompts and functions are read before a model is loaded
     tokenizer, config = load_tokenizer(args.model), common.load_config(args.model)
-    function = load_function(args.reward_fn, "--reward-fn") if args.reward_fn else None
+    reward = load_function(args.reward_fn, "--reward-fn") if args.reward_fn else None
     gold = load_function(args.gold, "--gold") if args.gold else None
-    if args.reward_model:
-        common.load_config(args.reward_model, "--reward-model", scores=True)
     longest = min(args.max_length, common.max_positions(config))
     if args.max_new_tokens >= longest:
         raise UserError(f"--max-new-tokens: leaves no room for a prompt in {longest} tokens")
     train, val = rollouts.split_prompts(args, tokenizer)
     print(watch.promise(args, bool(val)))
 
-    models = load_models(args, run, tokenizer, longest - args.max_new_tokens, function)
-    policy, critic = models.policy, models.critic
-    modules = {"policy": policy} if critic is policy else {"policy": policy, "critic": critic}
-    own_lr = {critic.head: HEAD_LR} if models.fresh_head else {}
-    per_epoch, encoded = (
-        math.ceil(len(train) / args.rollouts),
+    # who is frozen: reward model and reference; who is trained: policy and critic
+    place = run.device, run.dtype
+    if args.reward_model:
+        reward, run.state = load_reward(args, *place, longest)
+    model = load_model(args.model, *place, True, args.lora_rank, args.seed)
+    if args.critic == "shared":
+        policy = critic = PolicyWithValues(model, run.dtype)
+        modules, fresh = {"policy": policy}, True
+    else:
+        policy, (critic, fresh) = (
+            Policy(model, run.dtype),
+            load_critic(args, run, reward, tokenizer),
+        )
+        modules = {"policy": policy, "critic": critic}
+    reference = policy if args.beta else None  # with LoRA, its adapter off
+    if args.beta and not args.lora_rank:
+        reference = Policy(load_model(args.model, *place), run.dtype)
+        if args.fsdp:
+            parallel.shard(reference)
+    models = Models(policy, critic, reference, reward, tokenizer, longest - args.max_new_tokens)
+    encoded, per_epoch = (
         [models.encode(row) for row in train],
+        math.ceil(len(train) / args.rollouts),
     )
-    cut = sum(len(ids) == models.room for ids in encoded)
-    print(f"data       {cut} training prompts fill or exceed {models.room} tokens" * (cut > 0))
+    own_lr = {critic.head: HEAD_LR} if fresh else {}
     optimizer = run.start(modules, tokenizer, RATES, per_epoch, encoded, own_lr)
     guard, seconds = rollouts.Guard(run, watch.Watcher(args, run.rows()), len(val)), None
     if run.step == 0:  # not resumed
-        places, _ = rollouts.prompts_of_step(
-            len(train), min(args.rollouts, MOST_MEASURED), args.seed, 1
-        )
+        few = min(args.rollouts, MOST_MEASURED)
+        places, _ = rollouts.prompts_of_step(len(train), few, args.seed, 1)
         seconds = preflight(args, run, models, [train[i] for i in places])
         run.state["kl_coef"] = args.beta
         guard.evaluation(*evaluate(args, run, models, gold, val))
     kl_control = AdaptiveKL(run.state["kl_coef"], args.kl_target)
 
     for step in run.steps(seconds):
-        # (1) rollout: one answer to each prompt, log-probs kept
+        # (1) rollout: one answer to each prompt, its log-probs under policy and reference
         # (2) score: the reward model, or a function, reads the whole answer
-        # (3) reference log-probs of the same tokens, and the critic's values
+        # (3) values: what the critic expects before each token
         places, epoch = rollouts.prompts_of_step(len(train), args.rollouts, args.seed, step)
-        b = rollout(args, run, models, [train[i] for i in places], args.seed * 10**6 + step)
+        seed = args.seed * 10**6 + step
+        b = rollout(args, run, models, [train[i] for i in places], seed)
         # (4) rewards: −β·k1 at every token; the standardised score at the last one
-        rewards, kl = shape_rewards(
-            standardised(run, b), b["logps"], b["ref_logps"], b["mask"], kl_control.value,
-            b["finished"], args.end_penalty,
-        )  # fmt: skip
+        scores, finished = standardised(b, run.state["scale"]), b["finished"].to(run.device)
+        sides = b["logps"], b["ref_logps"], b["mask"]
+        rewards, kl = shape_rewards(scores, *sides, kl_control.value, finished, args.end_penalty)
         # (5) advantages by GAE, whitened over the rollout
         advantages, b["returns"] = gae(rewards, b["values"], b["mask"], GAMMA, LAM)
         b["advantages"] = masked_whiten(advantages, b["mask"])
         # (6) update: several passes of clipped policy and value loss over minibatches
-        means, losses, norms, skipped = rollouts.TokenMeans(), [], [], 0
+        means, losses, norms = rollouts.TokenMeans(), [], []
         n, lengths = len(b["texts"]), row_lengths(b)
-        for ppo_epoch in range(args.ppo_epochs):
-            order = np.random.default_rng([args.seed, step, ppo_epoch]).permutation(n)
-            for start in range(0, n, args.batch_size):
-                batch, total = order[start : start + args.batch_size], 0.0
-                actions = int(b["mask"][batch].sum())  # of the whole optimiser step
-                optimizer.zero_grad()
-                for part in run.micro_batches(batch, lengths):  # rows that fit into memory
-                    mb = rollouts.cut(b, part)
-                    mask, old_logps = mb["mask"], mb["logps"]
-                    logps, entropies, values = forward(models, mb, args.temperature)
-                    policy_losses, clipped = ppo_policy_loss(
-                        logps, old_logps, mb["advantages"], mask, CLIP_LOW, args.clip_high
-                    )
-                    value_losses, value_clipped = ppo_value_loss(
-                        values, mb["values"], mb["returns"], mask, VALUE_CLIP
-                    )
-                    # sums over this part, divided by the actions of the whole optimiser step
-                    policy_loss, value_loss = (
-                        policy_losses.sum() / actions,
-                        value_losses.sum() / actions,
-                    )
-                    loss = policy_loss + VALUE_COEF * value_loss
-                    run.scaler.scale(loss).backward()
-                    total += loss.item()
-                    d = (logps - old_logps).detach()
-                    gaps = (logps.detach() - mb.get("sampler_logps", old_logps)).abs() * (
-                        not losses
-                    )
-                    means.add(
-                        mask, gaps, policy_loss=policy_losses, value_loss=value_losses,
-                        entropy=entropies, ratio=torch.where(mask, d.clamp(-20, 20).exp(), 0.0),
-                        approx_kl=kl_estimates(old_logps, logps.detach(), mask)[1],
-                        clip_frac=clipped, value_clip_frac=value_clipped,
-                    )  # fmt: skip
-                norms.append(run.clip())  # gradients summed over the ranks, clipped to norm 1
-                losses.append(run.check(total, norms[-1], f"{batch.tolist()} of step {step}"))
-                skipped += run.skips > 0  # in fp16, a gradient that is not finite
-                lr = run.set_lr(step)
-                run.scaler.step(optimizer)
-                run.scaler.update()
-        guard.log({
-            "epoch": epoch, "loss": np.mean(losses), "lr": lr, "grad_norm": np.mean(norms),
-            "updates": len(losses), "skipped_steps": skipped, **means.row(),
-            **rollout_row(args, b, kl, kl_control.value),
-        })  # fmt: skip
+        for update in range(args.ppo_epochs * math.ceil(n / args.batch_size)):
+            batch, _ = batch_indices(n, args.batch_size, seed, update + 1)
+            actions, total = int(b["mask"][batch].sum()), 0.0  # of the whole optimiser step
+            optimizer.zero_grad()
+            for part in run.micro_batches(batch, lengths):  # rows that fit into memory
+                mb = rollouts.cut(b, part)
+                mask, old_logps = mb["mask"], mb["logps"]
+                logps, entropies, values = models.forward(mb, args.temperature)
+                policy_losses, clipped = ppo_policy_loss(
+                    logps, old_logps, mb["advantages"], mask, CLIP_LOW, args.clip_high
+                )
+                value_losses, value_clipped = ppo_value_loss(
+                    values, mb["values"], mb["returns"], mask, VALUE_CLIP
+                )
+                # sums over this part, divided by the actions of the whole optimiser step
+                policy_loss = policy_losses.sum() / actions
+                value_loss = value_losses.sum() / actions
+                loss = policy_loss + VALUE_COEF * value_loss
+                run.scaler.scale(loss).backward()
+                total, logps = total + loss.item(), logps.detach()
+                means.add(
+                    mask, (logps - mb.get("sampler_logps", old_logps)).abs() * (not losses),
+                    policy_loss=policy_losses, value_loss=value_losses, entropy=entropies,
+                    ratio=(logps - old_logps).clamp(-20, 20).exp() * mask,
+                    approx_kl=kl_estimates(old_logps, logps, mask)[1],
+                    clip_frac=clipped, value_clip_frac=value_clipped,
+                )  # fmt: skip
+            norms.append(run.clip())  # gradients summed over the ranks, clipped to norm 1
+            losses.append(run.check(total, norms[-1], f"{batch.tolist()} of step {step}"))
+            lr = run.set_lr(step)
+            run.scaler.step(optimizer)
+            run.scaler.update()
+        row = {"loss": fmean(losses), "lr": lr, "grad_norm": fmean(norms), **means.row()}
+        guard.log({"epoch": epoch, **row, **rollout_row(args, b, kl, kl_control.value)})
         if (step - 1) % ROLLOUTS_EVERY == 0:
-            run.write("rollouts.jsonl", rollout_rows(step, b, kl))
+            columns = zip(b["prompts"], b["texts"], b["scores"], kl.sum(1), b["finished"])
+            keys = ("prompt", "answer", "reward", "kl", "finished")
+            run.write("rollouts.jsonl", [{"step": step, **dict(zip(keys, x))} for x in columns])
         # (7) KL coefficient: fixed, or steered to a target
         kl_control.update(kl.sum(1).mean().item())
         run.state["kl_coef"] = kl_control.value
@@ -647,11 +541,10 @@ def main(argv=None):
             guard.evaluation(*evaluate(args, run, models, gold, val))
         guard.end_step()  # ends the loop if an alarm says so
 
-    words = ["python", "evaluate.py", "compare", "--model", args.model, args.out]
-    words += ["--prompts", args.prompts, "--gold", args.gold or args.reward_fn]
-    words = words[: None if words[-1] else -2]
-    words += ["--reward-model", args.reward_model] if args.reward_model else []
-    return guard.finish(shlex.join(words)) or watch.exit_code(run.state.get("ended"))
+    next = f"python evaluate.py compare --model {args.model} {args.out} --prompts {args.prompts}"
+    scorers = {"--gold": args.gold or args.reward_fn, "--reward-model": args.reward_model}
+    next += "".join(f" {flag} {scorer}" for flag, scorer in scorers.items() if scorer)
+    return guard.finish(next) or watch.exit_code(run.state.get("ended"))
 
 
 if __name__ == "__main__":
