@@ -414,8 +414,6 @@ def rollout_row(args, b, kl, kl_coef):
 def evaluate(args, run, models, gold, rows):
     """(metrics, greedy samples) of the validation prompts. The metrics are of one answer to each at
     the training temperature, which the KL needs, with the same random numbers each time."""
-    if not rows:
-        return {}, []
     answers, b = draw(args, run, models, rows, args.seed)
     metrics = scored("val/score", models.reward, reward_flag(args), rows, answers.texts)
     if gold:
@@ -475,7 +473,8 @@ def main(argv=None):
         places, _ = rollouts.prompts_of_step(len(train), few, args.seed, 1)
         seconds = preflight(args, run, models, [train[i] for i in places])
         run.state["kl_coef"] = args.beta
-        guard.evaluation(*evaluate(args, run, models, gold, val))
+        if val:
+            guard.evaluation(*evaluate(args, run, models, gold, val))
     kl_control = AdaptiveKL(run.state["kl_coef"], args.kl_target)
 
     for step in run.steps(seconds):
@@ -537,7 +536,7 @@ def main(argv=None):
         kl_control.update(kl.sum(1).mean().item())
         run.state["kl_coef"] = kl_control.value
         # (8) now and then: score, gold and KL on validation prompts; the alarms of watch.py
-        if run.evaluates(step):
+        if val and run.evaluates(step):
             guard.evaluation(*evaluate(args, run, models, gold, val))
         guard.end_step()  # ends the loop if an alarm says so
 
