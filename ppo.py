@@ -388,9 +388,11 @@ def preflight(args, run, models, rows):
           "the critic starts at {:.3g}".format(scores.mean(), n, *run.state["scale"], expected))  # fmt: skip
     if args.reward_model:
         texts = [visible(text) for text in b["texts"]]
-        counts = (models.reward.count_cut(b["prompts"], texts, ends) for ends in (False, True))
-        print("reward     the reward model reads {} of these rows in part, {} of them without the "
-              "answer's end".format(*counts))  # fmt: skip
+        rows, ends = (models.reward.count_cut(b["prompts"], texts, x) for x in (False, True))
+        print(f"reward     the reward model reads {rows} of {n} prompts and {ends} answers in part")
+        if ends:
+            fix = "lower --max-new-tokens, or train one with a larger --max-length"
+            raise UserError(f"--reward-model: does not read the end of {ends} answers; {fix}")
     passes = args.ppo_epochs * (1 if models.critic is models.policy else 2)  # a backward is 2 more
     return (drawn - start + 3 * passes * forwards) * args.rollouts / n
 
