@@ -50,10 +50,11 @@ from torch import nn
 import common
 import watch
 from common import Policy, batch_indices, kl_estimates, load_model, load_tokenizer, same_shape
-from parts import parallel, rollouts, runs
+from parts import flags, parallel, rollouts, runs
 from parts.answers import score_answers, scored, visible
 from parts.critic import PolicyWithValues, load_critic, start_at
 from parts.files import UserError, command, existing_file, load_function, number, read_record
+from parts.flags import OUT_OF_MEMORY
 from parts.lora import adapter_off
 from parts.pairs import add_split_arguments
 from parts.reward_models import reward_function
@@ -219,7 +220,7 @@ class AdaptiveKL:
 
 def parse_args(argv=None):
     example = "ppo.py (--reward-model FOLDER | --reward-fn FILE:FUNCTION) [--prompts FILE] [flags]"
-    parser = runs.parser(example, "PPO: policy gradients against a reward.", "runs/ppo", RATES)
+    parser = flags.parser(example, "PPO: policy gradients against a reward.", "runs/ppo", RATES)
     add = parser.add_argument
     # fmt: off
     add("--prompts", type=existing_file, default="data/prompts.jsonl", help='JSONL of prompts; if rows have a "split", train and val')
@@ -549,4 +550,4 @@ def main(argv=None):
 
 
 if __name__ == "__main__":
-    command(main, runs.OUT_OF_MEMORY)
+    command(main, OUT_OF_MEMORY)

@@ -1,15 +1,13 @@
 """PPO in one file: python examples/ppo_minimal.py MODEL OUT   (needs torch and transformers)
 
 A language model writes answers, a function scores them, and the policy gradient makes good answers
-likelier. ppo.py is the same objective with the same losses, hardened: reward models, sharding,
-LoRA, checkpoints, validation and alarms. Here the reward is the share of vowels.
+likelier. ppo.py is the same, hardened: reward models, checkpoints, validation, alarms, sharding.
 
 One step     (1) draw answers from softmax(logits); keep their log-probs, values and reference
              (2) reward: the score at the last token, −β·(log π − log π_ref) at every token
              (3) advantages: what came, less what the critic expected (GAE), whitened
-             (4) a few passes of the clipped losses
-Shapes       B answers, T columns of prompt and answer; column t of log-probs, values, rewards and
-             advantages is of token t; `mask` is True where token t was drawn
+             (4) a few passes of the clipped policy and value losses
+Shapes       B answers, T columns of prompt and answer; `mask` is True where token t was drawn
 """
 
 import argparse
@@ -19,12 +17,13 @@ from torch import nn
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 PROMPTS = ["Describe a good colleague.", "Why hire her?", "What is a fair interview?", "Say hello."]
-ANSWERS, NEW_TOKENS = 16, 24  # answers per step; the most tokens of one
+ANSWERS = 16  # per step
+SAMPLING = dict(max_new_tokens=24, do_sample=True, temperature=1.0, top_k=0, top_p=1.0)
 EPOCHS, LR, HEAD_LR = 2, 1e-5, 1e-3  # passes over them; learning rates of model and value head
 BETA, CLIP, VALUE_CLIP, VALUE_COEF, LAM = 0.05, 0.2, 0.2, 0.1, 0.95
 
 
-def reward(answers):
+def reward(answers):  # the share of vowels
     return torch.tensor([sum(c in "aeiou" for c in a) / (1 + len(a)) for a in answers])
 
 
@@ -34,19 +33,24 @@ def forward(model, head, ids, attention, mask):
     out = model(ids, attention_mask=attention, position_ids=positions, output_hidden_states=True)
     logps = out.logits[:, :-1].float().log_softmax(-1).gather(-1, ids[:, 1:, None]).squeeze(-1)
     values = head(out.hidden_states[-1][:, :-1].float()).squeeze(-1)
-    return tuple(nn.functional.pad(x, (1, 0)) * mask for x in (logps, values))
+    return [nn.functional.pad(x, (1, 0)) * mask for x in (logps, values)]
+
+
+def rewards_of(scores, logps, ref_logps, mask):
+    """(B, T) −β·(log π − log π_ref) at every drawn token, and the score (B,) at the last one."""
+    rewards = -BETA * (logps - ref_logps)
+    rewards[torch.arange(len(scores)), mask.long().cumsum(1).argmax(1)] += scores
+    return rewards
 
 
 def advantages_of(rewards, values, mask):
     """A_t = δ_t + λ·A_{t+1},  δ_t = r_t + V_{t+1} − V_t;  returns = A + V, both (B, T)."""
-    advantages, later = torch.zeros_like(rewards), torch.zeros_like(rewards[:, 0])
-    next_value = torch.zeros_like(later)
+    advantages, later, next_value = torch.zeros_like(rewards), 0, 0
     for t in reversed(range(rewards.shape[1])):
         later = (rewards[:, t] + next_value - values[:, t] + LAM * later) * mask[:, t]
         advantages[:, t], next_value = later, values[:, t]
-    drawn = advantages[mask]
-    whitened = (advantages - drawn.mean()) / (drawn.var() + 1e-8).sqrt() * mask
-    return whitened, (advantages + values) * mask
+    mean, var = advantages[mask].mean(), advantages[mask].var()
+    return (advantages - mean) / (var + 1e-8).sqrt() * mask, advantages + values
 
 
 def losses(logps, old_logps, advantages, values, old_values, returns, mask):
@@ -67,11 +71,14 @@ def main():
     torch.manual_seed(0)
     device = "cuda" if torch.cuda.is_available() else "cpu"
     tokenizer = AutoTokenizer.from_pretrained(args.model, padding_side="left")
-    tokenizer.pad_token = tokenizer.pad_token or tokenizer.eos_token
+    end = tokenizer.eos_token_id
+    pad = end if tokenizer.pad_token is None else tokenizer.pad_token_id
+    tokenizer.pad_token_id = pad
     load = AutoModelForCausalLM.from_pretrained
     policy, reference = (load(args.model, dtype=torch.float32).to(device).eval() for _ in range(2))
     head = nn.Linear(policy.config.get_text_config().hidden_size, 1).to(device)  # the critic
-    nn.init.zeros_(head.weight)
+    nn.init.zeros_(head.weight)  # it starts at 0, the mean of the standardised scores
+    nn.init.zeros_(head.bias)
     groups = [{"params": policy.parameters()}, {"params": head.parameters(), "lr": HEAD_LR}]
     optimizer, scale = torch.optim.AdamW(groups, lr=LR, weight_decay=0.0), None
 
@@ -80,13 +87,9 @@ def main():
         prompts = [PROMPTS[i % len(PROMPTS)] for i in range(ANSWERS)]
         batch = tokenizer(prompts, return_tensors="pt", padding=True).to(device)
         with torch.no_grad():
-            ids = policy.generate(
-                **batch, max_new_tokens=NEW_TOKENS, do_sample=True, top_k=0, top_p=1.0,
-                temperature=1.0, eos_token_id=tokenizer.eos_token_id,
-                pad_token_id=tokenizer.pad_token_id,
-            )  # fmt: skip
+            ids = policy.generate(**batch, **SAMPLING, eos_token_id=end, pad_token_id=pad)
         width = batch.input_ids.shape[1]
-        ended = (ids[:, width:] == tokenizer.eos_token_id).long().cumsum(1)
+        ended = (ids[:, width:] == end).long().cumsum(1)
         drawn = torch.cat([ended[:, :1] * 0, ended[:, :-1]], 1) == 0  # up to the first end token
         attention = torch.cat([batch.attention_mask, drawn.long()], 1)
         mask = torch.cat([torch.zeros_like(batch.attention_mask).bool(), drawn], 1)
@@ -95,21 +98,17 @@ def main():
         scores = reward(answers).to(device)
         if scale is None:
             scale = scores.mean(), scores.std().clamp(min=1e-6)
-            nn.init.zeros_(head.bias)  # the mean of the scores, in deviations: where V starts
         with torch.no_grad():
             old_logps, old_values = forward(policy, head, ids, attention, mask)
             ref_logps, _ = forward(reference, head, ids, attention, mask)
-        rewards = -BETA * (old_logps - ref_logps)  # (B, T)
-        last = mask.long().cumsum(1).argmax(1)  # (B,) the column of the last drawn token
-        rewards[torch.arange(ANSWERS), last] += (scores - scale[0]) / scale[1]
+        rewards = rewards_of((scores - scale[0]) / scale[1], old_logps, ref_logps, mask)
         # (3) advantages
         advantages, returns = advantages_of(rewards, old_values, mask)
         # (4) a few passes of the clipped losses
         for _ in range(EPOCHS):
             logps, values = forward(policy, head, ids, attention, mask)
-            policy_loss, value_loss = losses(
-                logps, old_logps, advantages, values, old_values, returns, mask
-            )
+            given = logps, old_logps, advantages, values, old_values, returns, mask
+            policy_loss, value_loss = losses(*given)
             loss = policy_loss + VALUE_COEF * value_loss
             optimizer.zero_grad()
             loss.backward()

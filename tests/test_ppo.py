@@ -536,10 +536,23 @@ def test_the_log_of_an_update_is_its_mean(world, tmp_path, monkeypatch):
     assert sorted(old) == sorted(flat * 2)
 
 
-def test_the_loss_is_policy_plus_value(world, tmp_path):
-    row = traced(world, tmp_path / "run", "--lr 1e-12 --micro-tokens 1").steps[0]
-    terms = row["policy_loss"] + ppo.VALUE_COEF * row["value_loss"]
-    assert row["loss"] == pytest.approx(terms, rel=1e-5)
+def test_the_loss_is_policy_plus_value(world, tmp_path, monkeypatch):
+    """Sums over the actions of a batch divided by their number, not by the rollout's; the log has
+    the mean over the batches."""
+    policy, value = (Spy(monkeypatch, ppo, f"ppo_{x}_loss") for x in ("policy", "value"))
+    flags = "--lr 1e-12 --batch-size 3 --micro-tokens 1000000"
+    row = traced(world, tmp_path / "run", flags).steps[0]
+    masks = [call[3] for call in policy.calls]
+    terms = [p[0] + ppo.VALUE_COEF * v[0] for p, v in zip(policy.results, value.results)]
+    losses = [x.sum().item() / m.sum().item() for x, m in zip(terms, masks, strict=True)]
+    assert row["loss"] == pytest.approx(sum(losses) / 3, rel=1e-5) and len(losses) == 3
+
+
+def test_each_update_has_a_gradient_of_its_own(world, tmp_path):
+    """Two passes over one batch, at a rate of nothing: the second gradient is the first, not both."""
+    flags = "--lr 1e-12 --ppo-epochs 2 --micro-tokens 1000000"
+    first, second = traced(world, tmp_path / "run", flags).gradients
+    assert gap([second], [first]) < 1e-5
 
 
 def test_a_fresh_head_learns_at_its_own_rate(world, tmp_path):
