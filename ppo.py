@@ -418,9 +418,10 @@ def evaluate(args, run, models, gold, rows):
     """(metrics, greedy samples) of the validation prompts. The metrics are of one answer to each at
     the training temperature, which the KL needs, with the same random numbers each time."""
     answers, b = draw(args, run, models, rows, args.seed)
-    metrics = scored("val/score", models.reward, reward_flag(args), rows, answers.texts)
+    given = rows, [row["prompt"] for row in rows], answers.texts
+    metrics = scored("val/score", score_answers(models.reward, reward_flag(args), *given))
     if gold:
-        metrics |= scored("val/gold", gold, "--gold", rows, answers.texts)
+        metrics |= scored("val/gold", score_answers(gold, "--gold", *given))
     if args.beta:
         metrics["val/kl"] = (b["logps"] - b["ref_logps"]).sum(1).mean().item()
     lengths, cut = b["mask"].sum(1).tolist(), [not finished for finished in answers.finished]

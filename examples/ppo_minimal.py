@@ -2,12 +2,11 @@
 
 A language model writes answers, a function scores them, and the policy gradient makes good answers
 likelier. ppo.py is the same, hardened: reward models, checkpoints, validation, alarms, sharding.
-
 One step     (1) draw answers from softmax(logits); keep their log-probs, values and reference
              (2) reward: the score at the last token, −β·(log π − log π_ref) at every token
              (3) advantages: what came, less what the critic expected (GAE), whitened
-             (4) a few passes of the clipped policy and value losses
-Shapes       B answers, T columns of prompt and answer; `mask` is True where token t was drawn
+             (4) a few passes of the clipped losses of policy and critic
+Shapes       B answers, T columns of prompt and answer; `mask` (B, T) marks the drawn tokens
 """
 
 import argparse
@@ -55,7 +54,7 @@ def advantages_of(rewards, values, mask):
 
 def losses(logps, old_logps, advantages, values, old_values, returns, mask):
     """(policy loss, value loss), means over the drawn tokens."""
-    ratio = (logps - old_logps).exp()  # (B, T)
+    ratio = (logps - old_logps).exp()
     policy = torch.maximum(-advantages * ratio, -advantages * ratio.clamp(1 - CLIP, 1 + CLIP))
     near = old_values + (values - old_values).clamp(-VALUE_CLIP, VALUE_CLIP)
     value = 0.5 * torch.maximum((values - returns) ** 2, (near - returns) ** 2)
@@ -72,23 +71,22 @@ def main():
     device = "cuda" if torch.cuda.is_available() else "cpu"
     tokenizer = AutoTokenizer.from_pretrained(args.model, padding_side="left")
     end = tokenizer.eos_token_id
-    pad = end if tokenizer.pad_token is None else tokenizer.pad_token_id
-    tokenizer.pad_token_id = pad
-    load = AutoModelForCausalLM.from_pretrained
-    policy, reference = (load(args.model, dtype=torch.float32).to(device).eval() for _ in range(2))
+    tokenizer.pad_token = tokenizer.pad_token or tokenizer.eos_token
+    models = (AutoModelForCausalLM.from_pretrained(args.model, dtype=torch.float32) for _ in "ab")
+    policy, reference = (model.to(device).eval() for model in models)
     head = nn.Linear(policy.config.get_text_config().hidden_size, 1).to(device)  # the critic
-    nn.init.zeros_(head.weight)  # it starts at 0, the mean of the standardised scores
-    nn.init.zeros_(head.bias)
+    head.load_state_dict({key: 0 * x for key, x in head.state_dict().items()})  # V starts at 0
     groups = [{"params": policy.parameters()}, {"params": head.parameters(), "lr": HEAD_LR}]
     optimizer, scale = torch.optim.AdamW(groups, lr=LR, weight_decay=0.0), None
 
+    prompts = [PROMPTS[i % len(PROMPTS)] for i in range(ANSWERS)]
+    batch = tokenizer(prompts, return_tensors="pt", padding=True).to(device)
+    width = batch.input_ids.shape[1]
+
     for step in range(args.steps):
         # (1) draw answers, and keep what the policy, the reference and the critic say of them
-        prompts = [PROMPTS[i % len(PROMPTS)] for i in range(ANSWERS)]
-        batch = tokenizer(prompts, return_tensors="pt", padding=True).to(device)
         with torch.no_grad():
-            ids = policy.generate(**batch, **SAMPLING, eos_token_id=end, pad_token_id=pad)
-        width = batch.input_ids.shape[1]
+            ids = policy.generate(**batch, **SAMPLING, eos_token_id=end)
         ended = (ids[:, width:] == end).long().cumsum(1)
         drawn = torch.cat([ended[:, :1] * 0, ended[:, :-1]], 1) == 0  # up to the first end token
         attention = torch.cat([batch.attention_mask, drawn.long()], 1)
@@ -96,8 +94,7 @@ def main():
         # (2) reward: a score in deviations from the first step's mean, and the KL at every token
         answers = tokenizer.batch_decode(ids[:, width:], skip_special_tokens=True)
         scores = reward(answers).to(device)
-        if scale is None:
-            scale = scores.mean(), scores.std().clamp(min=1e-6)
+        scale = scale or (scores.mean(), scores.std().clamp(min=1e-6))
         with torch.no_grad():
             old_logps, old_values = forward(policy, head, ids, attention, mask)
             ref_logps, _ = forward(reference, head, ids, attention, mask)
@@ -114,8 +111,7 @@ def main():
             loss.backward()
             nn.utils.clip_grad_norm_([*policy.parameters(), *head.parameters()], 1.0)
             optimizer.step()
-        kl = (old_logps - ref_logps).sum(1).mean()
-        print(f"step {step + 1}  reward {scores.mean():.3f}  KL {kl:.3f}  loss {loss:.4f}")
+        print(f"step {step + 1}  reward {scores.mean():.3f}  loss {loss:.4f}")
     policy.save_pretrained(args.out)
     tokenizer.save_pretrained(args.out)
 
