@@ -60,7 +60,7 @@ from parts.pairs import add_split_arguments
 from parts.reward_models import reward_function
 from parts.rollouts import ROWS
 from parts.sampling import sample
-from parts.texts import text_metrics
+from parts.texts import text_flags, text_metrics
 
 # --lr below 100 M parameters (3e-4: twice the KL, less reward); above (run once); LoRA: a guess
 RATES = 1e-4, 5e-6, 1e-4
@@ -410,7 +410,7 @@ def rollout_row(args, b, kl, kl_coef):
         "reward/mean": b["scores"].mean().item(), "reward/std": b["scores"].std().item(),
         "reward/unscored_frac": b["unscored"], **kls,
         "explained_variance": explained_variance(b["returns"], b["values"], b["mask"]),
-        **rollouts.length_row(lengths, cut, tokens), **text_metrics(b["prompts"], b["texts"]),
+        **rollouts.length_row(lengths, cut, tokens), **text_metrics(text_flags(b["prompts"], b["texts"]), b["texts"]),
     }  # fmt: skip
 
 
