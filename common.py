@@ -292,7 +292,7 @@ def save_model(model, tokenizer, folder, source):
             tokenizer.save_pretrained(new / "adapter")
         if model.can_generate():  # the authors' temperature and the like, if they state any
             with contextlib.suppress(OSError):
-                generation, _ = GenerationConfig.get_config_dict(source)
+                generation = GenerationConfig.from_pretrained(source).to_diff_dict()
                 write_json(new / "generation_config.json", generation | ends)
         # transformers 4 and vLLM read words that version 5 leaves out, so the authors' own stay
         written = json.loads((new / "config.json").read_text(encoding="utf-8"))
