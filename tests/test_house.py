@@ -80,20 +80,16 @@ parts.rollouts         STAGE parts: guard sampling
 sft                    STAGE
 reward_train           STAGE parts: reward_models
 parts.reward_models    common LOWER
-parts.kto              common LOWER
 dpo                    STAGE parts: kto
 parts.votes            parts: files rows
 parts.agreement        parts: pages stats votes
 parts.judge_votes      parts: files questions server votes
-# it plays with the functions of grpo_agent.py, which annotate.py hands it
-parts.talks            parts: draw files prompting rows votes
 parts.draw             common LOWER parts: pairs prompting reports sampling stats votes
 parts.web              parts: files
 parts.criteria         parts: agreement dialogue files rubrics
-# annotate.py: ruler.py compares answers, for a model that votes, and grpo_agent.py plays the
-# episodes that people compare
-annotate               ruler grpo_agent parts: agreement criteria draw files judge_votes server
-                       talks votes web
+# annotate.py: ruler.py compares answers, for a model that votes
+annotate               ruler parts: agreement criteria draw files judge_votes server
+                       votes web
 ppo                    RL
 # what a judge is asked and replies, what it is asked about, and the file of its grades
 parts.questions        parts: dialogue

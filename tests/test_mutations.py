@@ -28,7 +28,7 @@ MODULES = """parts/files parts/means parts/stats parts/parallel parts/memory par
 parts/shared_prompt common parts/sampling parts/reward_models parts/pairs parts/identities parts/prompting parts/runs parts/guard parts/rollouts
 parts/texts parts/recipe checks/maths checks/answers checks/programs checks/risky
 checks/instructions watch judge ruler sft
-reward_train parts/kto dpo ppo grpo_rubric grpo_agent evaluate
+reward_train dpo ppo grpo_rubric grpo_agent evaluate
 parts/two_groups parts/rates parts/twins audit fairness""".split()  # in import order
 TEXTS = ["Assess this candidate.", "Role: data engineer, python and sql.", "hold", "Ask: kafka?"]
 PAGE = (REPO / "docs" / "gallery.md").read_text(encoding="utf-8")
