@@ -18,14 +18,16 @@ Run          python grpo_agent.py
              python grpo_agent.py --env envs/twenty48.py:TwentyFortyEight --env-args '{"size": 4}'
              torchrun --nproc-per-node 8 grpo_agent.py --fsdp --model Qwen/Qwen2.5-7B-Instruct
 Writes       a model folder, args.json, metrics.jsonl, samples.jsonl, rollouts.jsonl, checkpoint/
-To copy      `continued_ids` and `next_prompt`: the tokens of a conversation as the policy saw them;
-             the math is in parts/grpo.py
+To copy      `continued_ids` and `training_rows`: a conversation as the tokens that the policy saw,
+             and those that it drew; the math is in parts/grpo.py
 Reference    Shao et al. 2024, arXiv 2402.03300, eq. 3 (GRPO); clip range: DAPO, 2503.14476;
              no division by the deviation: Dr. GRPO, 2503.20783; RULER and 2048: OpenPipe ART
-Axes         P seeds, G episodes per seed, N = P·G episodes, S samples, T tokens
+Axes         P seeds, G episodes per seed, N rows, one or more per episode, T tokens
 """
 
+import contextlib
 import functools
+import itertools
 import json
 import math
 import random
@@ -73,7 +75,7 @@ def parse_args(argv=None):
     add("command", nargs="?", choices=("train", "play"), default="train", help="train, or play episodes of --policy and print them")
     add("--env", default="envs/interview.py:Interview", help="FILE:CLASS, see docs/agents.md")
     add("--env-args", default="{}", help="keyword arguments of the class as JSON, such as '{\"k\": 4}'")
-    add("--reward", choices=("env", "ruler"), default="env", help="the environment's own reward, or a judge's who compares the episodes of a group")
+    add("--reward", choices=("env", "ruler"), default="env", help="the environment's own reward, or RULER's, which compares a group's episodes")
     add("--val-episodes", type=whole, default=64, help="held-out seeds of a validation, one episode each")
     add("--eval-temperature", type=number(at_least=0), default=1.0, help="temperature of validation and play; 0 is greedy")
     add("--policy", default="random", help="play: a baseline of the environment or a model folder")
@@ -104,41 +106,48 @@ def parse_args(argv=None):
 
 def environment(args):
     """A function without arguments that makes the environment of --env."""
-    make = load_function(args.env, "--env")
-    try:
-        make = functools.partial(make, **json.loads(args.env_args))
-        env = make()  # what every environment must have is asked for here, before a model is loaded
+    made = load_function(args.env, "--env")
+    with users_class(args):
+        make = functools.partial(made, **json.loads(args.env_args))
+        env = make()  # what is missing in it is said now, before a model is loaded
         _ = env.name, env.max_turns, env.val_key, env.baselines, env.reset, env.step
         shown_messages([], env.history)
         low, high = env.reward_range
+    return make
+
+
+@contextlib.contextmanager
+def users_class(args):
+    """What the class of --env raises is a UserError, with its file and line."""
+    try:
+        yield
     except Exception as error:  # the user's own code may raise anything
         given = f"--env {args.env} --env-args '{args.env_args}'"
         raise UserError(f"{given}: {where_raised(error)}; see docs/agents.md") from error
-    return make
 
 
 @dataclass
 class Episode:
-    """One conversation of a policy with an environment.
-
-    samples: what is trained, {"ids", "mask", "logps"}, lists of T. One sample holds the whole
-    conversation where each turn's prompt begins with the ids of the turn before; else there is one
-    per turn. mask: did the policy draw this token? logps: of its draws, 0 elsewhere.
-    """
+    """One conversation of a policy with an environment."""
 
     seed: int
     number: int  # among the episodes of all processes: what its draws come from
+    env: object
     messages: list = field(default_factory=list)
-    turns: int = 0
-    reward: float = 0.0  # the sum over its turns
+    draws: list = field(default_factory=list)  # (prompt ids, drawn ids, log-probs) of each turn
+    reward: float = 0.0  # the sum over its turns, or RULER's; None: the judge failed
+    advantage: float = None
     metrics: dict = field(default_factory=dict)  # the environment's last info
-    samples: list = field(default_factory=list)
-    is_cut: bool = False  # a turn was cut, or the context was full
+    truncated: bool = False  # a turn was cut, or the context was full
     reason: str = None  # RULER's
+
+    def texts(self):
+        """What the policy wrote, turn by turn."""
+        return [m["content"] for m in self.messages if m["role"] == "assistant"]
 
     def tokens(self):
         """How many the policy drew."""
-        return sum(sum(sample["mask"]) for sample in self.samples)
+        return sum(len(drawn) for _, drawn, _ in self.draws)
 
     def hear(self, *messages):
         """What the environment says; ValueError unless these are messages."""
@@ -147,47 +156,29 @@ class Episode:
 
     def note(self, reward, info):
         """Add the reward of a turn and remember its info; ValueError for what is not finite."""
-        info = {key: float(value) for key, value in info.items()}
-        if not all(map(math.isfinite, (reward, *info.values()))):
-            raise ValueError(f"reward {reward}, info {info}: expected finite numbers")
         self.reward += float(reward)
-        self.metrics |= info
+        self.metrics |= {key: float(value) for key, value in info.items()}
+        if not all(map(math.isfinite, (self.reward, *self.metrics.values()))):
+            raise ValueError(f"reward {reward}, info {info}: expected finite numbers")
 
-
-def begin(episode, env):
-    episode.hear(*env.reset(episode.seed))
-
-
-def take_turn(episode, env, text):
-    """One turn: the environment sees what stands behind </think>. Returns: does the episode go on?
-
-    text: None if the context is full; then the episode ends as if its turns had run out.
-    """
-    done = False
-    if text is None:
-        episode.is_cut = True
-    else:
-        episode.messages.append({"role": "assistant", "content": text})
-        episode.turns += 1
-        message, reward, done, info = env.step(visible(text))
-        episode.note(reward, info)
-        if not done:
-            episode.hear(message)
-    if not done and (text is None or episode.turns >= env.max_turns):
-        done = True
-        if hasattr(env, "run_out"):
-            episode.note(*env.run_out())
-    if done and episode.turns and env.val_key not in episode.metrics:
-        raise ValueError(f"info {episode.metrics} lacks {env.val_key!r}, its val_key")
-    return not done
-
-
-def in_users_class(args, function, *given):
-    """function(*given), which runs the class of --env; what that raises is one line."""
-    try:
-        return function(*given)
-    except Exception as error:  # the user's own code may raise anything
-        raise UserError(f"--env {args.env}: {where_raised(error)}") from error
+    def take_turn(self, text):
+        """One turn: the environment sees what stands behind </think>. Returns whether the episode
+        goes on. text None: the context is full; the episode ends as if its turns had run out."""
+        done, self.truncated = False, self.truncated or text is None
+        if text is not None:
+            self.messages.append({"role": "assistant", "content": text})
+            message, reward, done, info = self.env.step(visible(text))
+            self.note(reward, info)
+            if not done:
+                self.hear(message)
+        turns = len(self.texts())
+        if not done and (text is None or turns >= self.env.max_turns):
+            done = True
+            if hasattr(self.env, "run_out"):
+                self.note(*self.env.run_out())
+        if done and turns and self.env.val_key not in self.metrics:
+            raise ValueError(f"info {self.metrics} lacks {self.env.val_key!r}, its val_key")
+        return not done
 
 
 def play(args, make, seeds, player, temperature=1.0, seed=0):
@@ -198,24 +189,23 @@ def play(args, make, seeds, player, temperature=1.0, seed=0):
     An episode depends on its seed, its number and `seed` alone, not on who is played beside it.
     With several processes each plays its share and receives all episodes.
     """
-    numbers = range(len(seeds))[rank() :: world()]
-    live = [(Episode(seeds[number], number), make()) for number in numbers]
-    episodes, turn = [episode for episode, _ in live], 0
-    rngs = {episode.number: random.Random(f"policy {episode.seed}") for episode in episodes}
-    for episode, env in live:
-        in_users_class(args, begin, episode, env)
+    live = [Episode(seeds[i], i, make()) for i in range(len(seeds))[rank() :: world()]]
+    rngs, episodes, turn = [random.Random(f"policy {e.seed}") for e in live], live, 0
+    with users_class(args):
+        for episode in episodes:
+            episode.hear(*episode.env.reset(episode.seed))
     with ThreadPoolExecutor(32) as pool:  # slow tools do not wait for one another
-        while all_sum(len(live)):  # all processes take as many turns: a forward may be a collective
+        while all_sum(len(live)):  # as many turns in all processes: a forward may be a collective
             turn += 1
             if isinstance(player, tuple):
                 texts = draw_turns(args, *player, live, temperature, 1000 * seed + turn)
-            else:
-                texts = [in_users_class(args, player, env, rngs[e.number]) for e, env in live]
-            steps = [
-                pool.submit(in_users_class, args, take_turn, *pair, text)
-                for pair, text in zip(live, texts)
-            ]
-            live = [pair for pair, step in zip(live, steps) if step.result()]
+            with users_class(args):
+                if not isinstance(player, tuple):
+                    texts = [player(episode.env, rng) for episode, rng in zip(live, rngs)]
+                goes_on = list(pool.map(Episode.take_turn, live, texts))
+            live, rngs = (list(itertools.compress(x, goes_on)) for x in (live, rngs))
+    for episode in episodes:
+        episode.env = None  # a user's class may refuse to be sent to another process
     return sorted(gather(episodes), key=lambda episode: episode.number)
 
 
@@ -261,55 +251,60 @@ def continued_ids(tokenizer, messages, ids):
     return [*ids, *new]
 
 
-def next_prompt(tokenizer, episode, history="all"):
+def next_prompt(tokenizer, episode):
     """Ids that the next turn answers: those so far and the new message's. If the history is cut or
-    the template rewrites earlier turns, the prompt is encoded anew, see `Episode`."""
-    ids = None
-    if history == "all" and episode.samples:
-        ids = continued_ids(tokenizer, episode.messages, episode.samples[-1]["ids"])
+    the template rewrites earlier turns, the prompt is encoded anew."""
+    ids, history = None, episode.env.history
+    if history == "all" and episode.draws:
+        prompt, drawn, _ = episode.draws[-1]
+        ids = continued_ids(tokenizer, episode.messages, prompt + drawn)
     return ids or encode_prompt(tokenizer, shown_messages(episode.messages, history))
 
 
 def draw_turns(args, policy, tokenizer, live, temperature, seed):
-    """A text for each live episode, None where the context is full; what was drawn goes to the
-    episode's samples. live: [(episode, env)]."""
+    """A text for each live episode; None where the context is full."""
     room = min(args.max_length, common.max_positions(policy.model.config)) - args.max_new_tokens
-    prompts = [next_prompt(tokenizer, episode, env.history) for episode, env in live]
+    prompts = [next_prompt(tokenizer, episode) for episode in live]
     fit, texts = [i for i, ids in enumerate(prompts) if len(ids) <= room], [None] * len(live)
     rollout = sample(
         policy, tokenizer, [prompts[i] for i in fit], 1, args.max_new_tokens, temperature, seed,
-        numbers=[live[i][0].number for i in fit], alone=True,
+        numbers=[live[i].number for i in fit], alone=True,
     )  # fmt: skip
     for row, i in enumerate(fit):
-        episode, prompt, drawn = live[i][0], prompts[i], rollout.answer_ids[row]
-        samples = episode.samples
-        if not samples or samples[-1]["ids"] != prompt[: len(samples[-1]["ids"])]:
-            samples.append({"ids": [], "mask": [], "logps": []})
-        new = len(prompt) - len(samples[-1]["ids"])  # tokens of the environment and the template
-        samples[-1]["ids"] = prompt + drawn
-        samples[-1]["mask"] += [False] * new + [True] * len(drawn)
-        samples[-1]["logps"] += [0.0] * new + rollout.logps[row]
-        episode.is_cut |= not rollout.finished[row]
         texts[i] = rollout.texts[row]
+        live[i].draws.append((prompts[i], rollout.answer_ids[row], rollout.logps[row]))
+        live[i].truncated |= not rollout.finished[row]
     return texts
 
 
-def pack(samples, pad, device):
-    """{"ids", "attention_mask", "mask", "logps"}, each (S, T), right-padded."""
-    rows = [sample["ids"] for sample in samples]
-    ids, attention_mask, _ = common.pad_rows(rows, [[]] * len(rows), pad)
-    mask, logps = (
-        pad_sequence([torch.tensor(sample[key]) for sample in samples], batch_first=True)
-        for key in ("mask", "logps")
-    )
+def training_rows(draws):
+    """What is trained of an episode: one row where each turn's prompt begins with the row so far,
+    else a row per turn.
+
+    draws     (prompt ids, drawn ids, log-probs) of each turn
+    returns   rows of (ids, mask, log-probs), lists of T: mask is True for what the policy drew;
+              log-probs of other tokens are 0
+
+    >>> training_rows([([1], [2], [-0.5]), ([1, 2, 3], [4], [-0.1])])
+    [([1, 2, 3, 4], [False, True, False, True], [0.0, -0.5, 0.0, -0.1])]
+    """
+    rows = []
+    for prompt, drawn, logps in draws:
+        row = [], [], []
+        if rows and rows[-1][0] == prompt[: len(rows[-1][0])]:
+            row = rows.pop()
+        new = len(prompt) - len(row[0])  # tokens of the environment and of the template
+        mask = row[1] + [False] * new + [True] * len(drawn)
+        rows.append((prompt + drawn, mask, row[2] + [0.0] * new + logps))
+    return rows
+
+
+def pack(rows, pad, device):
+    """{"ids", "attention_mask", "mask", "logps"}, (N, T) each, right-padded, of `training_rows`."""
+    ids, attention_mask, _ = common.pad_rows([row[0] for row in rows], [[]] * len(rows), pad)
+    mask, logps = (pad_sequence([torch.tensor(row[k]) for row in rows], True) for k in (1, 2))
     b = {"ids": ids, "attention_mask": attention_mask, "mask": mask, "logps": logps}
     return {name: x.to(device) for name, x in b.items()}
-
-
-def token_strip(tokenizer, sample):
-    """A sample as text, with ▮ before each trained token."""
-    marks = zip(sample["ids"], sample["mask"])
-    return "".join("▮" * drawn + tokenizer.decode([i]) for i, drawn in marks)
 
 
 # ---- preflight ----
@@ -320,84 +315,61 @@ def preflight(args, run, player, reference, make):
 
     Returns the seconds that a step will take.
     """
-    seeds, pad = training_seeds(args, 0)[: 2 * args.group_size], common.pad_id(player[1])
-    start = time.perf_counter()
+    seeds, (_, tokenizer), start = (
+        training_seeds(args, 0)[: 2 * args.group_size],
+        player,
+        time.time(),
+    )
     episodes = play(args, make, seeds, player, args.temperature, args.seed)
-    played = time.perf_counter()
-    samples = [sample for episode in episodes for sample in episode.samples]
-    if not samples:
+    played = time.time()
+    rows = [row for episode in episodes for row in training_rows(episode.draws)]
+    if not rows:
         raise UserError(f"--max-length {args.max_length}: no opening fits in it with a turn")
-    rollouts.preflight(run, *player[:1], reference, player[1], pack(samples, pad, run.device))
-    print(f"episode    ▮ before each trained token: {token_strip(player[1], samples[0])[:2000]}")
-    unread = episode_row(episodes).get("env/invalid_frac", 0)
-    if unread >= 0.9:
-        print(f"warning: the environment could not read {unread:.0%} of the turns, so there is "
-              "little to learn from; docs/agents.md says how to teach the form first")  # fmt: skip
+    b = pack(rows, common.pad_id(tokenizer), run.device)
+    rollouts.preflight(run, policy, reference, tokenizer, b)
+    strip = "".join("▮" * drawn + tokenizer.decode([i]) for i, drawn, _ in zip(*rows[0]))
+    print(f"episode    ▮ before each trained token: {strip[:2000]}")
+    unread = sum(episode.metrics.get("invalid", 0) for episode in episodes)
+    if unread >= 0.9 * sum(len(episode.draws) for episode in episodes):
+        print("warning: the environment could read next to none of the turns, so there is little "
+              "to learn from; docs/agents.md says how to teach the form first")  # fmt: skip
     # forward and backward of an update take three times as long as the forward of the preflight
-    seconds = played - start + 3 * (time.perf_counter() - played)
+    seconds = played - start + 3 * (time.time() - played)
     return seconds * args.groups_per_batch * args.group_size / len(seeds)
 
 
 # ---- the loop ----
 
 
-def ruler_rewards(args, judge, standard, episodes):
-    """RULER's score of each episode, N numbers; None where the judge failed, for a whole group."""
-    g, rewards = args.group_size, []
-    groups = [episodes[start : start + g] for start in range(0, len(episodes), g)]
-    local = range(len(groups))[rank() :: world()]
-    talks = [[episode.messages for episode in groups[n]] for n in local]
-    grades = ruler.ruler_groups(talks, judge, standard, args.judge_passes)
-    for group, (_, rulings) in zip(groups, sorted(gather(zip(local, grades)), key=lambda x: x[0])):
-        for episode, ruling in zip(group, rulings, strict=True):
-            episode.reason = ruling.reason or ruling.error
-            # equal episodes everywhere: nothing to compare, so nothing to learn
-            rewards.append(0.0 if ruling.error == ruler.ALONE else ruling.score)
-    return rewards
+def rule(args, judge, standard, episodes):
+    """Put RULER's score in the place of each episode's reward: None where the judge failed, for a
+    whole group."""
+    talks = [episode.messages for episode in episodes]
+    groups = [talks[i : i + args.group_size] for i in range(0, len(talks), args.group_size)]
+    # rank 0 asks for all
+    grades = [] if rank() else ruler.ruler_groups(groups, judge, standard, args.judge_passes)
+    for episode, grade in zip(episodes, itertools.chain(*gather(grades)), strict=True):
+        episode.reason = grade.reason or grade.error
+        # equal episodes everywhere: nothing to compare, so nothing to learn
+        episode.reward = 0.0 if grade.error == ruler.ALONE else grade.score
 
 
 def episode_row(episodes):
-    """Means of the environment's info, and the share of turns that it could not read, if it counts
-    those as info["invalid"]."""
-    keys = dict.fromkeys(key for episode in episodes for key in episode.metrics)
-    row = {f"env/{k}": fmean(e.metrics[k] for e in episodes if k in e.metrics) for k in keys}
-    turns = sum(episode.turns for episode in episodes)
-    if "env/invalid" in row and turns:
-        unread = sum(episode.metrics.get("invalid", 0) for episode in episodes)
-        row["env/invalid_frac"] = unread / turns
-    return row | {"env/turns": turns / len(episodes), "env/episodes": len(episodes)}
+    """Means of the environment's info, over the episodes that have an entry, and of the turns."""
+    metrics = [{"turns": len(e.texts())} | e.metrics for e in episodes]
+    keys = dict.fromkeys(key for row in metrics for key in row)
+    return {f"env/{k}": fmean(row[k] for row in metrics if k in row) for k in keys}
 
 
-def rollout_row(env, episodes):
-    """The metrics of a rollout that are not of its groups."""
-    prose = {}
-    if getattr(env, "prose", True):
-        said = ([m["content"] for m in e.messages if m["role"] == "assistant"] for e in episodes)
-        prompts = [episode.messages[0]["content"] for episode in episodes]
-        prose = text_metrics(prompts, ["\n".join(turns) for turns in said])
-    tokens = sum(len(sample["ids"]) for episode in episodes for sample in episode.samples)
-    lengths, is_cut = ([e.tokens() for e in episodes], [e.is_cut for e in episodes])
-    return episode_row(episodes) | prose | rollouts.length_row(lengths, is_cut, tokens)
-
-
-def rollout_lines(step, split, episodes, g, rewards, advantages):
-    """What rollouts.jsonl holds of each episode: every word, to be read by people."""
-    return [
-        dict(
-            step=step, split=split, group=i // g, sample=i % g, seed=episode.seed,
-            messages=episode.messages, reward=rewards[i], advantage=advantages[i],
-            tokens=episode.tokens(), truncated=episode.is_cut, metrics=episode.metrics,
-            reason=episode.reason,
-        )
-        for i, episode in enumerate(episodes)
-    ]  # fmt: skip
+def lengths(episodes):
+    """(tokens that the policy drew, was something cut?) of each episode."""
+    return [e.tokens() for e in episodes], [e.truncated for e in episodes]
 
 
 def scores(episodes, env):
     """{"score", "reward", …_low, …_high}: means over episodes, with intervals of 95 % (± 1.96 σ/√n)
     unless all are alike. score: the environment's val_key, 0 where no turn was taken."""
-    row = {}
-    columns = {"score": [e.metrics.get(env.val_key, 0.0) for e in episodes]}
+    row, columns = {}, {"score": [e.metrics.get(env.val_key, 0.0) for e in episodes]}
     for key, values in (columns | {"reward": [e.reward for e in episodes]}).items():
         row[key] = fmean(values)
         if len(set(values)) > 1:
@@ -415,27 +387,33 @@ def transcript(episode):
     marks, lines = {"assistant": ">", "system": "#"}, [f"seed {episode.seed}"]
     for m in episode.messages:
         lines.append(f"  {marks.get(m['role'], ' ')} " + m["content"].replace("\n", "\n    "))
-    numbers = "  ".join(f"{key} {value:.3g}" for key, value in episode.metrics.items() if value)
-    return "\n".join([*lines, f"  reward {episode.reward:.2f}  turns {episode.turns}  {numbers}"])
+    numbers = (f"  {key} {value:.3g}" for key, value in episode.metrics.items() if value)
+    return "\n".join([*lines, f"  reward {episode.reward:.2f}{''.join(numbers)}"])
+
+
+def write_episodes(run, split, episodes, g):
+    """Add the episodes to rollouts.jsonl, every word, to be read by people."""
+    left_out, rows = ("number", "env", "draws"), []
+    for e in episodes:
+        place = {"step": run.step, "split": split, "group": e.number // g, "sample": e.number % g}
+        kept = {key: value for key, value in vars(e).items() if key not in left_out}
+        rows.append(place | kept | {"tokens": e.tokens()})
+    run.write("rollouts.jsonl", rows)
 
 
 def evaluate(args, run, guard, player, make):
     """Play and log an episode from each validation seed; before step one the baselines' as well."""
-    env, seeds, baselines = make(), range(VAL_SEEDS, VAL_SEEDS + args.val_episodes), {}
-    for name, baseline in env.baselines.items() if run.step == 0 else ():
-        row = scores(play(args, make, seeds, baseline), env)
-        print(f"baseline   {name:10} {in_words(row)}")
-        baselines |= {f"env/baseline/{name}": row["score"]}
-        baselines |= {f"env/baseline_reward/{name}": row["reward"]}
+    env, seeds = make(), range(VAL_SEEDS, VAL_SEEDS + args.val_episodes)
     episodes = play(args, make, seeds, player, args.eval_temperature, args.seed)
     (greedy,) = play(args, make, seeds[:1], player, temperature=0)
-    lengths, is_cut = ([e.tokens() for e in episodes], [e.is_cut for e in episodes])
     metrics = {f"val/{key}": value for key, value in scores(episodes, env).items()}
-    metrics |= rollouts.val_row(lengths, is_cut) | episode_row(episodes) | baselines
-    sample = {"prompt": f"{env.name}, greedy", "answer": transcript(greedy)}
-    rewards, none = [episode.reward for episode in episodes], [None] * len(episodes)
-    run.write("rollouts.jsonl", rollout_lines(run.step, "validation", episodes, 1, rewards, none))
-    guard.evaluation(metrics, [sample])
+    metrics |= rollouts.val_row(*lengths(episodes)) | episode_row(episodes)
+    for name, baseline in env.baselines.items() if run.step == 0 else ():
+        row = scores(play(args, make, seeds, baseline), env)
+        metrics[f"env/baseline/{name}"] = row["score"]
+        print(f"baseline   {name:10} {in_words(row)}")
+    guard.evaluation(metrics, [{"prompt": f"{env.name}, greedy", "answer": transcript(greedy)}])
+    write_episodes(run, "validation", episodes, 1)
 
 
 # ---- play ----
@@ -459,8 +437,8 @@ def play_command(args, make):
         print(f"{env.name}, {args.policy}, {transcript(episode)}")
     print(f"mean of {len(episodes)}: {in_words(scores(episodes, env))}")
     if args.write:
-        lines = [line for episode in episodes for line in rows_to_imitate(episode, env.history)]
-        write_jsonl(args.write, lines)
+        turns = [rows_to_imitate(episode.messages, env.history) for episode in episodes]
+        write_jsonl(args.write, itertools.chain(*turns))
         data = shlex.join(["--data", args.write])
         print(f"wrote {args.write}\nnext: python sft.py {data} --out runs/agent_start")
         print(f"then: python grpo_agent.py --model runs/agent_start {env_flags(args)}")
@@ -470,11 +448,10 @@ def env_flags(args):
     return shlex.join(["--env", args.env, "--env-args", args.env_args])
 
 
-def rows_to_imitate(episode, history):
+def rows_to_imitate(messages, history):
     """An episode as rows for sft.py: one dialogue of which all answers are trained; where a turn
-    sees only part of the episode, each turn after what the policy saw. A blank turn is none."""
-    messages = episode.messages
-    turns = [i for i, m in enumerate(messages) if m["role"] == "assistant" and m["content"].strip()]
+    sees only part of the episode, each turn after what the policy saw."""
+    turns = [i for i, message in enumerate(messages) if message["role"] == "assistant"]
     if history == "all":
         return [{"messages": messages[: turns[-1] + 1]}] if turns else []
     shown = [shown_messages(messages[:i], history) for i in turns]
@@ -490,10 +467,73 @@ def main(argv=None):
     if args.command == "play":
         play_command(args, make)
         return 0
-    env, p, g = make(), args.groups_per_batch, args.group_size
+    env, g = make(), args.group_size
     run = runs.Run("grpo_agent", args, SHOW, HEADLINE)
-    print(f"episodes   {p} seeds × {g} of {env.name} per step, at most {env.max_turns} turns each")
+    print(
+        f"episodes   {args.groups_per_batch} seeds × {g} of {env.name} per step, at most {env.max_turns} turns each"
+    )
     print(watch.promise(args, True))
     judge, standard = None, ruler.read_standard(args.ruler_rubric)
     if args.reward == "ruler":
-        judge = server.Judge.from_args(args, args.out, world())
+        judge = server.Judge.from_args(args, args.out)
+    tokenizer, settings = load_tokenizer(args.model), (args.model, run.device, run.dtype)
+    pad = common.pad_id(tokenizer)
+    lora = {"lora_rank": args.lora_rank, "seed": args.seed}
+    policy = Policy(load_model(*settings, trainable=True, **lora), run.dtype)
+    reference = None  # the start: with LoRA the policy with its adapter off, else a frozen copy
+    if args.beta:
+        reference = policy if args.lora_rank else Policy(load_model(*settings), run.dtype)
+    opening = encode_prompt(tokenizer, env.reset(VAL_SEEDS))
+    optimizer = run.start({"policy": policy}, tokenizer, RATES, STEPS, [opening])
+    guard = rollouts.Guard(run, watch.Watcher(args, run.rows()), args.val_episodes)
+    player, seconds = (policy, tokenizer), None
+    if run.step == 0:
+        seconds = preflight(args, run, player, reference, make)
+        evaluate(args, run, guard, player, make)
+
+    for step in run.steps(seconds):
+        spent = Counter(judge.counts) if judge else None
+        # (1) rollout: G episodes from each of P seeds; all live ones take a turn together
+        seeds, draws = training_seeds(args, step), args.seed * 10**6 + step
+        episodes = play(args, make, seeds, player, args.temperature, draws)
+        # (2) reward: the environment's own, or RULER's, which compares the group's episodes
+        if judge:
+            rule(args, judge, standard, episodes)
+        rewards = [math.nan if e.reward is None else e.reward for e in episodes]
+        rewards_PG = torch.tensor(rewards).view(-1, g)
+        # (3) advantages: reward − mean of the group; every turn of an episode has the same one
+        advantages_PG = grpo.group_advantages(rewards_PG, args.scale)
+        for episode, advantage in zip(episodes, advantages_PG.view(-1).tolist()):
+            episode.advantage = advantage
+        # (4) update: clipped policy gradient over the policy's own tokens, see parts/grpo.py
+        rows = [(row, i) for i, e in enumerate(episodes) for row in training_rows(e.draws)]
+        places = np.array([i for _, i in rows])  # of each row, the number of its episode
+        b = pack([row for row, _ in rows], pad, run.device)
+        counts = grpo.comparable(rewards_PG).view(-1)[places]
+        update = grpo.update(
+            args, run, policy, reference, optimizer, b, places // g,
+            advantages_PG.view(-1)[places], counts, [f"seed {seeds[i]}" for i in places],
+        )  # fmt: skip
+        metrics = grpo.group_row(
+            rewards_PG, advantages_PG, 0.5 if judge else fmean(env.reward_range)
+        )
+        metrics |= update | episode_row(episodes)
+        if getattr(env, "prose", True):
+            openings = [episode.messages[0]["content"] for episode in episodes]
+            metrics |= text_metrics(openings, ["\n".join(e.texts()) for e in episodes])
+        metrics |= rollouts.length_row(*lengths(episodes), int(b["attention_mask"].sum()))
+        guard.log(metrics | judge.metrics(spent) if judge else metrics)
+        write_episodes(run, "train", episodes, g)
+        # (5) now and then: episodes from held-out seeds; the alarms of watch.py
+        if run.evaluates(step):
+            evaluate(args, run, guard, player, make)
+        guard.end_step()
+
+    test = f"--seed {TEST_SEEDS} --episodes 128"
+    words = shlex.join(["--policy", args.out])
+    status = guard.finish(f"python grpo_agent.py play {env_flags(args)} {words} {test}")
+    return status or watch.exit_code(run.state.get("ended"))
+
+
+if __name__ == "__main__":
+    command(main, runs.OUT_OF_MEMORY)
