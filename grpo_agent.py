@@ -33,11 +33,12 @@ import math
 import random
 import shlex
 import time
+import traceback
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
-from statistics import fmean, stdev
+from statistics import fmean
 
 import numpy as np
 import torch
@@ -47,9 +48,10 @@ import common
 import ruler
 import watch
 from common import Policy, encode, encode_prompt, end_ids, load_model, load_tokenizer, render
-from parts import grpo, rollouts, runs, server
-from parts.answers import visible
-from parts.files import UserError, command, load_function, number, where_raised, write_jsonl
+from parts import flags, grpo, rollouts, runs, server
+from parts.answers import scored, visible
+from parts.card import shown_value
+from parts.files import UserError, brief, command, load_function, number, write_jsonl
 from parts.pairs import check_text
 from parts.parallel import all_sum, gather, pick, rank, world
 from parts.sampling import sample
@@ -69,13 +71,13 @@ HEADLINE = ("val/score", "val/reward")
 def parse_args(argv=None):
     example = "grpo_agent.py [play] --env my_env.py:MyEnv --out runs/agent"
     text = "Group-relative policy optimisation on episodes of several turns; `play` shows some."
-    parser = runs.parser(example, text, "runs/grpo_agent", RATES)
+    parser = flags.parser(example, text, "runs/grpo_agent", RATES)
     add, whole = parser.add_argument, number(int, at_least=1)
     # fmt: off
     add("command", nargs="?", choices=("train", "play"), default="train", help="train, or play episodes of --policy and print them")
     add("--env", default="envs/interview.py:Interview", help="FILE:CLASS, see docs/agents.md")
     add("--env-args", default="{}", help="keyword arguments of the class as JSON, such as '{\"k\": 4}'")
-    add("--reward", choices=("env", "ruler"), default="env", help="the environment's own reward, or RULER's, which compares a group's episodes")
+    add("--reward", choices=("env", "ruler"), default="env", help="the environment's own, or RULER's, which compares a group's episodes")
     add("--val-episodes", type=whole, default=64, help="held-out seeds of a validation, one episode each")
     add("--eval-temperature", type=number(at_least=0), default=1.0, help="temperature of validation and play; 0 is greedy")
     add("--policy", default="random", help="play: a baseline of the environment or a model folder")
@@ -123,7 +125,11 @@ def users_class(args):
         yield
     except Exception as error:  # the user's own code may raise anything
         given = f"--env {args.env} --env-args '{args.env_args}'"
-        raise UserError(f"{given}: {where_raised(error)}; see docs/agents.md") from error
+        last, cause = traceback.extract_tb(error.__traceback__)[-1], type(error).__name__
+        where = f"{last.filename}, line {last.lineno}"
+        raise UserError(
+            f"{given}: {cause}: {brief(error)} ({where}); see docs/agents.md"
+        ) from error
 
 
 @dataclass
@@ -315,11 +321,8 @@ def preflight(args, run, player, reference, make):
 
     Returns the seconds that a step will take.
     """
-    seeds, (_, tokenizer), start = (
-        training_seeds(args, 0)[: 2 * args.group_size],
-        player,
-        time.time(),
-    )
+    (policy, tokenizer), start = player, time.time()
+    seeds = training_seeds(args, 0)[: 2 * args.group_size]
     episodes = play(args, make, seeds, player, args.temperature, args.seed)
     played = time.time()
     rows = [row for episode in episodes for row in training_rows(episode.draws)]
@@ -366,20 +369,17 @@ def lengths(episodes):
     return [e.tokens() for e in episodes], [e.truncated for e in episodes]
 
 
-def scores(episodes, env):
-    """{"score", "reward", …_low, …_high}: means over episodes, with intervals of 95 % (± 1.96 σ/√n)
-    unless all are alike. score: the environment's val_key, 0 where no turn was taken."""
-    row, columns = {}, {"score": [e.metrics.get(env.val_key, 0.0) for e in episodes]}
-    for key, values in (columns | {"reward": [e.reward for e in episodes]}).items():
-        row[key] = fmean(values)
-        if len(set(values)) > 1:
-            half = 1.96 * stdev(values) / math.sqrt(len(values))
-            row |= {f"{key}_low": row[key] - half, f"{key}_high": row[key] + half}
-    return row
+def scores(episodes, env, prefix=""):
+    """{"score", "reward"} with _low and _high, see `scored`; the score is the environment's
+    val_key, 0 where no turn was taken."""
+    values = [episode.metrics.get(env.val_key, 0.0) for episode in episodes]
+    return scored(f"{prefix}score", values) | scored(
+        f"{prefix}reward", [e.reward for e in episodes]
+    )
 
 
 def in_words(row):
-    return "  ".join(f"{key} {runs.shown_value(row, key)}" for key in ("score", "reward"))
+    return "  ".join(f"{key} {shown_value(row, key)}" for key in ("score", "reward"))
 
 
 def transcript(episode):
@@ -406,8 +406,9 @@ def evaluate(args, run, guard, player, make):
     env, seeds = make(), range(VAL_SEEDS, VAL_SEEDS + args.val_episodes)
     episodes = play(args, make, seeds, player, args.eval_temperature, args.seed)
     (greedy,) = play(args, make, seeds[:1], player, temperature=0)
-    metrics = {f"val/{key}": value for key, value in scores(episodes, env).items()}
-    metrics |= rollouts.val_row(*lengths(episodes)) | episode_row(episodes)
+    metrics = (
+        scores(episodes, env, "val/") | rollouts.val_row(*lengths(episodes)) | episode_row(episodes)
+    )
     for name, baseline in env.baselines.items() if run.step == 0 else ():
         row = scores(play(args, make, seeds, baseline), env)
         metrics[f"env/baseline/{name}"] = row["score"]
@@ -536,4 +537,4 @@ def main(argv=None):
 
 
 if __name__ == "__main__":
-    command(main, runs.OUT_OF_MEMORY)
+    command(main, flags.OUT_OF_MEMORY)

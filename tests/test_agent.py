@@ -1,7 +1,6 @@
 """grpo_agent.py with tiny random models: what was drawn is what is trained, and nothing else."""
 
 import json
-import math
 import re
 from types import SimpleNamespace
 
@@ -100,13 +99,13 @@ def test_log_probs_are_those_of_a_teacher_forced_pass(template, tmp_path):
     player = load(tiny_model("llama", tmp_path, tokenizer=tokenizer, max_position_embeddings=512))
     for episode in roll(player, echo(tmp_path), [1, 2, 3]):
         expected = 3 if template == FORGETFUL else 1
-        assert episode.turns == 3 and len(episode.samples) == expected
-        for sample in episode.samples:
-            ids, mask = torch.tensor(sample["ids"]), torch.tensor(sample["mask"])
+        rows = g.training_rows(episode.draws)
+        assert len(episode.draws) == 3 and (template is None or len(rows) == expected)
+        for row in rows:
+            ids, mask, drawn = (torch.tensor(column) for column in row)
             with torch.no_grad():
                 logits = player[0].model(input_ids=ids[None]).logits[0]
             forced = logits[:-1].log_softmax(-1).gather(1, ids[1:, None])[:, 0]
-            drawn = torch.tensor(sample["logps"])
             assert torch.allclose(forced[mask[1:]], drawn[mask], atol=1e-4)
             assert not drawn[~mask].any() and mask.sum() > 0
 
@@ -115,36 +114,27 @@ def test_only_drawn_tokens_are_trained(player, tmp_path):
     """Marked: the policy's turns, with their end tokens. Not marked: every word of the environment.
     A cut turn gets the template's end token as context, an ended one no second one."""
     tokenizer, seen = player[1], set()
-    for episode in (e for seed in range(6) for e in roll(player, echo(tmp_path), [1, 2], seed=seed)):
-        (sample,) = episode.samples
-        b = g.pack(episode.samples, 0, "cpu")
+    rolls = [roll(player, echo(tmp_path), [1, 2], seed=seed) for seed in range(6)]
+    for episode in sum(rolls, []):
+        (row,) = g.training_rows(episode.draws)
+        b = g.pack([row], 0, "cpu")
         mask, ids = b["mask"][0], b["ids"][0]
         starts = [t for t in range(1, len(mask)) if mask[t] and not mask[t - 1]]
         ends = [t + 1 for t in range(len(mask)) if mask[t] and not mask[t + 1 : t + 2].any()]
         turns = [ids[start:end].tolist() for start, end in zip(starts, ends, strict=True)]
         ended = [turn[-1] == tokenizer.eos_token_id for turn in turns]
-        said = [m["content"] for m in episode.messages if m["role"] == "assistant"]
-        assert tokenizer.batch_decode(turns, skip_special_tokens=True) == said
+        assert turns == [drawn for _, drawn, _ in episode.draws]
+        assert tokenizer.batch_decode(turns, skip_special_tokens=True) == episode.texts()
         others = "".join(m["content"] for m in episode.messages if m["role"] != "assistant")
         assert re.sub(r"<\|\w+\|>", "", tokenizer.decode(ids[~mask])) == others
-        row = tokenizer.decode(ids) + "<|end|>" * (not ended[-1])
+        shown = tokenizer.decode(ids) + "<|end|>" * (not ended[-1])
         whole = common.render(tokenizer, episode.messages)  # a turn may hold a drawn <|user|>
-        row, whole = (re.sub(r"<\|(?!end)\w+\|>", "", text) for text in (row, whole))
-        assert row == whole
-        assert b["logps"][0].tolist() == pytest.approx(sample["logps"])
-        assert episode.is_cut == (not all(ended)) and episode.tokens() == sum(map(len, turns))
+        shown, whole = (re.sub(r"<\|(?!end)\w+\|>", "", text) for text in (shown, whole))
+        assert shown == whole
+        assert b["logps"][0].tolist() == pytest.approx(row[2])
+        assert episode.truncated == (not all(ended)) and episode.tokens() == sum(map(len, turns))
         seen |= {*ended[:-1]}
     assert seen == {True, False}, "both kinds occurred, or the test says nothing"
-
-
-def test_the_strip_marks_trained_tokens_and_no_others(player, tmp_path):
-    """What a run shows before step one: as many marks as trained tokens, none in the environment's
-    words, and without the marks the text of the sample."""
-    (episode,) = roll(player, echo(tmp_path), [1])
-    strip = g.token_strip(player[1], episode.samples[0])
-    assert strip.count("▮") == episode.tokens() > 3
-    assert strip.replace("▮", "").startswith("<|system|>Vowels.<|end|><|user|>Go 1.<|end|>")
-    assert "<|user|>More 1.<|end|><|assistant|>▮" in strip
 
 
 def test_batch_mates_do_not_change_an_episode(player, tmp_path):
@@ -154,9 +144,13 @@ def test_batch_mates_do_not_change_an_episode(player, tmp_path):
         for n in (1, 2, 5):
             alone = roll(player, env, seeds[:n], temperature=temperature)
             for a, b in zip(together, alone):
-                assert (a.messages, a.samples[0]["ids"]) == (b.messages, b.samples[0]["ids"])
-                assert a.samples[0]["logps"] == pytest.approx(b.samples[0]["logps"], abs=1e-4)
-        assert {episode.turns for episode in together} == {1, 2, 3}, "they end at different times"
+                assert a.messages == b.messages
+                for turn, other in zip(a.draws, b.draws, strict=True):
+                    assert turn[:2] == other[:2]
+                    assert turn[2] == pytest.approx(other[2], abs=1e-4)
+        assert {len(episode.draws) for episode in together} == {1, 2, 3}, (
+            "they end at different times"
+        )
 
 
 def test_the_number_of_processes_does_not_change_an_episode(player, tmp_path, monkeypatch):
@@ -174,26 +168,26 @@ def test_the_number_of_processes_does_not_change_an_episode(player, tmp_path, mo
 def test_history_shows_the_last_exchanges(player, tmp_path):
     for k in (0, 1):
         (episode,) = roll(player, echo(tmp_path, history=k), [1])
-        prompts = [sample["mask"].index(True) for sample in episode.samples]
-        assert len(prompts) == 3
+        assert len(g.training_rows(episode.draws)) == 3
         seen = [episode.messages[0], *episode.messages[5 - 2 * k : 6]]
         want = common.render(player[1], seen, add_generation_prompt=True)
-        assert player[1].decode(episode.samples[2]["ids"][: prompts[2]]) == want
+        assert player[1].decode(episode.draws[2][0]) == want
 
 
 def test_a_cut_turn_is_counted_and_a_full_context_ends_the_turns(player, tmp_path):
     """No room for turn 2 or 3: run_out is asked, its −.5 is in the reward."""
     env = echo(tmp_path)
     episodes = roll(player, env, range(8), "--max-new-tokens 2")
-    assert all(episode.turns == 3 and episode.tokens() <= 6 for episode in episodes)
-    assert sum(episode.is_cut for episode in episodes) >= 4
-    room = len(episodes[1].samples[0]["ids"]) - 4
+    assert all(len(episode.draws) == 3 and episode.tokens() <= 6 for episode in episodes)
+    assert sum(episode.truncated for episode in episodes) >= 4
+    prompt, drawn, _ = episodes[1].draws[-1]
+    room = len(prompt + drawn) - 4
     for episode in roll(player, env, [1, 2, 3], "--max-length", room):
-        assert episode.is_cut and episode.metrics["ran_out"] == 1 and episode.turns < 3
+        assert episode.truncated and episode.metrics["ran_out"] == 1 and len(episode.draws) < 3
         assert episode.reward == pytest.approx(episode.metrics["vowels"] - 0.5)
-        assert all(len(sample["ids"]) <= room for sample in episode.samples)
+        assert all(len(prompt + drawn) <= room for prompt, drawn, _ in episode.draws)
     (episode,) = roll(player, env, [1], "--max-length 8")
-    assert (episode.turns, episode.samples, episode.reward) == (0, [], -0.5), "not even an opening"
+    assert (episode.texts(), episode.draws, episode.reward) == ([], [], -0.5), "not even an opening"
 
 
 def test_the_environment_never_sees_thoughts():
@@ -227,18 +221,20 @@ def test_what_ruler_returns_is_what_is_trained(monkeypatch):
             said = [messages[-1]["content"] for messages in group]
             error = errors.get(said[0])
             scores = [None if error else {"good": 0.9}.get(text, 0.1) for text in said]
-            rows.append([SimpleNamespace(score=x, error=error, reason=f"it is {x}") for x in scores])
+            row = [dict(score=x, error=error, reason=f"it is {x}") for x in scores]
+            rows.append([SimpleNamespace(**grade) for grade in row])
         return rows
 
     def graded(texts):
         said = [[{"role": "assistant", "content": text}] for text in texts.split()]
-        episodes = [g.Episode(1, i, messages) for i, messages in enumerate(said)]
-        return g.ruler_rewards(arguments("--reward ruler"), None, "a standard", episodes), episodes
+        episodes = [g.Episode(1, i, None, messages, reward=7) for i, messages in enumerate(said)]
+        g.rule(arguments("--reward ruler"), None, "a standard", episodes)
+        return [(episode.reward, episode.reason) for episode in episodes]
 
     monkeypatch.setattr(g.ruler, "ruler_groups", rule)
-    rewards, episodes = graded("good bad same same")
-    assert rewards == [0.9, 0.1, 0, 0] and episodes[0].reason == "it is 0.9"
-    assert graded("lost good good bad")[0] == [None, None, 0.9, 0.1]
+    rewards, reasons = zip(*graded("good bad same same"))
+    assert rewards == (0.9, 0.1, 0, 0) and reasons[0] == "it is 0.9"
+    assert [reward for reward, _ in graded("lost good good bad")] == [None, None, 0.9, 0.1]
 
 
 # ---- the run ----
@@ -256,19 +252,19 @@ def test_a_run_leaves_what_the_header_promises(folder, tmp_path, capsys):
     assert [r["step"] for r in rows] == [0, 1, 2, 2, 3, 4, 4]
     assert rows[0]["env/baseline/a"] == 0.5 and rows[0]["env/baseline/b"] == 0
     for row in rows:
-        split = "train" if "loss" in row else "validation"
+        split = "train" if "updates" in row else "validation"
         kept = [r for r in episodes if (r["step"], r["split"]) == (row["step"], split)]
         vowels = [r["metrics"]["vowels"] for r in kept]
         assert [r["reward"] for r in kept] == pytest.approx(vowels)
         assert {len(r["messages"]) for r in kept} == {7}
         v, n, cut = sum(vowels) / 4, *(sum(r[x] for r in kept) / 4 for x in ("tokens", "truncated"))
-        expected = {"env/vowels": v, "env/turns": 3, "env/invalid_frac": 1 / 3}
+        expected = {"env/vowels": v, "env/turns": 3, "env/invalid": 1}
         if split == "validation":
             expected |= {"val/score": v, "val/reward": v, "val/length": n, "val/n": 4}
             places = [(i, 0) for i in range(4)]
         else:
             expected |= {"reward/mean": v, "length/mean": n, "length/truncated_frac": cut}
-            expected |= {"ratio/mean": 1, "answer_tokens": 4 * n, "episodes": 4, "sample_gap": 0}
+            expected |= {"ratio": 1, "answer_tokens": 4 * n, "episodes": 4, "sample_gap": 0}
             places = [(0, 0), (0, 1), (1, 0), (1, 1)]
             assert row["tokens"] > 2 * row["answer_tokens"], "the environment's words as well"
             for a, b in (kept[:2], kept[2:]):
@@ -276,9 +272,10 @@ def test_a_run_leaves_what_the_header_promises(folder, tmp_path, capsys):
                 assert a["seed"] == b["seed"] and a["advantage"] == pytest.approx(gain, abs=1e-6)
         assert [(r["group"], r["sample"]) for r in kept] == places
         assert {key: row[key] for key in expected} == pytest.approx(expected, abs=1e-4)
-    # all are equal: no interval of width 0
-    assert "baseline   a          score 0.500  reward 0.500" in printed
-    assert "▮ before each trained token: <|system|>Vowels.<|end|>" in printed
+    assert "baseline   a          score 0.500" in printed
+    (strip,) = re.findall(r"^episode +▮ before each trained token: (.*)$", printed, re.M)
+    assert strip.startswith("<|system|>Vowels.<|end|><|user|>Go ")
+    assert "<|user|>More 1.<|end|><|assistant|>▮" in strip, "the environment's words have no mark"
     assert re.search(r"time +4 steps, about 1 minutes", printed)
 
 
@@ -302,11 +299,11 @@ def test_a_start_that_knows_no_move_is_told_so(folder, tmp_path, capsys):
     flags = ["--env-args", '{"show_legal": true}', "--steps 1"]
     g.main(line(folder, GAME, tmp_path / "run", *flags))
     printed = capsys.readouterr().out
-    assert "could not read 100% of the turns" in printed
+    assert "could read next to none of the turns" in printed
     assert """--env-args '{"show_legal": true}' --policy""" in printed
     rows = read(tmp_path / "run" / "metrics.jsonl")
     (row,) = [r for r in rows if "updates" in r]
-    assert row["updates"] == 0 and row["env/invalid_frac"] == 1 and row["reward/mean"] == -1
+    assert row["updates"] == 0 and row["env/invalid"] == 1 and row["reward/mean"] == -1
     assert (rows[0]["val/score"], rows[0]["val/reward"]) == (0, -1), "no win, and the game is lost"
 
 
@@ -316,9 +313,9 @@ def test_a_start_that_knows_no_move_is_told_so(folder, tmp_path, capsys):
 def test_a_transcript_shows_each_turn():
     turns = [("system", "Be\nbrief."), ("user", "Go."), ("assistant", "a"), ("user", "End.")]
     messages = [{"role": role, "content": text} for role, text in turns]
-    episode = g.Episode(7, 0, messages, 1, 0.25, metrics={"invalid": 0, "vowels": 0.5})
+    episode = g.Episode(7, 0, None, messages, reward=0.25, metrics={"invalid": 0, "vowels": 0.5})
     lines = "seed 7\n  # Be\n    brief.\n    Go.\n  > a\n    End.\n"
-    assert g.transcript(episode) == f"{lines}  reward 0.25  turns 1  vowels 0.5"
+    assert g.transcript(episode) == f"{lines}  reward 0.25  vowels 0.5"
 
 
 def test_play_shows_a_baseline_and_writes_rows_that_sft_reads(tmp_path, capsys):
@@ -336,7 +333,7 @@ def test_play_shows_a_baseline_and_writes_rows_that_sft_reads(tmp_path, capsys):
 
 
 def test_play_shows_a_model(folder, capsys):
-    assert g.main(words("play --policy", folder, "--max-new-tokens 4 --seed 3")) == 0
+    assert g.main(words("play", "--policy", folder, "--max-new-tokens 4 --seed 3")) == 0
     assert f"interview, {folder}, seed 3" in capsys.readouterr().out
 
 
@@ -351,7 +348,7 @@ def test_an_episode_that_is_seen_whole_is_one_row(tmp_path):
     for row in rows:
         calls = [json.loads(m["content"]) for m in row["messages"] if m["role"] == "assistant"]
         assert "search" in calls[0] and "answer" in calls[-1] and row["messages"][-1]["content"]
-    assert g.rows_to_imitate(g.Episode(0, 0, [{"role": "user", "content": "x"}]), "all") == []
+    assert g.rows_to_imitate([{"role": "user", "content": "x"}], "all") == [], "no turn, no row"
 
 
 # ---- what is refused ----
