@@ -85,12 +85,12 @@ def add_group_arguments(parser):
     add, whole = parser.add_argument, number(int, at_least=1)
     # fmt: off
     add("--group-size", type=number(int, at_least=2), default=8, help="G of the paper: answers to each prompt, 4 to 16")
-    add("--groups-per-batch", type=whole, default=8, help="prompts per rollout, 4 to 64; --batch-size N sets it so that an optimiser step has N answers")
+    add("--groups-per-batch", type=whole, default=8, help="prompts per rollout, 4 to 64; or set answers per step by --batch-size")
     add("--num-substeps", type=whole, default=1, help="optimiser steps per rollout, each of whole groups; with 1 nothing is clipped")
-    add("--scale", choices=("center", "std"), default="center", help="advantage: reward minus group mean (Dr. GRPO), or that over the deviation (GRPO)")
+    add("--scale", choices=("center", "std"), default="center", help="reward − group mean (Dr. GRPO), or that ÷ deviation (GRPO)")
     add("--clip-low", type=number(above=0, below=1), default=0.2, help="ε of the paper: the probability ratio is clipped below 1 − ε")
     add("--clip-high", type=number(above=0), default=0.28, help="ε above 1: 0.28 is DAPO's clip-higher, the GRPO paper has 0.2")
-    add("--beta", type=number(at_least=0), default=0.0, help="β of the paper, weight of the KL to the start, 0.001 to 0.1; 0 loads no reference")
+    add("--beta", type=number(at_least=0), default=0.0, help="β of the paper, weight of the KL to the start; 0 needs no reference")
     # fmt: on
     rollouts.add_rollout_arguments(parser)
     parser.set_defaults(eval_every=5, save_every=20, batch_size=None)  # a step is a whole rollout
@@ -105,6 +105,12 @@ def check_groups(args):
 
 
 # ---- the update ----
+
+
+def comparable(rewards_PG):
+    """(P, G) bool: answers with a reward, in groups where another one has a reward, too."""
+    scored = ~rewards_PG.isnan()
+    return scored & (scored.sum(1, keepdim=True) > 1)
 
 
 def update(args, run, policy, reference, optimizer, b, groups, advantages, counts, names):
@@ -179,7 +185,7 @@ def group_row(rewards_PG, advantages_PG, middle=0.5):
     (0.25, 0.5, 0.5)
     """
     scored = ~rewards_PG.isnan()
-    compared = scored.sum(1) > 1  # (P,)
+    compared = comparable(rewards_PG).any(1)  # (P,)
     mixed = (advantages_PG != 0).any(1)[compared]  # groups from which something is learned
     good = rewards_PG.nanmean(1)[compared] >= middle
     row = {
