@@ -25,6 +25,7 @@ Reference    Shao et al. 2024, arXiv 2402.03300, eq. 3 (GRPO); clip range: DAPO,
 Axes         P seeds, G episodes per seed, N rows, one or more per episode, T tokens
 """
 
+import argparse
 import contextlib
 import functools
 import itertools
@@ -70,11 +71,11 @@ HEADLINE = ("val/score", "val/reward")
 
 def parse_args(argv=None):
     example = "grpo_agent.py [play] --env my_env.py:MyEnv --out runs/agent"
-    text = "Group-relative policy optimisation on episodes of several turns; `play` shows some."
+    text = "GRPO on episodes of several turns; `grpo_agent.py play --policy MODEL` prints some."
     parser = flags.parser(example, text, "runs/grpo_agent", RATES)
     add, whole = parser.add_argument, number(int, at_least=1)
     # fmt: off
-    add("command", nargs="?", choices=("train", "play"), default="train", help="train, or play episodes of --policy and print them")
+    add("command", nargs="?", choices=("train", "play"), default="train", help=argparse.SUPPRESS)
     add("--env", default="envs/interview.py:Interview", help="FILE:CLASS, see docs/agents.md")
     add("--env-args", default="{}", help="keyword arguments of the class as JSON, such as '{\"k\": 4}'")
     add("--reward", choices=("env", "ruler"), default="env", help="the environment's own, or RULER's, which compares a group's episodes")
@@ -139,6 +140,7 @@ class Episode:
     seed: int
     number: int  # among the episodes of all processes: what its draws come from
     env: object
+    rng: random.Random  # a baseline's draws
     messages: list = field(default_factory=list)
     draws: list = field(default_factory=list)  # (prompt ids, drawn ids, log-probs) of each turn
     reward: float = 0.0  # the sum over its turns, or RULER's; None: the judge failed
@@ -195,8 +197,9 @@ def play(args, make, seeds, player, temperature=1.0, seed=0):
     An episode depends on its seed, its number and `seed` alone, not on who is played beside it.
     With several processes each plays its share and receives all episodes.
     """
-    live = [Episode(seeds[i], i, make()) for i in range(len(seeds))[rank() :: world()]]
-    rngs, episodes, turn = [random.Random(f"policy {e.seed}") for e in live], live, 0
+    local = list(enumerate(seeds))[rank() :: world()]
+    episodes = [Episode(s, number, make(), random.Random(f"policy {s}")) for number, s in local]
+    live, turn = episodes, 0
     with users_class(args):
         for episode in episodes:
             episode.hear(*episode.env.reset(episode.seed))
@@ -207,9 +210,9 @@ def play(args, make, seeds, player, temperature=1.0, seed=0):
                 texts = draw_turns(args, *player, live, temperature, 1000 * seed + turn)
             with users_class(args):
                 if not isinstance(player, tuple):
-                    texts = [player(episode.env, rng) for episode, rng in zip(live, rngs)]
+                    texts = [player(episode.env, episode.rng) for episode in live]
                 goes_on = list(pool.map(Episode.take_turn, live, texts))
-            live, rngs = (list(itertools.compress(x, goes_on)) for x in (live, rngs))
+            live = list(itertools.compress(live, goes_on))
     for episode in episodes:
         episode.env = None  # a user's class may refuse to be sent to another process
     return sorted(gather(episodes), key=lambda episode: episode.number)
@@ -393,7 +396,7 @@ def transcript(episode):
 
 def write_episodes(run, split, episodes, g):
     """Add the episodes to rollouts.jsonl, every word, to be read by people."""
-    left_out, rows = ("number", "env", "draws"), []
+    left_out, rows = ("number", "env", "rng", "draws"), []
     for e in episodes:
         place = {"step": run.step, "split": split, "group": e.number // g, "sample": e.number % g}
         kept = {key: value for key, value in vars(e).items() if key not in left_out}

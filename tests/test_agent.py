@@ -2,6 +2,7 @@
 
 import json
 import re
+from collections import Counter
 from types import SimpleNamespace
 
 import pytest
@@ -10,6 +11,7 @@ import torch
 import common
 import grpo_agent as g
 from conftest import REPO
+from parts import runs
 from tiny import CHATML, TEMPLATE, cases, error_of, tiny_model, tiny_tokenizer, words
 
 ECHO = """
@@ -227,7 +229,9 @@ def test_what_ruler_returns_is_what_is_trained(monkeypatch):
 
     def graded(texts):
         said = [[{"role": "assistant", "content": text}] for text in texts.split()]
-        episodes = [g.Episode(1, i, None, messages, reward=7) for i, messages in enumerate(said)]
+        episodes = [
+            g.Episode(1, i, None, None, messages, reward=7) for i, messages in enumerate(said)
+        ]
         g.rule(arguments("--reward ruler"), None, "a standard", episodes)
         return [(episode.reward, episode.reason) for episode in episodes]
 
@@ -235,6 +239,64 @@ def test_what_ruler_returns_is_what_is_trained(monkeypatch):
     rewards, reasons = zip(*graded("good bad same same"))
     assert rewards == (0.9, 0.1, 0, 0) and reasons[0] == "it is 0.9"
     assert [reward for reward, _ in graded("lost good good bad")] == [None, None, 0.9, 0.1]
+
+
+def test_a_budget_ends_the_run_and_more_of_it_goes_on(folder, tmp_path, monkeypatch):
+    """A dollar per step: with 3 the run ends after step 3, for a fourth would cost too much; with 5
+    --resume goes on to step 5, with the weights of a run that had 5 at once."""
+
+    def rule(groups, *rest):
+        return [
+            [SimpleNamespace(score=len(str(m)) % 7 / 7, error=None, reason="") for m in group]
+            for group in groups
+        ]
+
+    judge = SimpleNamespace(counts=Counter(), metrics=lambda spent: {"judge/usd": 1.0})
+    monkeypatch.setattr(g.ruler, "ruler_groups", rule)
+    monkeypatch.setattr(g.server.Judge, "from_args", lambda *given: judge)
+    flags = "--reward ruler --judge-price 1,1 --steps 9 --restore last --judge-budget"
+    once, twice = tmp_path / "once", tmp_path / "twice"
+    g.main(line(folder, echo(tmp_path), once, flags, 5))
+    g.main(line(folder, echo(tmp_path), twice, flags, 3))
+    steps = [row["step"] for row in read(twice / "metrics.jsonl") if "updates" in row]
+    assert steps == [1, 2, 3]
+    g.main(line(folder, echo(tmp_path), twice, flags, 5, "--resume"))
+    steps = [row["step"] for row in read(twice / "metrics.jsonl") if "updates" in row]
+    assert steps == [1, 2, 3, 4, 5]
+    files = [out / "model.safetensors" for out in (once, twice)]
+    assert files[0].read_bytes() == files[1].read_bytes()
+
+
+# ---- (4) update ----
+
+
+@pytest.mark.parametrize("history", ['"all"', 1])
+def test_a_step_is_the_closed_form_also_with_a_row_per_turn(history, folder, tmp_path, monkeypatch):
+    """The gradient before clipping is that of Σ −A·log π / tokens of the step: all turns of an
+    episode under its advantage, its own tokens alone. Computed here turn by turn from the model's
+    own logits, for one row per episode and for one per turn."""
+    env, grads = echo(tmp_path, history=history), []
+    monkeypatch.setattr(runs.Run, "clip", lambda run: grads.append(gradient(run.policy)) or 0.0)
+    g.main(line(folder, env, tmp_path / "run", "--steps 1 --seed 3"))
+    args, (policy, tokenizer) = arguments("--env", env, "--seed 3"), load(folder)
+    policy.requires_grad_(True)
+    make, seeds = g.environment(args), g.training_seeds(args, 1)
+    episodes = g.play(args, make, seeds, (policy, tokenizer), 1.0, 3 * 10**6 + 1)
+    total, tokens = 0.0, sum(episode.tokens() for episode in episodes)
+    for i, episode in enumerate(episodes):
+        mates = [mate.reward for mate in episodes[i - i % 2 : i - i % 2 + 2]]
+        advantage = episode.reward - sum(mates) / 2
+        for prompt, drawn, _ in episode.draws:
+            logits = policy.model(input_ids=torch.tensor([prompt + drawn])).logits[0]
+            logps = logits[len(prompt) - 1 : -1].log_softmax(-1)
+            total -= advantage * logps[range(len(drawn)), drawn].sum() / tokens
+    total.backward()
+    expected = gradient(policy)
+    assert (grads[0] - expected).norm() < 1e-4 * expected.norm() and expected.norm() > 0
+
+
+def gradient(policy):
+    return torch.cat([w.grad.flatten() for w in policy.parameters() if w.grad is not None])
 
 
 # ---- the run ----
@@ -313,7 +375,9 @@ def test_a_start_that_knows_no_move_is_told_so(folder, tmp_path, capsys):
 def test_a_transcript_shows_each_turn():
     turns = [("system", "Be\nbrief."), ("user", "Go."), ("assistant", "a"), ("user", "End.")]
     messages = [{"role": role, "content": text} for role, text in turns]
-    episode = g.Episode(7, 0, None, messages, reward=0.25, metrics={"invalid": 0, "vowels": 0.5})
+    episode = g.Episode(
+        7, 0, None, None, messages, reward=0.25, metrics={"invalid": 0, "vowels": 0.5}
+    )
     lines = "seed 7\n  # Be\n    brief.\n    Go.\n  > a\n    End.\n"
     assert g.transcript(episode) == f"{lines}  reward 0.25  vowels 0.5"
 
