@@ -56,7 +56,7 @@ from parts.files import UserError, brief, command, load_function, number, write_
 from parts.pairs import check_text
 from parts.parallel import all_sum, gather, pick, rank, world
 from parts.sampling import sample
-from parts.texts import text_metrics
+from parts.texts import text_flags, text_metrics
 
 RATES = 3e-4, 1e-5, 2e-4  # below 100 M parameters (worked on data/tiny-base), above, with LoRA
 STEPS = 40  # without --steps; seeds have no end, so there are no epochs
@@ -489,7 +489,7 @@ def main(argv=None):
         reference = policy if args.lora_rank else Policy(load_model(*settings), run.dtype)
     opening = encode_prompt(tokenizer, env.reset(VAL_SEEDS))
     optimizer = run.start({"policy": policy}, tokenizer, RATES, STEPS, [opening])
-    guard = rollouts.Guard(run, watch.Watcher(args, run.rows()), args.val_episodes)
+    guard = rollouts.Guard(run, args.val_episodes)
     player, seconds = (policy, tokenizer), None
     if run.step == 0:
         seconds = preflight(args, run, player, reference, make)
@@ -524,7 +524,8 @@ def main(argv=None):
         metrics |= update | episode_row(episodes)
         if getattr(env, "prose", True):
             openings = [episode.messages[0]["content"] for episode in episodes]
-            metrics |= text_metrics(openings, ["\n".join(e.texts()) for e in episodes])
+            texts = ["\n".join(episode.texts()) for episode in episodes]
+            metrics |= text_metrics(text_flags(openings, texts), texts)
         metrics |= rollouts.length_row(*lengths(episodes), int(b["attention_mask"].sum()))
         guard.log(metrics | judge.metrics(spent) if judge else metrics)
         write_episodes(run, "train", episodes, g)
@@ -535,8 +536,7 @@ def main(argv=None):
 
     test = f"--seed {TEST_SEEDS} --episodes 128"
     words = shlex.join(["--policy", args.out])
-    status = guard.finish(f"python grpo_agent.py play {env_flags(args)} {words} {test}")
-    return status or watch.exit_code(run.state.get("ended"))
+    return guard.finish(f"python grpo_agent.py play {env_flags(args)} {words} {test}")
 
 
 if __name__ == "__main__":
