@@ -33,7 +33,6 @@ from functools import partial
 
 from checks.instructions import blank, decide
 from parts import files, pages
-from parts.dialogue import visible
 from parts.draft import (
     MANNERS,
     TOGETHER,
@@ -45,7 +44,7 @@ from parts.draft import (
     inputs_call,
     read_source,
 )
-from parts.files import Parser, UserError
+from parts.files import UserError
 from parts.grades import (
     UNREAD,
     Grade,
@@ -56,6 +55,7 @@ from parts.grades import (
     print_scores,
 )
 from parts.means import mean
+from parts.messages import visible
 from parts.questions import REFERENCE, block, message, parse_entries, shown
 from parts.rubrics import (  # noqa: F401  (Criterion and the next two for notebooks and copies)
     Criterion,

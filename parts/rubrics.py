@@ -19,8 +19,8 @@ from pathlib import Path
 from checks.instructions import a_text, check_arguments, is_number
 from parts import files
 from parts.files import UserError
+from parts.messages import check_prompt, check_text
 from parts.questions import canonical, talk
-from parts.rows import check_messages, check_prompt
 
 SPLITS = ("train", "validation", "test")
 SPLIT_OF = {"train": "train", "val": "validation", "test": "test"}  # a row's own: the file's
@@ -412,15 +412,15 @@ def row_of(raw, known, rubrics, number):
 
 def same_prompt(prompt, row):
     """Is a prompt (text, or messages) that of the row?"""
-    check_messages(prompt, "prompt")
+    check_text({"prompt": prompt}, "prompt")
     return talk(prompt, "") == talk(row.prompt, "")
 
 
 def response_text(value):
     """Text, or the last of a list of messages, which must be the assistant's."""
-    check_messages(value, "response")
+    check_text({"response": value}, "response")
     if isinstance(value, str):
         return value
-    if not value or value[-1]["role"] != "assistant":
+    if value[-1]["role"] != "assistant":
         raise ValueError('"response": the last message must be the assistant\'s')
     return value[-1]["content"]

@@ -15,15 +15,13 @@ from pathlib import Path
 
 from parts import files
 from parts.files import UserError
-from parts.rows import (
-    PROMPT_COLUMNS,
-    check_messages,
-    check_prompt,
-    check_response,
-    is_blank,
-    plain_text,
-)
+from parts.messages import check_answer, check_prompt, check_text, plain_text
 
+# columns of known layouts that belong to a prompt, and that the page does not show
+PROMPT_COLUMNS = """
+    system system_prompt tools input question instruction context history documents images image
+    chat_template_kwargs
+""".split()
 NULL, MISSING = type(None), type(...)
 TEXTS = "event event_id item_id item_sha256 annotator session comment ts_client ts_server"
 EVENT = {  # the keys of a line of annotations.jsonl and their types
@@ -230,13 +228,13 @@ def check_item(row):
         row["id"] = str(row["id"]).removesuffix(".0")
     check_prompt(row)
     for side in "ab":
-        check_messages(row[side], side)
+        check_text(row, side)
         roles = [m["role"] for m in row[side]] if isinstance(row[side], list) else []
         as_messages = isinstance(row["prompt"], list)  # as the turns behind it
         if as_messages and len(roles) > 1 and roles[0] == roles[-1] == "assistant":
             continue  # a conversation
         if row[side] == [] or answer_text(row[side]).strip():  # a blank answer: `load_items`
-            check_response(row, side)
+            check_answer(row, side)
     for key in ("id", "task", "a_model", "b_model"):
         if not isinstance(row.get(key) or "", str):
             raise ValueError(
@@ -307,16 +305,16 @@ def as_pair(item):
     turns = {side: item[side][n : n + 1] for side in "ab"}
     if any([m["role"] for m in turn] != ["assistant"] for turn in turns.values()):
         return None
-    if any(is_blank(turn[0]) for turn in turns.values()):
+    said = "content", "tool_calls", "reasoning_content"
+    if not all(any(str(turn[0].get(key) or "").strip() for key in said) for turn in turns.values()):
         return None
     return item | turns | {"prompt": [*item["prompt"], *item["a"][:n]]}
 
 
 def load_items(path, flag="--items"):
     """{id: item}, the keys of ITEM alone. Rows left out and columns not read are counted aloud."""
-    items, counts, lines, kind = {}, files.Counts(), {}, None  # lines: {id: its line}
+    items, counts, lines, kind = {}, Counter(), {}, None  # lines: {id: its line}
     for line, row in files.read_jsonl(path, check_item, numbered=True, flag=flag):
-        counts.place = f"{path}:{line}"
         counts["rows"] += 1
         for key in row:
             if key not in ITEM and row[key] not in (None, "", [], {}):
