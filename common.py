@@ -22,11 +22,11 @@ To copy      `encode_pair` with the functions above it in section 1; all of sect
 Axes         B rows, T columns, V vocabulary, H hidden, N tokens
 """
 
+import contextlib
 import functools
 import json
 import math
 import os
-import shutil
 import tempfile
 from pathlib import Path
 
@@ -36,19 +36,20 @@ from torch import nn
 from torch.nn.utils.rnn import pad_sequence
 from torch.utils.checkpoint import checkpoint as recompute
 
-from parts.files import UserError, brief, read_record, write_json
+from parts.files import UserError, brief, write_json
 from parts.lora import add_lora, lora_layers, merged_state, save_adapter
 from parts.parallel import rank
 from parts.rounding import spread_weights
 from parts.shared_prompt import shared_hidden
 
 BASE = "data/tiny-base"
+OURS = ("architectures", "pad_token_id")  # of config.json, what training decides
 
 # ---- 1. text to ids ----
 
 # for messages where the tokenizer has no template; saved with it, so that inference sees the same
 PLAIN_TEMPLATE = (
-    "{{ bos_token }}{% for m in messages %}{{ m.role }}: {{ m.content }}"
+    "{{ bos_token or '' }}{% for m in messages %}{{ m.role }}: {{ m.content }}"
     "{% if m.role == 'assistant' %}{{ eos_token }}{% endif %}\n{% endfor %}"
     "{% if add_generation_prompt %}assistant:{% endif %}"
 )
@@ -62,20 +63,17 @@ def render(tokenizer, messages, **settings):
     """Messages as text by the chat template. A key without a value ("tool_calls": []) is no key:
     templates ask `'tool_calls' in message`."""
     if tokenizer.chat_template is None:
-        tokenizer.chat_template = PLAIN_TEMPLATE.replace(
-            "{{ bos_token }}", tokenizer.bos_token and "{{ bos_token }}" or ""
-        )
+        tokenizer.chat_template = PLAIN_TEMPLATE
         print("template   the model has no chat template: messages are written as role: content")
-    empty = (None, "", [], {})
     messages = [
-        {key: x for key, x in message.items() if key == "content" or x not in empty}
+        {key: value for key, value in message.items() if value or key == "content"}
         for message in messages
     ]
     try:
         return tokenizer.apply_chat_template(messages, tokenize=False, **settings)
     except Exception as error:  # jinja's errors have no common base class
         roles = [message["role"] for message in messages]
-        raise Refused(f"the chat template refuses {roles}: {brief(error, 100)}") from None
+        raise Refused(f"the chat template refuses {roles}: {brief(error)}") from None
 
 
 def encode(tokenizer, text, rendered):
@@ -187,6 +185,14 @@ def micro_batches(indices, lengths, most_tokens):
     return parts
 
 
+def pad_left(rows, pad, device):
+    """(ids, attention_mask), (B, T) each, left-padded: all prompts end in the last column."""
+    width = max(map(len, rows))
+    ids = torch.tensor([[pad] * (width - len(row)) + [*row] for row in rows], device=device)
+    lengths = torch.tensor([len(row) for row in rows], device=device)
+    return ids, (torch.arange(width, device=device) >= width - lengths[:, None]).long()
+
+
 # ---- 3. models ----
 
 
@@ -199,10 +205,10 @@ def opened(flag, name, load, **settings):
     try:
         return load(name, **settings)
     except Exception as error:
-        hint = "no such folder, and as a hub id it " * (not Path(name).exists())
-        if (Path(name) / "checkpoint").is_dir() and not (Path(name) / "config.json").exists():
+        hint = "" if Path(name).exists() else "no such folder, and as a hub id it "
+        if (Path(name) / "checkpoint").is_dir():
             hint = "this run has not finished, so it holds no model yet; it "
-        raise UserError(f"{flag} {name}: {hint}cannot be loaded ({brief(error, 300)})") from None
+        raise UserError(f"{flag} {name}: {hint}cannot be loaded ({brief(error)})") from None
 
 
 def load_config(name, flag="--model", scores=False):
@@ -211,14 +217,11 @@ def load_config(name, flag="--model", scores=False):
     from transformers import AutoConfig
 
     config = opened(flag, name, AutoConfig.from_pretrained)
-    if has_reward_head(config) != scores:
-        fix = "train one with reward_train.py" if scores else "name a model that writes answers"
-        raise UserError(f"{flag} {name}: {'not' if scores else 'this is'} a reward model; {fix}")
+    if ("ForSequenceClassification" in str(config.architectures)) != scores:
+        fix = "not a reward model; train one with reward_train.py"
+        fix = fix if scores else "a reward model, which writes no answers; name a policy"
+        raise UserError(f"{flag} {name}: {fix}")
     return config
-
-
-def has_reward_head(config):
-    return any("ForSequenceClassification" in name for name in config.architectures or [])
 
 
 def max_positions(config):
@@ -230,15 +233,9 @@ def load_tokenizer(name, flag="--model"):
     from transformers import AutoTokenizer
 
     tokenizer = opened(flag, name, AutoTokenizer.from_pretrained)
-    if len(tokenizer) < 2 or not end_ids(tokenizer):  # 1: transformers found no tokenizer
-        raise UserError(f"{flag} {name}: no tokenizer, or one without end token; set eos_token")
+    if not end_ids(tokenizer):
+        raise UserError(f"{flag} {name}: the tokenizer has no end token; set eos_token, save it")
     return tokenizer
-
-
-def run_args(folder):
-    """The flags of the run that made a model folder; {} for a folder of another tool."""
-    record = read_record(folder)
-    return record["args"] if record else {}
 
 
 def load_model(
@@ -250,7 +247,7 @@ def load_model(
                     whatever dtype is, all others are stored in it
     kind            a class of transformers (default AutoModelForCausalLM); its settings follow
     """
-    from transformers import AutoModelForCausalLM
+    from transformers import AutoModelForCausalLM, GenerationConfig
 
     load = (kind or AutoModelForCausalLM).from_pretrained
     stored = torch.float32 if trainable and not lora_rank else dtype
@@ -258,8 +255,9 @@ def load_model(
     lost = [key for key in info["missing_keys"] if not key.startswith("score.")]
     if lost:  # transformers would draw it at random
         raise UserError(f"{flag} {name}: its weight files lack {lost[0]} ({len(lost)} missing)")
-    head = model.get_output_embeddings() or getattr(model, "score", None)
+    head = model.get_output_embeddings() or model.score
     head.float()  # a logit of 20 in bf16 is rounded by .06
+    model.generation_config = GenerationConfig()  # no repetition penalty that the authors ask for
     model.requires_grad_(trainable).to(device).eval()
     if trainable and lora_rank:
         add_lora(model, lora_rank, seed)
@@ -279,44 +277,35 @@ def save_model(model, tokenizer, folder, source):
     state, folder = merged_state(model), Path(folder)  # on all ranks: each has its shards
     if rank():
         return
+    from transformers import GenerationConfig, PretrainedConfig
+
+    ends = {"eos_token_id": end_ids(tokenizer)}
+    if model.can_generate():
+        model.generation_config = GenerationConfig(**ends)
     folder.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=folder, prefix=".writing-") as temporary:
         new = Path(temporary)
-        if getattr(model, "generation_config", None) is not None:
-            model.generation_config.eos_token_id = end_ids(tokenizer)
-            model.generation_config.do_sample = True  # with it no temperature is refused
         model.save_pretrained(new, state_dict=state)
         tokenizer.save_pretrained(new)
         if lora_layers(model):
             save_adapter(model, new / "adapter", source)
             tokenizer.save_pretrained(new / "adapter")
-        for name in ("preprocessor_config.json", "processor_config.json", "tokenizer.model"):
-            if (file := base_file(source, name)) and not (new / name).exists():
-                shutil.copy(file, new)
+        if model.can_generate():  # the authors' temperature and the like, if they state any
+            with contextlib.suppress(OSError):
+                generation, _ = GenerationConfig.get_config_dict(source)
+                write_json(new / "generation_config.json", generation | ends)
+        # transformers 4 and vLLM read words that version 5 leaves out, so the authors' own stay
         written = json.loads((new / "config.json").read_text(encoding="utf-8"))
-        if file := base_file(source, "config.json"):
-            # transformers 4 and vLLM read words that version 5 leaves out: the authors' own
-            base = json.loads(Path(file).read_text(encoding="utf-8"))
-            own = {key: x for key, x in written.items() if key not in base}
-            own |= {key: written.get(key) for key in ("architectures", "pad_token_id")}
-            written = base | own | {"dtype": "float32", "torch_dtype": "float32"}
-            write_json(new / "config.json", written)
+        base, _ = PretrainedConfig.get_config_dict(source)
+        ours = {key: x for key, x in written.items() if key not in base or key in OURS}
+        types = {"dtype": "float32", "torch_dtype": "float32"}
+        write_json(new / "config.json", base | ours | types)
         files = [file for file in new.rglob("*") if file.is_file()]
         for file in sorted(files, key=lambda file: file.name == "config.json"):
             target = folder / file.relative_to(new)
             target.parent.mkdir(exist_ok=True)
             os.chmod(file, 0o644)  # safetensors writes 0600, which no other user's server can read
             os.replace(file, target)
-
-
-def base_file(source, name):
-    """A file of a base model, a folder or an id in the hub's cache; None if it has none."""
-    from transformers.utils import cached_file
-
-    return cached_file(
-        source, name, local_files_only=True, _raise_exceptions_for_missing_entries=False,
-        _raise_exceptions_for_connection_errors=False,
-    )  # fmt: skip
 
 
 # ---- 4. log-probs ----

@@ -168,8 +168,8 @@ def means(parts, stats, keys):
 
     parts, stats   the pairs of each forward, and what `forward` returned for them
     """
-    stats = [tuple(x.detach().cpu().double() for x in row) for row in stats]
-    losses, rewards, logps, tokens = (torch.cat(x, -1) for x in zip(*gather(stats)))
+    stats = gather([[x.detach().cpu().double() for x in row] for row in stats])
+    losses, rewards, logps, tokens = (torch.cat(x, -1) for x in zip(*stats))
     margins = rewards[0] - rewards[1]  # (B,)
     # at the start the two rewards differ by rounding only, which counts as equal: half right
     equal = margins.abs() <= 1e-6 * logps.abs().sum(0)

@@ -7,7 +7,6 @@ import os
 import runpy
 import sys
 import tempfile
-import traceback
 from argparse import ArgumentDefaultsHelpFormatter, ArgumentParser, ArgumentTypeError
 from operator import index
 from pathlib import Path
@@ -17,7 +16,6 @@ class UserError(ValueError):
     """What the user can fix: `command` prints it as one line on stderr and exits with status 2."""
 
 
-MISSING_PACKAGE = "; install it with pip"
 PRIVATE = 0o600  # mode of a file that holds personal data: votes, profiles, decisions
 
 
@@ -25,21 +23,20 @@ def command(main, out_of_memory=""):
     """Run a stage's `main` as a command and exit with its status: a UserError, or what the system
     reports of files, becomes one line and status 2.
 
-    out_of_memory: what helps in this command, for the error that torch raises then
+    out_of_memory   what helps in this command, for the error that torch raises then
     """
-    hints = {"OutOfMemoryError": out_of_memory, "ModuleNotFoundError": MISSING_PACKAGE}
+    status = 2
     try:
         status = main()
     except KeyboardInterrupt:  # the second Ctrl-C; after the first one the step is finished
         status = 130
     except Exception as error:
-        if isinstance(error, RuntimeError) and isinstance(error.__context__, OSError):
-            error = error.__context__  # torch.save hides a full disk
-        hint = hints.get(type(error).__name__)  # by name, so that nothing is imported for it
-        if hint is None and not isinstance(error, (UserError, OSError)):
+        if isinstance(error.__context__, OSError):  # torch.save hides a full disk
+            error = error.__context__
+        is_memory = type(error).__name__ == "OutOfMemoryError"  # of torch, not imported for it
+        if not is_memory and not isinstance(error, (UserError, OSError, ModuleNotFoundError)):
             raise
-        print(f"error: {brief(error)}{hint or ''}", file=sys.stderr)
-        status = 2
+        print(f"error: {brief(error)}{out_of_memory * is_memory}", file=sys.stderr)
     sys.exit(status)
 
 
@@ -103,8 +100,8 @@ def read_log(path):
             rows.append(json.loads(line))
             index(rows[-1]["step"])
         except (ValueError, TypeError, KeyError, RecursionError):
-            wrong = 'expected a row of a run\'s log, an object with a whole number "step"'
-            raise UserError(f"{path}:{line_number}: {wrong}; delete this line") from None
+            wrong = 'expected an object with a whole number "step"; delete this line'
+            raise UserError(f"{path}:{line_number}: {wrong}") from None
     return rows, bool(rest.strip())
 
 
@@ -112,36 +109,25 @@ def read_record(folder, flag="", fix=""):
     """What a run writes into its folder's args.json: {"stage", "args", …}. None where there is
     none, or another tool's; UserError for one that is cut."""
     file = Path(folder) / "args.json"
-    if not file.is_file():
-        return None
     try:
-        record = json.loads(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError) as error:
-        reason = f"this is not the args.json of a run ({brief(error)})"
-        raise UserError(f"{flag} {file}: {reason}; {fix}".strip(" ;")) from None
-    ours = isinstance(record, dict) and "stage" in record and isinstance(record.get("args"), dict)
+        record = parse_json(file.read_text(encoding="utf-8")) if file.is_file() else {}
+    except (ValueError, RecursionError) as error:
+        raise UserError(f"{flag} {file}: {brief(error)}; {fix}".strip(" ;")) from None
+    ours = isinstance(record, dict) and isinstance(record.get("args"), dict) and "stage" in record
     return record if ours else None
 
 
 def load_function(spec, flag):
-    """The function named by FILE:FUNCTION, such as --gold: (prompts, answers, rows) → scores."""
+    """The function named by FILE:FUNCTION, such as --gold: (prompts, answers, rows) → scores. What
+    its file raises is the user's own, and comes with its traceback."""
     path, _, name = spec.rpartition(":")
-    if not path.endswith(".py") or not Path(path).is_file():
+    if not Path(path).is_file():
         raise UserError(f"{flag} {spec}: expected FILE:FUNCTION with an existing Python file")
     sys.path.append(str(Path(path).resolve().parent))  # the file may import its neighbours
-    try:
-        function = runpy.run_path(path, run_name=Path(path).stem).get(name)
-    except (Exception, SystemExit) as error:  # the user's own code may raise anything
-        raise UserError(f"{flag} {spec}: {where_raised(error)}") from error
+    function = runpy.run_path(path, run_name=Path(path).stem).get(name)
     if not callable(function):
         raise UserError(f"{flag} {spec}: {path} has no function {name!r}")
     return function
-
-
-def where_raised(error):
-    """An exception of the user's own code in one line, with file and line."""
-    last = traceback.extract_tb(error.__traceback__)[-1]
-    return f"{type(error).__name__}: {brief(error)} ({last.filename}, line {last.lineno})"
 
 
 # ---- writing ----
@@ -183,9 +169,6 @@ def replacing(path, mode=0o644):
             os.fsync(file.fileno())
         os.chmod(temporary, mode)
         os.replace(temporary, path)
-    except OSError as error:
-        error.filename = str(path)  # that of a full disk has none
-        raise
     finally:
         Path(temporary).unlink(missing_ok=True)
 
@@ -219,8 +202,6 @@ def number(kind=float, above=-math.inf, at_least=-math.inf, below=math.inf):
     >>> number(above=0)("0.5"), number(int, at_least=1)("8")
     (0.5, 8)
     """
-    limits = {"above": above, "at least": at_least, "below": below}
-    named = [f"{word} {limit}" for word, limit in limits.items() if math.isfinite(limit)]
 
     def parse(text):
         try:
@@ -229,8 +210,9 @@ def number(kind=float, above=-math.inf, at_least=-math.inf, below=math.inf):
             value = math.nan
         if above < value < below and value >= at_least:  # NaN and inf fail, too
             return value
-        noun = "a whole number" if kind is int else "a number"
-        raise ArgumentTypeError(f"{text!r} given, expected {noun} {' and '.join(named)}".rstrip())
+        noun, least = "a whole number" if kind is int else "a number", max(above, at_least)
+        words = f"{noun} from {least:g} to {below:g}" + " (without the ends)" * (above > at_least)
+        raise ArgumentTypeError(f"{text!r} given, expected {words}")
 
     return parse
 

@@ -1,8 +1,8 @@
 """parts/pairs.py: what a row must hold; preference pairs: checked, encoded, split by their prompt.
 
 A pair, as TRL writes it: {"prompt": …, "chosen": …, "rejected": …}, each a text, or each a list of
-{"role", "content"}; without "prompt" both sides begin with it. "tie": true where neither is better,
-"group": what must stay on one side of the split beyond the prompt's own words.
+{"role", "content"}; without "prompt" both sides begin with it. "tie": true where neither is better;
+"group": rows of one group stay on one side of the split.
 """
 
 import hashlib
@@ -15,14 +15,14 @@ from common import Refused, encode_pair, pad_rows
 from parts.files import UserError, counts_in_words, existing_file, number, read_jsonl
 
 ROLES = ("system", "developer", "user", "assistant", "tool")
-ASSISTANT = "\n\nAssistant:"  # of Anthropic's HH texts
+HUMAN, ASSISTANT = "\n\nHuman:", "\n\nAssistant:"  # of Anthropic's HH texts
 
 
 def add_pair_arguments(parser, default="data/prefs_train.jsonl"):
     add = parser.add_argument
     # fmt: off
     add("--pairs", nargs="+", type=existing_file, default=[default], help="JSONL files with rows of prompt, chosen and rejected")
-    add("--eval-pairs", nargs="+", type=existing_file, default=[], help="held-out pairs; without them a share of --pairs is held out")
+    add("--eval-pairs", nargs="+", type=existing_file, default=[], help="held-out pairs, in place of a share of --pairs")
     add_split_arguments(parser)
     # fmt: on
 
@@ -30,8 +30,8 @@ def add_pair_arguments(parser, default="data/prefs_train.jsonl"):
 def add_split_arguments(parser):
     add = parser.add_argument
     # fmt: off
-    add("--eval-fraction", type=number(at_least=0, below=1), default=0.1, help="share of the prompts to hold out; all rows of a prompt stay together")
-    add("--chat", action="store_true", help="make a prompt given as text a user's message of the chat template; otherwise text is continued as it stands")
+    add("--eval-fraction", type=number(at_least=0, below=1), default=0.1, help="share of the prompts to hold out, with all their rows")
+    add("--chat", action="store_true", help="a prompt given as text is a user's message, instead of text to continue")
     # fmt: on
 
 
@@ -51,6 +51,8 @@ def check_text(row, key):
             raise ValueError(f'"{key}": each message needs a "content" that is one text')
     if not isinstance(value, str) and not messages:
         raise ValueError(f'"{key}": expected text or a list of messages, found {value!r:.60}')
+    if not words(value) and not any(message.get("tool_calls") for message in messages):
+        raise ValueError(f'"{key}" is empty; fill it in or delete the line')
 
 
 def check_prompt(row):
@@ -59,8 +61,6 @@ def check_prompt(row):
     prompt = row["prompt"]
     if not isinstance(prompt, str) and prompt[-1]["role"] == "assistant":
         raise ValueError('"prompt" must end with a message to answer, not with the assistant\'s')
-    if not words(prompt):
-        raise ValueError('"prompt" is empty; fill it in or delete the line')
 
 
 def check_answer(row, key):
@@ -71,20 +71,18 @@ def check_answer(row, key):
         raise ValueError(f'"prompt" and "{key}" must both be text or both be lists of messages')
     if not isinstance(answer, str) and [turn["role"] for turn in answer] != ["assistant"]:
         raise ValueError(f'"{key}" must be one message of the assistant')
-    if not words(answer) and not (isinstance(answer, list) and answer[0].get("tool_calls")):
-        raise ValueError(f'"{key}" is empty; fill it in or delete the line')
 
 
 def check_pair(row):
     """ValueError unless this is a preference row; fills in a missing "prompt"."""
-    check_text(row, "chosen")
-    check_text(row, "rejected")
+    for key in ("chosen", "rejected"):
+        check_text(row, key)
     if row.get("prompt") is None:
         row["prompt"], row["chosen"], row["rejected"] = split_prompt(row["chosen"], row["rejected"])
     check_prompt(row)
-    check_answer(row, "chosen")
-    check_answer(row, "rejected")
-    if not isinstance(row.get("tie") or False, bool):
+    for key in ("chosen", "rejected"):
+        check_answer(row, key)
+    if row.get("tie") not in (None, True, False):
         raise ValueError(f'"tie" is {row["tie"]!r}; expected true or false')
 
 
@@ -95,16 +93,14 @@ def split_prompt(chosen, rejected):
     >>> split_prompt("\\n\\nHuman: 2+2?\\n\\nAssistant: 4", "\\n\\nHuman: 2+2?\\n\\nAssistant: 5")[1:]
     (' 4', ' 5')
     """
-    n = next((i for i, (a, b) in enumerate(zip(chosen, rejected)) if a != b), 0)
-    n = n or min(len(chosen), len(rejected))
     if isinstance(chosen, str) != isinstance(rejected, str):
         raise ValueError('"chosen" and "rejected" must both be text or both be lists of messages')
+    most = min(len(chosen), len(rejected)) - (not isinstance(chosen, str))
+    n = next((i for i in range(most) if chosen[i] != rejected[i]), most)
     if isinstance(chosen, str):
         n = chosen.rfind(ASSISTANT, 0, n) + len(ASSISTANT)
         if n < len(ASSISTANT):
             raise ValueError('"prompt" is missing, and the answers share no "Assistant:"')
-    elif n == len(chosen) or n == len(rejected):  # one goes on where the other ends, or both equal
-        n -= 1
     return chosen[:n], chosen[n:], rejected[n:]
 
 
@@ -117,12 +113,10 @@ def as_chat(row, *keys):
 
 
 def say_how_text_is_read(tokenizer, texts, chat):
-    """One line where a model has a template and the rows are text: which of the two is done."""
-    if texts and tokenizer.chat_template and not chat:
-        print(f"text       {texts} prompts are text and are continued as they stand; --chat makes "
-              "each a user's message of the model's chat template")  # fmt: skip
-    elif texts and chat:
-        print(f"text       --chat: {texts} prompts given as text are user's messages")
+    """One line where a model has a template and rows are text: which of the two is done."""
+    if texts and (chat or tokenizer.chat_template):
+        what = "are user's messages (--chat)" if chat else "are continued; --chat renders them"
+        print(f"text       {texts} prompts given as text {what}")
 
 
 # ---- the split ----
@@ -131,7 +125,7 @@ def say_how_text_is_read(tokenizer, texts, chat):
 def words(text_or_messages):
     """The characters of a text, or of all messages, without blanks and case."""
     if not isinstance(text_or_messages, str):
-        text_or_messages = "".join(turn["content"] for turn in text_or_messages)
+        text_or_messages = "".join(turn["content"] or "" for turn in text_or_messages)
     return "".join(text_or_messages.split()).casefold()
 
 
@@ -147,13 +141,13 @@ def prompt_key(row):
     >>> prompt_key({"prompt": [{"role": role, "content": text} for role, text in turns]})
     'whatis2+2?'
     """
+    prompt = row["prompt"]
     if row.get("group") is not None:
         return f"group {row['group']}"
-    prompt = row["prompt"]
     if isinstance(prompt, str):
-        return words(prompt.partition(ASSISTANT)[0].removeprefix("\n\nHuman:"))
-    first = next((i for i, turn in enumerate(prompt) if turn["role"] == "user"), len(prompt) - 1)
-    return words(prompt[: first + 1])
+        return words(prompt.removeprefix(HUMAN).partition(ASSISTANT)[0])
+    roles = [turn["role"] for turn in prompt]
+    return words(prompt[: roles.index("user") + 1 if "user" in roles else None])
 
 
 def held_out(key, fraction):
@@ -163,23 +157,21 @@ def held_out(key, fraction):
 
 
 def split(keys, is_eval, fraction):
-    """(train, held) row numbers. is_eval: of each row, does it come from a file of held-out rows?
-    With such files what they share a key with is not trained on, which is said; without them
-    `fraction` of the keys is held out, at most all but one."""
-    if any(is_eval):
-        held_keys = {key for key, is_held in zip(keys, is_eval) if is_held}
-        both = [i for i, key in enumerate(keys) if key in held_keys and not is_eval[i]]
-        if both:
-            print(f"data       {len(both)} rows have a held-out prompt and are not trained on")
-        train = [i for i, key in enumerate(keys) if key not in held_keys]
-        held = [i for i, is_held in enumerate(is_eval) if is_held]
-    else:
-        is_held = np.array([held_out(key, fraction) for key in keys], bool)
-        is_held &= not is_held.all()  # one prompt: there is nothing to hold out
-        train, held = np.flatnonzero(~is_held), np.flatnonzero(is_held)
-    if not len(train):
-        raise UserError("no row is left to train on: every prompt is among the held-out ones")
-    return np.array(train), np.array(held, int)
+    """(train, held) row numbers, (n,) arrays: no key is on both sides.
+
+    is_eval   of each row, whether it comes from a file of held-out rows. With such files, rows of
+              the others that share a key with them are not trained on, which is said; without,
+              `fraction` of the keys is held out, of a single prompt none
+    """
+    held = np.array([held_out(key, fraction) for key in keys]) & (not any(is_eval))
+    held = np.array(is_eval) | held & (not held.all())
+    held_keys = {key for key, is_held in zip(keys, held) if is_held}
+    train = np.array([key not in held_keys for key in keys])
+    if shared := int((~train & ~held).sum()):
+        print(f"data       {shared} rows have a prompt of --eval-pairs and are not trained on")
+    if not train.any():
+        raise UserError("no row is left to train on: every prompt is among those held out")
+    return np.flatnonzero(train), np.flatnonzero(held)
 
 
 def share_interval(right, keys):
@@ -209,45 +201,33 @@ def share_interval(right, keys):
 
 class Pairs:
     """Encoded pairs. prompts, chosen, rejected: lists of int32 arrays of ids; train, held: their
-    row numbers; places, keys, rows: of pair i the file and line, the key of its prompt, and its
-    prompt, tie and margin columns. shared: does a forward compute each prompt once for both?"""
+    row numbers; places, keys, rows: of pair i the file and line, the key of its prompt, and some of
+    its columns. shared: does a forward compute each prompt once for both answers?"""
 
     def __init__(self, args, tokenizer, max_length, keep_ties=False, columns=()):
         self.prompts, self.chosen, self.rejected = [], [], []
         self.places, self.keys, self.rows, self.shared = [], [], [], False
         counts, is_eval, texts = Counter(), [], 0
-        for i, name in enumerate([*args.pairs, *args.eval_pairs]):
-            flag, before = "--pairs" if i < len(args.pairs) else "--eval-pairs", len(self.places)
+        files = [("--pairs", name) for name in args.pairs]
+        files += [("--eval-pairs", name) for name in args.eval_pairs]
+        for flag, name in files:
+            before = len(self.places)
             for line, row in read_jsonl(name, check_pair, numbered=True, flag=flag):
                 counts["rows"] += 1
-                if row.get("tie") and not keep_ties:
-                    counts["dropped: tie"] += 1
-                    continue
-                texts += isinstance(row["prompt"], str)
-                key = prompt_key(row)
-                if args.chat:
-                    as_chat(row, "prompt", "chosen", "rejected")
-                sides = row["prompt"], row["chosen"], row["rejected"]
-                try:
-                    tools = row.get("tools")
-                    ids = encode_pair(tokenizer, *sides, max_length=max_length, tools=tools)
-                except Refused as error:
-                    counts[f"dropped: {error}"] += 1
-                    continue
-                if not all(ids[1:]) or ids[1] == ids[2]:
-                    counts[
-                        "dropped: equal answers" + " after cutting" * (sides[1] != sides[2])
-                    ] += 1
+                key, texts = prompt_key(row), texts + isinstance(row["prompt"], str)
+                ids, dropped = self.encode(row, args.chat, tokenizer, max_length)
+                if dropped or row.get("tie") and not keep_ties:
+                    counts[f"dropped: {dropped or 'tie'}"] += 1
                     continue
                 is_cut = len(ids[0]) + max(map(len, ids[1:])) == max_length
-                counts[f"cut to --max-length {max_length}"] += is_cut
-                scores = row.get("score_chosen"), row.get("score_rejected")
-                if all(isinstance(x, (int, float)) for x in scores) and scores[0] <= scores[1]:
-                    kind = "below" if scores[0] < scores[1] else "equal to"
-                    counts[f"score_chosen {kind} score_rejected (first {name}:{line})"] += 1
+                counts[f"as long as --max-length {max_length} or cut to it"] += is_cut
+                better, worse = (row.get(f"score_{side}") for side in ("chosen", "rejected"))
+                if isinstance(better, (int, float)) and isinstance(worse, (int, float)):
+                    counts["score_chosen below score_rejected"] += better < worse
+                    counts["score_chosen equal to score_rejected"] += better == worse
                 for column, values in zip((self.prompts, self.chosen, self.rejected), ids):
                     column.append(np.array(values, np.int32))
-                is_eval.append(i >= len(args.pairs))
+                is_eval.append(flag == "--eval-pairs")
                 self.places.append(f"{name}:{line}")
                 self.keys.append(key)
                 self.rows.append({name: row.get(name) for name in ("prompt", "tie", *columns)})
@@ -258,16 +238,25 @@ class Pairs:
         print(f"data       {counts_in_words(counts)}; {sides}")
         say_how_text_is_read(tokenizer, texts, args.chat)
 
-    def ids(self):
-        """All ids, for the check that a resumed run has the same."""
-        return [*self.prompts, *self.chosen, *self.rejected]
+    @staticmethod
+    def encode(row, chat, tokenizer, max_length):
+        """(ids of prompt, chosen and rejected, None), or (None, why the row is dropped)."""
+        if chat:
+            as_chat(row, "prompt", "chosen", "rejected")
+        sides, tools = (row["prompt"], row["chosen"], row["rejected"]), row.get("tools")
+        try:
+            ids = encode_pair(tokenizer, *sides, max_length=max_length, tools=tools)
+        except Refused as error:
+            return None, error
+        return ids, "equal answers" if ids[1] == ids[2] else None
 
     def tokens(self, indices):
-        """Tokens of both answers and of the prompt, which counts once if it is computed once."""
-        times = 1 if self.shared else 2
-        answers = ((self.chosen[i], self.rejected[i]) for i in indices)
-        both = sum(len(chosen) + len(rejected) for chosen, rejected in answers)
-        return both + times * sum(len(self.prompts[i]) for i in indices)
+        """Tokens that the forwards of these pairs compute, without padding."""
+        times = 1 if self.shared else 2  # that a prompt passes
+        return sum(
+            times * len(self.prompts[i]) + len(self.chosen[i]) + len(self.rejected[i])
+            for i in indices
+        )
 
     def columns(self):
         """[tokens that pair i adds to a padded forward]"""

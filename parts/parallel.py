@@ -16,7 +16,6 @@ from torch.distributed.checkpoint.state_dict import (
     StateDictOptions,
     get_model_state_dict,
     get_state_dict,
-    set_model_state_dict,
     set_state_dict,
 )
 from tqdm import tqdm
@@ -161,19 +160,6 @@ def full_state(model):
     """{name: whole tensor on the CPU}, frozen weights included; on rank 0 alone."""
     options = StateDictOptions(full_state_dict=True, cpu_offload=True)
     return get_model_state_dict(model, options=options)
-
-
-def trained_state(module):
-    """{name: whole tensor on the CPU} of the trained weights, a copy; on rank 0 alone."""
-    options = StateDictOptions(full_state_dict=True, cpu_offload=True, ignore_frozen_params=True)
-    state = get_model_state_dict(module, options=options)
-    return {name: weight.clone() for name, weight in state.items()}
-
-
-def load_trained_state(module, state):
-    """Put back what `trained_state` returned; rank 0's is sent to the others."""
-    options = StateDictOptions(full_state_dict=True, strict=False, broadcast_from_rank0=world() > 1)
-    set_model_state_dict(module, state, options=options)
 
 
 def checkpoint_state(module, optimizer):

@@ -17,6 +17,12 @@ from collections import Counter
 import numpy as np
 import torch
 
+from torch.distributed.checkpoint.state_dict import (
+    StateDictOptions,
+    get_model_state_dict,
+    set_model_state_dict,
+)
+
 from common import pad_rows
 from parts import parallel
 from parts.answers import check_policy, identity, read_prompts, some_prompts
@@ -196,6 +202,20 @@ def greedy_samples(policy, tokenizer, prompt_ids, max_new_tokens):
 # ---- validation: which weights are written, and when the run ends ----
 
 
+def trained_state(policy):
+    """{name: whole tensor on the CPU} of the trained weights, a copy; on rank 0 alone."""
+    options = StateDictOptions(full_state_dict=True, cpu_offload=True, ignore_frozen_params=True)
+    state = get_model_state_dict(policy, options=options)
+    return {name: weight.clone() for name, weight in state.items()}
+
+
+def load_trained_state(policy, state):
+    """Put back what `trained_state` returned; rank 0 sends it to the others."""
+    several = parallel.world() > 1
+    options = StateDictOptions(full_state_dict=True, strict=False, broadcast_from_rank0=several)
+    set_model_state_dict(policy, state, options=options)
+
+
 class Guard:
     """Connects a run to the alarms of watch.py: prints them, keeps the weights that validate best,
     and ends the run when a rule says so. Both lie in `run.state`, so a resumed run goes on alike.
@@ -226,7 +246,7 @@ class Guard:
         run.evaluation(metrics, samples)
         self.see(metrics)
         if self.keeps_best and self.watcher.best_step() == run.step:
-            run.state["best"] = {"step": run.step, "weights": parallel.trained_state(run.policy)}
+            run.state["best"] = {"step": run.step, "weights": trained_state(run.policy)}
 
     def see(self, row):
         for event in self.watcher.add({"step": self.run.step, **row}):
@@ -240,7 +260,7 @@ class Guard:
         """Put back the best weights, say which they are, and write the model: `Run.finish`."""
         run, best, step = self.run, self.run.state["best"], self.run.step
         if not run.caught and best:
-            parallel.load_trained_state(run.policy, best["weights"])
+            load_trained_state(run.policy, best["weights"])
             step = best["step"]
             print(f"saved are the weights of step {step}, the best on validation"
                   + ": no step improved on the start" * (step == 0))  # fmt: skip

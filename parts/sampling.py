@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch.nn.functional import softmax
 
-from common import end_ids, head_logits, hidden_states
+from common import end_ids, head_logits, hidden_states, pad_left
 from parts.parallel import decoding, gather, progress, rank, world
 
 
@@ -83,9 +83,7 @@ def decode(policy, prompts, n, uniform, ends, temperature):
     model, device = policy.model, policy.model.device
     home = "cpu" if device.type == "mps" else device  # mps has no float64
     uniform, stops = uniform.to(home), torch.tensor(ends, device=device)
-    width = max(map(len, prompts))
-    ids = torch.tensor([[0] * (width - len(p)) + [*p] for p in prompts], device=device)
-    mask = torch.tensor([[0] * (width - len(p)) + [1] * len(p) for p in prompts], device=device)
+    ids, mask = pad_left(prompts, 0, device)
     # (1) each prompt passes once, and its keys and values are forked for its n answers
     cache = {"past_key_values": DynamicCache(config=model.config), "use_cache": True}
     hidden = hidden_states(model, ids, mask, policy.dtype, **cache)[:, -1]  # (P, H)
