@@ -308,9 +308,7 @@ def reward_sections(report):
     }
     caption = (
         f"{report['accuracy']['n']} pairs of {gain.get('clusters', gain['n'])} prompts; left out: "
-        f"{counts['ties']} ties, {counts['equal']} pairs of equal answers, "
-        f"{counts.get('early', 0)} dialogues that part before their last turn or "
-        "have a blank answer"
+        f"{counts['ties']} ties, {counts['equal']} pairs of equal answers"
     )
     tables = [table, pages.table(["", "value"], cells.items(), caption)]
     limits = [

@@ -128,4 +128,6 @@ def judge(desk, args, ruler_groups, standard, app):
     print(cost_line(server.counts, server.price))
     for error, n in failures.items():
         print(f"{n} items without a vote, to be asked again: {error}")
-    print(f"next: {shlex.join(['python', 'annotate.py', 'agreement', '--judge', '--out', args.out])}")
+    print(
+        f"next: {shlex.join(['python', 'annotate.py', 'agreement', '--judge', '--out', args.out])}"
+    )

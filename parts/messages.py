@@ -28,9 +28,8 @@ def words(text_or_messages):
     return "".join(plain_text(text_or_messages).split()).casefold()
 
 
-def check_text(row, key):
-    """ValueError unless row[key] is text, or messages with a role and a text each."""
-    value = row.get(key)
+def check_messages(value, key):
+    """ValueError unless value is text, or messages with a role and a text each; may be blank."""
     messages = value if isinstance(value, list) else []
     for message in messages:
         if not isinstance(message, dict) or message.get("role") not in ROLES:
@@ -44,14 +43,25 @@ def check_text(row, key):
     plain_text(value).encode()  # half a character (a lone surrogate such as \ud800) is a ValueError
 
 
+def check_text(row, key):
+    """ValueError unless row[key] is text, or messages, and says something."""
+    value = row.get(key)
+    check_messages(value, key)
+    calls = isinstance(value, list) and any(message.get("tool_calls") for message in value)
+    if not words(value) and not calls:
+        raise ValueError(f'"{key}" is empty; fill it in or delete the line')
+
+
 def check_prompt(row):
     """ValueError unless row["prompt"] is a text or a dialogue that waits for an answer."""
     check_text(row, "prompt")
-    prompt = row["prompt"]
+    check_turn(row["prompt"])
+
+
+def check_turn(prompt):
+    """ValueError if a dialogue does not wait for an answer."""
     if not isinstance(prompt, str) and prompt[-1]["role"] == "assistant":
         raise ValueError('"prompt" must end with a message to answer, not with the assistant\'s')
-    if not words(prompt):
-        raise ValueError('"prompt" is empty; fill it in or delete the line')
 
 
 def check_answer(row, key):
@@ -62,20 +72,18 @@ def check_answer(row, key):
         raise ValueError(f'"prompt" and "{key}" must both be text or both be lists of messages')
     if not isinstance(answer, str) and [turn["role"] for turn in answer] != ["assistant"]:
         raise ValueError(f'"{key}" must be one message of the assistant')
-    if not words(answer) and not (isinstance(answer, list) and answer[0].get("tool_calls")):
-        raise ValueError(f'"{key}" is empty; fill it in or delete the line')
 
 
 def check_pair(row):
     """ValueError unless this is a preference row; fills in a missing "prompt"."""
-    check_text(row, "chosen")
-    check_text(row, "rejected")
+    for key in ("chosen", "rejected"):
+        check_text(row, key)
     if row.get("prompt") is None:
         row["prompt"], row["chosen"], row["rejected"] = split_prompt(row["chosen"], row["rejected"])
     check_prompt(row)
-    check_answer(row, "chosen")
-    check_answer(row, "rejected")
-    if not isinstance(row.get("tie") or False, bool):
+    for key in ("chosen", "rejected"):
+        check_answer(row, key)
+    if row.get("tie") not in (None, True, False):
         raise ValueError(f'"tie" is {row["tie"]!r}; expected true or false')
 
 
@@ -86,16 +94,14 @@ def split_prompt(chosen, rejected):
     >>> split_prompt("\\n\\nHuman: 2+2?\\n\\nAssistant: 4", "\\n\\nHuman: 2+2?\\n\\nAssistant: 5")[1:]
     (' 4', ' 5')
     """
-    n = next((i for i, (a, b) in enumerate(zip(chosen, rejected)) if a != b), 0)
-    n = n or min(len(chosen), len(rejected))
     if isinstance(chosen, str) != isinstance(rejected, str):
         raise ValueError('"chosen" and "rejected" must both be text or both be lists of messages')
+    most = min(len(chosen), len(rejected)) - (not isinstance(chosen, str))
+    n = next((i for i in range(most) if chosen[i] != rejected[i]), most)
     if isinstance(chosen, str):
         n = chosen.rfind(ASSISTANT, 0, n) + len(ASSISTANT)
         if n < len(ASSISTANT):
             raise ValueError('"prompt" is missing, and the answers share no "Assistant:"')
-    elif n == len(chosen) or n == len(rejected):  # one goes on where the other ends, or both equal
-        n -= 1
     return chosen[:n], chosen[n:], rejected[n:]
 
 

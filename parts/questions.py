@@ -11,7 +11,6 @@ from collections import Counter
 
 from parts.messages import visible
 
-
 REFERENCE = "A reference that the author of the answer did not see; other wordings may be as good:"
 ENTRIES = re.compile(r'(\{\s*"\w+"\s*:\s*)?\[\s*\{')  # how a list of objects begins
 HARMLESS = [  # a question of the same form that no server has a reason to refuse

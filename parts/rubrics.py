@@ -19,7 +19,7 @@ from pathlib import Path
 from checks.instructions import a_text, check_arguments, is_number
 from parts import files
 from parts.files import UserError
-from parts.messages import check_prompt, check_text
+from parts.messages import check_messages, check_prompt
 from parts.questions import canonical, talk
 
 SPLITS = ("train", "validation", "test")
@@ -412,13 +412,13 @@ def row_of(raw, known, rubrics, number):
 
 def same_prompt(prompt, row):
     """Is a prompt (text, or messages) that of the row?"""
-    check_text({"prompt": prompt}, "prompt")
+    check_messages(prompt, "prompt")
     return talk(prompt, "") == talk(row.prompt, "")
 
 
 def response_text(value):
     """Text, or the last of a list of messages, which must be the assistant's."""
-    check_text({"response": value}, "response")
+    check_messages(value, "response")
     if isinstance(value, str):
         return value
     if value[-1]["role"] != "assistant":

@@ -7,9 +7,9 @@ episodes from one seed, so that the same candidate sits in both.
 from argparse import Namespace
 
 from parts import files
-from parts.draw import load, new_items_file
+from parts.draw import new_items_file
 from parts.files import UserError
-from parts.rows import is_blank
+from parts.reports import load_policy
 from parts.votes import is_talk, ordinary_votes, other, parting, plain
 
 EPISODES = 40  # seeds without --limit
@@ -64,7 +64,7 @@ def to_turns(items, votes):
         for side in (better, other(better)):
             messages, opening = [*item["prompt"], *item[side]], len(item["prompt"])
             for n in range(opening + parting(item), len(messages)):
-                if messages[n]["role"] == "assistant" and not is_blank(messages[n]):
+                if messages[n]["role"] == "assistant" and messages[n]["content"].strip():
                     row = {"prompt": plain(messages[:n]), "completion": plain(messages[n : n + 1])}
                     rows.append(row | {"label": side == better})
     return rows
@@ -72,8 +72,6 @@ def to_turns(items, votes):
 
 def draw(args, agent):
     """Write items.jsonl: two episodes of --env from each of --limit seeds; agent: grpo_agent.py."""
-    from parts import prompting
-
     make = agent.environment(args)
     env, seeds = make(), range(args.seed, args.seed + (args.limit or EPISODES))
     if env.history != "all":
@@ -85,18 +83,17 @@ def draw(args, agent):
         print(f"playing {len(seeds)} episodes of {name}", flush=True)
         if name in env.baselines:
             return agent.play(make, seeds, agent.baseline_act(env.baselines[name]))
-        model, tokenizer = load(flag, name, args)
-        temperature = args.temperature or prompting.default_temperature(name)
+        policy, tokenizer = load_policy(name, args, flag)
         settings = Namespace(max_length=10**9, max_new_tokens=args.max_new_tokens)
         most = len(seeds)  # an episode that raises is one without an item
         return agent.play_model(
-            settings, model, tokenizer, make, seeds, temperature, seed, most=most
+            settings, policy, tokenizer, make, seeds, args.temperature, seed, most=most
         )
 
     path, names = new_items_file(args.out), (args.model, args.model_b or args.model)
     flag = "--model-b" if args.model_b else "--model"
     if names[1] not in env.baselines:
-        load(flag, names[1], args)  # it can be sampled: known before an hour of episodes
+        load_policy(names[1], args, flag)  # known before an hour of episodes
     first = episodes("--model", names[0], 2 * args.seed)
     second = episodes(flag, names[1], 2 * args.seed + 1)
     items, errors = to_items(first, second, names, env.name), [t.error for t in (*first, *second)]
@@ -107,4 +104,4 @@ def draw(args, agent):
     if not items:
         raise UserError(f"--model {args.model}: no two episodes that differ; add --model-b")
     files.write_jsonl(path, items, mode=files.PRIVATE)
-    print(f"wrote {path}\nnext: {files.shell_line('annotate.py', '--out', args.out)}")
+    print(f"wrote {path}\nnext: python annotate.py --out {args.out}")

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from parts import files
 from parts.files import UserError
-from parts.messages import check_answer, check_prompt, check_text, plain_text
+from parts.messages import check_answer, check_messages, check_turn, plain_text
 
 # columns of known layouts that belong to a prompt, and that the page does not show
 PROMPT_COLUMNS = """
@@ -226,14 +226,15 @@ def check_item(row):
         )
     if type(row.get("id")) in (int, float):  # as Label Studio, doccano and pandas write it
         row["id"] = str(row["id"]).removesuffix(".0")
-    check_prompt(row)
+    check_messages(row["prompt"], "prompt")
+    check_turn(row["prompt"])
     for side in "ab":
-        check_text(row, side)
+        check_messages(row[side], side)
         roles = [m["role"] for m in row[side]] if isinstance(row[side], list) else []
         as_messages = isinstance(row["prompt"], list)  # as the turns behind it
         if as_messages and len(roles) > 1 and roles[0] == roles[-1] == "assistant":
             continue  # a conversation
-        if row[side] == [] or answer_text(row[side]).strip():  # a blank answer: `load_items`
+        if answer_text(row[side]).strip():  # a blank answer: `load_items`
             check_answer(row, side)
     for key in ("id", "task", "a_model", "b_model"):
         if not isinstance(row.get(key) or "", str):
