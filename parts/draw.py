@@ -1,5 +1,7 @@
 """parts/draw.py: two answers to each prompt, from one model or from two, for people to compare."""
 
+import hashlib
+import json
 import shlex
 from pathlib import Path
 
@@ -83,7 +85,7 @@ def private_folder(out):
 
 def prompts_to_ask(args):
     """Rows of --prompts, of each prompt one, at most --limit of them."""
-    from parts.answers import read_prompts, some_prompts
+    from parts.answers import read_prompts
 
     rows = read_prompts(args.prompts, "--prompts", args.chat)
     rows = [row for row in rows if args.split is None or row.get("split") == args.split]
@@ -94,7 +96,11 @@ def prompts_to_ask(args):
     if n_equal := len(rows) - len(distinct):
         counts = {"rows": len(rows), "dropped: prompt there twice": n_equal}
         print(f"{args.prompts}: {files.counts_in_words(counts)}")
-    return some_prompts(distinct, args.limit) if args.limit else distinct
+
+    def digest(row):
+        return hashlib.sha256(json.dumps(row["prompt"], ensure_ascii=False).encode()).digest()
+
+    return sorted(distinct, key=digest)[: args.limit] if args.limit else distinct
 
 
 def sample(flag, name, rows, args, seed):
