@@ -32,10 +32,11 @@ import torch
 import torch.nn.functional as F
 
 import common
-from common import Policy, batch_indices, load_model, load_tokenizer, pad_id, pad_rows, same_shape
-from parts import runs
+from common import Policy, batch_indices, load_model, load_tokenizer, pad_rows, same_shape
+from parts import flags, runs
 from parts.answers import Answers, add_answer_arguments, check_policy, identity
 from parts.files import UserError, command, number
+from parts.flags import OUT_OF_MEMORY
 from parts.lora import adapter_off
 from parts.pairs import Pairs, add_pair_arguments, share_interval
 from parts.parallel import add_up, all_sum, gather
@@ -108,14 +109,14 @@ def dpo_loss(
 
 def parse_args(argv=None):
     example = "dpo.py --pairs FILE [FILE …] [--model MODEL] [flags]"
-    parser = runs.parser(
+    parser = flags.parser(
         example, "DPO: preference pairs in, an aligned model out.", "runs/dpo", RATES
     )
     add = parser.add_argument
     # fmt: off
     add_pair_arguments(parser)
-    add("--loss-type", choices=LOSS_TYPES, default="sigmoid", help="the losses of `dpo_loss`; ipo, sigmoid_norm and simpo compare means per token")
-    add("--beta", type=number(above=0), help="β of the paper: larger keeps the model closer to where it started, 0.01 to 0.5 (default: 0.1; simpo 2)")
+    add("--loss-type", choices=LOSS_TYPES, default="sigmoid", help="which loss; ipo, sigmoid_norm and simpo compare means per token")
+    add("--beta", type=number(above=0), help="β of the paper: larger keeps the model closer to its start, 0.01 to 0.5 (default: 0.1; simpo 2)")
     add("--label-smoothing", type=number(at_least=0, below=0.5), default=0.0, help="chance that a label is wrong, for sigmoid and robust")
     add("--simpo-gamma", type=number(at_least=0), default=1.0, help="target margin γ of simpo")
     add("--nll-coef", type=number(at_least=0), help="weight of −log π per chosen token beside the loss (default: 1 for sigmoid, else 0)")
@@ -133,27 +134,28 @@ def parse_args(argv=None):
 # ---- log-probs and loss of pairs ----
 
 
-def pair_logps(policy, pairs, part, pad):
+def pair_logps(policy, pairs, part):
     """(2, b) log π of the chosen and the rejected answers of `part`, summed over their tokens."""
-    rows = pairs.batch(part, pad, policy.model.device)  # (2b, T) each
+    rows = pairs.batch(part, policy.model.device)  # (2b, T) each
     logps, _ = policy(*rows, shared=pairs.shared)  # (2b, T), 0 outside the answers
     return logps.sum(1).view(2, -1)  # all chosen rows come first
 
 
 @torch.no_grad()
-def reference_logps(args, run, policy, pairs, pad):
+def reference_logps(args, run, policy, pairs):
     """(2, n): `pair_logps` of all pairs under the start; 0 for simpo, which has no reference."""
-    logps = torch.zeros(2, len(pairs.places))
+    n = len(pairs.places)
+    logps = torch.zeros(2, n)
     if args.loss_type != "simpo":
-        for part in run.micro_batches(range(len(pairs.places)), pairs.columns(), "reference"):
-            logps[:, part] = pair_logps(policy, pairs, part, pad).cpu()
+        for part in run.micro_batches(range(n), pairs.tokens(), "reference"):
+            logps[:, part] = pair_logps(policy, pairs, part).cpu()
         add_up([logps])  # over the ranks, each of which read its share
     return logps
 
 
-def forward(args, policy, pairs, part, pad, ref_logps):
-    """Steps (3) and (4) for the pairs in `part`: (losses (b,), rewards, logps, tokens (2, b))."""
-    logps = pair_logps(policy, pairs, part, pad)
+def forward(args, policy, pairs, part, ref_logps):
+    """Steps (3) and (4) for the pairs in `part`: losses (b,); rewards, logps, tokens (2, b)."""
+    logps = pair_logps(policy, pairs, part)
     sides = pairs.chosen, pairs.rejected
     tokens = torch.tensor([[len(side[i]) for i in part] for side in sides]).to(logps)
     losses, *rewards = dpo_loss(
@@ -175,39 +177,37 @@ def means(parts, stats, keys):
     equal = margins.abs() <= 1e-6 * logps.abs().sum(0)
     right = torch.where(equal, 0.5, (margins > 0).double())
     low, high = share_interval(right, [keys[i] for part in gather(parts) for i in part])
-    return {
-        "pair_loss": losses.mean().item(),
-        "rewards/chosen": rewards[0].mean().item(), "rewards/rejected": rewards[1].mean().item(),
-        "rewards/margins": margins.mean().item(), "rewards/accuracies": right.mean().item(),
-        "rewards/accuracies_low": low, "rewards/accuracies_high": high,
-        "logps/chosen": logps[0].mean().item(), "logps/rejected": logps[1].mean().item(),
-        "nll": -(logps[0].sum() / tokens[0].sum()).item(),  # per token of chosen answers
+    values = {
+        "pair_loss": losses.mean(), "nll": -logps[0].sum() / tokens[0].sum(),  # per chosen token
+        "rewards/chosen": rewards[0].mean(), "rewards/rejected": rewards[1].mean(),
+        "rewards/margins": margins.mean(), "rewards/accuracies": right.mean(),
+        "logps/chosen": logps[0].mean(), "logps/rejected": logps[1].mean(),
     }  # fmt: skip
+    interval = {"rewards/accuracies_low": low, "rewards/accuracies_high": high}
+    return {key: value.item() for key, value in values.items()} | interval
 
 
 # ---- evaluation ----
 
 
 @torch.no_grad()
-def evaluate(args, run, policy, reference, pairs, pad, ref_logps, answers):
+def evaluate(args, run, policy, reference, pairs, ref_logps, answers):
     """Log held-out loss and accuracy; sample answers, their score and their KL."""
     metrics = {}
     if len(pairs.held):
-        parts = list(run.micro_batches(pairs.held, pairs.columns()))
-        stats = [forward(args, policy, pairs, part, pad, ref_logps) for part in parts]
+        parts = list(run.micro_batches(pairs.held, pairs.tokens()))
+        stats = [forward(args, policy, pairs, part, ref_logps) for part in parts]
         metrics = {f"eval/{key}": x for key, x in means(parts, stats, pairs.keys).items()}
         metrics |= {"eval/loss": metrics.pop("eval/pair_loss"), "eval/n": len(pairs.held)}
     sampled, samples, ids = answers(policy)
-    if ids and args.loss_type != "simpo":
-        sampled["val/kl"] = kl_to_start(args, run, policy, reference, answers.ids, ids, pad)
+    if ids and args.loss_type != "simpo" and args.eval_temperature:
+        sampled["val/kl"] = kl_to_start(args, run, policy, reference, answers.ids, ids, pairs.pad)
     run.evaluation(metrics | sampled, samples)
 
 
 def kl_to_start(args, run, policy, reference, prompts, answers, pad):
     """Mean over answers of Σ_t log(π/π_ref) of their tokens, at --eval-temperature, in nats: what
     evaluate.py compares policies at."""
-    if run.step == 0 or not args.eval_temperature:  # greedy answers estimate no KL
-        return 0.0 if run.step == 0 else None
     reference.to(run.device)
     lengths, total = [len(p) + len(a) for p, a in zip(prompts, answers)], 0.0
     for part in run.micro_batches(range(len(prompts)), lengths):
@@ -229,53 +229,50 @@ def main(argv=None):
     args = parse_args(argv)
     run = runs.Run("dpo", args, SHOW, HEADLINE)
     tokenizer, config = load_tokenizer(args.model), common.load_config(args.model)
-    pad = pad_id(tokenizer)
     # (1) read pairs; render the prompt; mark the answer tokens
     pairs = Pairs(args, tokenizer, min(args.max_length, common.max_positions(config)))
-    first = pairs.held if len(pairs.held) else pairs.train
-    otherwise = [pairs.rows[i] for i in first[:2]]
-    answers = Answers(args, tokenizer, otherwise, {pairs.keys[i] for i in pairs.train})
+    shown = [pairs.rows[i] for i in [*pairs.held, *pairs.train][:2]]
+    answers = Answers(args, tokenizer, shown, {pairs.keys[i] for i in pairs.train})
 
     # the policy; before step one it is its own reference, and gives the log-probs of all pairs
-    settings = args.model, run.device, run.dtype
-    model = load_model(*settings, trainable=True, lora_rank=args.lora_rank, seed=args.seed)
+    settings = {"trainable": True, "lora_rank": args.lora_rank, "seed": args.seed}
+    model = load_model(args.model, run.device, run.dtype, **settings)
     policy = reference = Policy(model, run.dtype)
     if args.prompts and args.loss_type != "simpo" and not args.lora_rank:  # for val/kl alone
         reference = Policy(load_model(args.model, "cpu", run.dtype), run.dtype)
-    longest = max(range(len(pairs.places)), key=pairs.columns().__getitem__)
-    rows = pairs.batch([longest], pad, run.device)
-    pairs.shared = can_share(model, run.dtype, *rows)
-    per_epoch = math.ceil(len(pairs.train) / args.batch_size)
+    longest = pairs.batch([pairs.tokens().argmax()], run.device)
+    pairs.shared = can_share(model, run.dtype, *longest)
+    per_epoch, seconds = math.ceil(len(pairs.train) / args.batch_size), None
     optimizer = run.start({"policy": policy}, tokenizer, RATES, per_epoch, pairs.ids())
-    seconds = None
     if run.step == 0:
-        check_policy(policy, tokenizer, *rows, f"--model {args.model}")
+        check_policy(policy, tokenizer, *longest, f"--model {args.model}")
         # (2) reference: log-probs of both answers under the frozen start, once
         start = time.perf_counter()
-        run.state["reference"] = ref_logps = reference_logps(args, run, policy, pairs, pad)
-        # forward and backward take three times as long as a forward
+        run.state["reference"] = reference_logps(args, run, policy, pairs)
+        # a forward with its backward takes three times as long as a forward
         seconds = 3 * (time.perf_counter() - start) * args.batch_size / len(pairs.places)
         with torch.no_grad():
-            part = [int(i) for i in pairs.train[:4]]
-            loss = forward(args, policy, pairs, part, pad, ref_logps)[0].mean().item()
-        starts = {"hinge": 1.0, "ipo": 1 / (4 * args.beta**2)}
-        if args.loss_type != "simpo":
-            expected = starts.get(args.loss_type, math.log(2))
-            bound = 1e-4 * max(1, expected, args.beta)  # β multiplies the rounding, too
+            losses = forward(args, policy, pairs, pairs.train[:4], run.state["reference"])[0]
+        loss = losses.mean().item()
+        expected = {"hinge": 1.0, "ipo": 1 / (4 * args.beta**2)}.get(args.loss_type, math.log(2))
+        if args.loss_type != "simpo":  # β multiplies the rounding, too
+            bound = 1e-4 * max(1, expected, args.beta)
             identity("loss before step one", loss, expected, bound, run.dtype, "--model")
         print(f"preflight  log-probs are the model's, loss before step one {loss:.4f}: ok")
-        evaluate(args, run, policy, reference, pairs, pad, ref_logps, answers)
-    ref_logps = run.state["reference"]
+    ref_logps, tokens = run.state["reference"], pairs.tokens()
+    evaluated = policy, reference, pairs, ref_logps, answers
+    if run.step == 0:
+        evaluate(args, run, *evaluated)
 
     for step in run.steps(seconds):
         places, epoch = batch_indices(len(pairs.train), args.batch_size, args.seed, step)
         batch, stats, total = pairs.train[places], [], 0.0
-        parts = run.micro_batches(batch, pairs.columns())
+        parts = run.micro_batches(batch, tokens)
         chosen_tokens = sum(len(pairs.chosen[i]) for i in batch)  # of the whole step
         optimizer.zero_grad()
         for part in parts:
             # (3) policy: log-probs of both answers; (4) loss and implicit rewards
-            stats.append(forward(args, policy, pairs, part, pad, ref_logps))
+            stats.append(forward(args, policy, pairs, part, ref_logps))
             losses, _, logps, _ = stats[-1]
             # (5) update: a sum over this part, divided by the whole step's count
             loss = losses.sum() / len(batch) - args.nll_coef * logps[0].sum() / chosen_tokens
@@ -286,16 +283,16 @@ def main(argv=None):
         lr = run.set_lr(step)
         run.scaler.step(optimizer)
         run.scaler.update()
-        metrics = means(parts, stats, pairs.keys)
-        update = {"loss": loss, "lr": lr, "grad_norm": grad_norm, "tokens": pairs.tokens(batch)}
-        run.log({"epoch": epoch, "n": len(batch), **metrics, **update})
+        update = {"loss": loss, "lr": lr, "grad_norm": grad_norm, "tokens": tokens[batch].sum()}
+        run.log({"epoch": epoch, "n": len(batch), **means(parts, stats, pairs.keys), **update})
         # (6) now and then: held-out loss and accuracy, sample answers and their score
         if run.evaluates(step):
-            evaluate(args, run, policy, reference, pairs, pad, ref_logps, answers)
+            evaluate(args, run, *evaluated)
 
-    words = f"--prompts {args.prompts}" if args.prompts else "--prompts YOUR_PROMPTS.jsonl"
-    return run.finish(f"python evaluate.py compare --model {args.model} {args.out} {words}")
+    prompts = args.prompts or "YOUR_PROMPTS.jsonl"
+    compare = f"evaluate.py compare --model {args.model} {args.out} --prompts {prompts}"
+    return run.finish(f"python {compare}")
 
 
 if __name__ == "__main__":
-    command(main, runs.OUT_OF_MEMORY)
+    command(main, OUT_OF_MEMORY)

@@ -69,7 +69,6 @@ from parts.stats import bootstrap_ci, detectable, holm, mean_number, number, pro
 from parts.votes import (
     by_people,  # events without those of models
     folded,  # a name without its capitals
-    is_talk,  # are the answers conversations?
     left_out,  # counts: skips, repeats, votes on gold items
     load_items,
     ordinary_votes,  # neither on gold items nor repeats
@@ -766,8 +765,7 @@ def human_report(votes, items, seed):
     ids, people = ([vote[key] for vote in votes] for key in ("item_id", "annotator"))
     delta = [vote["characters"][0] - vote["characters"][1] for vote in votes]
     asked = [items[item_id] for item_id in ids]
-    # a conversation is a cluster of its own: all open alike, each has another candidate
-    prompts = prompt_keys(item["id"] if is_talk(item) else item["prompt"] for item in asked)
+    prompts = prompt_keys(item["prompt"] for item in asked)
     row = compare_outcomes(y, prompts, delta, seed, people)
     report = {
         "comparison": row | {"verdict": verdict(row["win_rate"], row["p"])},

@@ -75,7 +75,6 @@ def to_event(item, model, grade_a, grade_b, standard, app):
             "ts_server": now,
             "guidelines_sha256": sha256(standard),
             "app": app,
-            "thumbs": False,
             "key_sha256": "",  # of no browser
         }
     )
@@ -85,8 +84,6 @@ def to_event(item, model, grade_a, grade_b, standard, app):
 
 def conversation(item, side):
     """An answer of an item as messages behind its prompt."""
-    if votes.is_talk(item):
-        return [*item["prompt"], *item[side]]
     return talk(item["prompt"], votes.answer_text(item[side]))
 
 

@@ -11,10 +11,11 @@ from collections import Counter
 
 import numpy as np
 
-from common import Refused, encode_pair, pad_rows
+from common import Refused, encode_pair, pad_id, pad_rows
 from parts.files import UserError, counts_in_words, existing_file, number, read_jsonl
 
 ROLES = ("system", "developer", "user", "assistant", "tool")
+SIDES = ("prompt", "chosen", "rejected")
 HUMAN, ASSISTANT = "\n\nHuman:", "\n\nAssistant:"  # of Anthropic's HH texts
 
 
@@ -130,8 +131,8 @@ def words(text_or_messages):
 
 
 def prompt_key(row):
-    """What decides on which side of a split a row stands: its "group" if it has one, else the words
-    of its prompt up to the end of the first user's message, whatever its form.
+    """What decides on which side of a split a row stands: the words of its prompt up to the end of
+    the first user's message, whatever its form; of its "group", a prompt too, if it has one.
 
     So one prompt as text and as messages is one prompt, and a conversation that was logged at every
     turn is one conversation.
@@ -141,9 +142,7 @@ def prompt_key(row):
     >>> prompt_key({"prompt": [{"role": role, "content": text} for role, text in turns]})
     'whatis2+2?'
     """
-    prompt = row["prompt"]
-    if row.get("group") is not None:
-        return f"group {row['group']}"
+    prompt = row["prompt"] if row.get("group") is None else row["group"]
     if isinstance(prompt, str):
         return words(prompt.removeprefix(HUMAN).partition(ASSISTANT)[0])
     roles = [turn["role"] for turn in prompt]
@@ -207,64 +206,53 @@ class Pairs:
     def __init__(self, args, tokenizer, max_length, keep_ties=False, columns=()):
         self.prompts, self.chosen, self.rejected = [], [], []
         self.places, self.keys, self.rows, self.shared = [], [], [], False
-        counts, is_eval, texts = Counter(), [], 0
-        files = [("--pairs", name) for name in args.pairs]
-        files += [("--eval-pairs", name) for name in args.eval_pairs]
-        for flag, name in files:
-            before = len(self.places)
-            for line, row in read_jsonl(name, check_pair, numbered=True, flag=flag):
+        self.pad, counts, is_eval, texts = pad_id(tokenizer), Counter(), [], 0
+        for name in [*args.pairs, *args.eval_pairs]:
+            for line, row in read_jsonl(name, check_pair, numbered=True, flag="--pairs"):
                 counts["rows"] += 1
                 key, texts = prompt_key(row), texts + isinstance(row["prompt"], str)
-                ids, dropped = self.encode(row, args.chat, tokenizer, max_length)
+                if args.chat:
+                    as_chat(row, *SIDES)
+                sides, tools = [row[side] for side in SIDES], row.get("tools")
+                try:
+                    ids = encode_pair(tokenizer, *sides, max_length=max_length, tools=tools)
+                    dropped = "equal answers" if ids[1] == ids[2] else None
+                except Refused as error:
+                    dropped = error
                 if dropped or row.get("tie") and not keep_ties:
                     counts[f"dropped: {dropped or 'tie'}"] += 1
                     continue
-                is_cut = len(ids[0]) + max(map(len, ids[1:])) == max_length
-                counts[f"as long as --max-length {max_length} or cut to it"] += is_cut
-                better, worse = (row.get(f"score_{side}") for side in ("chosen", "rejected"))
-                if isinstance(better, (int, float)) and isinstance(worse, (int, float)):
-                    counts["score_chosen below score_rejected"] += better < worse
-                    counts["score_chosen equal to score_rejected"] += better == worse
+                is_long = len(ids[0]) + max(map(len, ids[1:])) >= max_length
+                counts[f"cut to --max-length {max_length}, or just as long"] += is_long
+                scores = row.get("score_chosen"), row.get("score_rejected")
+                if None not in scores and not scores[0] > scores[1]:
+                    counts["score_chosen not above score_rejected"] += 1
                 for column, values in zip((self.prompts, self.chosen, self.rejected), ids):
                     column.append(np.array(values, np.int32))
-                is_eval.append(flag == "--eval-pairs")
+                is_eval.append(name in args.eval_pairs)
                 self.places.append(f"{name}:{line}")
                 self.keys.append(key)
                 self.rows.append({name: row.get(name) for name in ("prompt", "tie", *columns)})
-            if len(self.places) == before:
-                raise UserError(f"{flag} {name}: no usable row ({counts_in_words(counts)})")
+        if not self.places:
+            raise UserError(f"--pairs: no usable row ({counts_in_words(counts)})")
         self.train, self.held = split(self.keys, is_eval, args.eval_fraction)
         sides = f"training {len(self.train)}, held out {len(self.held)}"
         print(f"data       {counts_in_words(counts)}; {sides}")
         say_how_text_is_read(tokenizer, texts, args.chat)
 
-    @staticmethod
-    def encode(row, chat, tokenizer, max_length):
-        """(ids of prompt, chosen and rejected, None), or (None, why the row is dropped)."""
-        if chat:
-            as_chat(row, "prompt", "chosen", "rejected")
-        sides, tools = (row["prompt"], row["chosen"], row["rejected"]), row.get("tools")
-        try:
-            ids = encode_pair(tokenizer, *sides, max_length=max_length, tools=tools)
-        except Refused as error:
-            return None, error
-        return ids, "equal answers" if ids[1] == ids[2] else None
+    def ids(self):
+        """All ids, by which a resumed run knows that it has the same rows."""
+        return [*self.prompts, *self.chosen, *self.rejected]
 
-    def tokens(self, indices):
-        """Tokens that the forwards of these pairs compute, without padding."""
-        times = 1 if self.shared else 2  # that a prompt passes
-        return sum(
-            times * len(self.prompts[i]) + len(self.chosen[i]) + len(self.rejected[i])
-            for i in indices
-        )
+    def tokens(self):
+        """(n,) tokens that the forward of each pair computes: the prompt once, or twice."""
+        sides = self.prompts, self.chosen, self.rejected
+        prompt, chosen, rejected = (np.array([len(ids) for ids in side]) for side in sides)
+        once, twice = prompt + chosen + rejected, 2 * (prompt + np.maximum(chosen, rejected))
+        return once if self.shared else twice
 
-    def columns(self):
-        """[tokens that pair i adds to a padded forward]"""
-        lengths = zip(*(map(len, side) for side in (self.prompts, self.chosen, self.rejected)))
-        return [p + c + r if self.shared else 2 * (p + max(c, r)) for p, c, r in lengths]
-
-    def batch(self, indices, pad, device):
+    def batch(self, indices, device):
         """(ids, attention_mask, answer_mask), (2b, T) each: b chosen rows, then b rejected."""
         prompts = [self.prompts[i] for i in indices]
         answers = [side[i] for side in (self.chosen, self.rejected) for i in indices]
-        return [x.to(device) for x in pad_rows(prompts + prompts, answers, pad)]
+        return [x.to(device) for x in pad_rows(prompts + prompts, answers, self.pad)]

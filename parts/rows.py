@@ -149,11 +149,6 @@ def check_pair(row):
 
     A row that cannot be a pair, though it is well formed, gets a "drop", the reason.
     """
-    if "completion" in row and "label" in row and "chosen" not in row:
-        single = (
-            '"completion" and "label": a single answer with a thumb, which dpo.py --loss-type kto'
-        )
-        raise ValueError(f"{single} learns from; not in one file with pairs")
     if "chosen" not in row and "rejected" not in row:
         raise ValueError(
             f'expected "prompt", "chosen" and "rejected", found {sorted(row)[:6]}; '
@@ -244,13 +239,3 @@ def answers_to_train(messages):
                 raise ValueError(f'"{key}" of a message is {message[key]!r}; expected 0 or 1')
     roles = [None if 0 in map(m.get, LOSS_KEYS) else m["role"] for m in messages]
     return [i for i, role in enumerate(roles) if role == "assistant" and not is_blank(messages[i])]
-
-
-def check_thumb(row):
-    """Make {"prompt", "completion", "label"} a pair with one side: chosen if label is true."""
-    check_prompt(row)
-    check_response(row, "completion")
-    check_label(row)
-    row["chosen"], row["rejected"] = None, row["completion"]
-    if row["label"]:
-        row["chosen"], row["rejected"] = row["completion"], None

@@ -60,9 +60,10 @@ LOSS_SCALE = 2.0**10  # of fp16; torch's 65536 overflows in the first steps of m
 MOST_SKIPS = 11  # in a row; each overflow halves the scale, this one brings it below 1
 MICRO_TOKENS = {"cpu": 1024}  # by default; 8192 elsewhere
 MANY_CUT = 0.05  # share of cut answers beyond which the limit should be raised
+CHECKPOINTS = "checkpoint/step-*.pt"
 # flags that --resume may change; with more of the last four a run that has ended goes on
 MAY_DIFFER = """
-    resume overwrite eval_every save_every stop_after wandb_project fsdp device micro_tokens
+    out resume overwrite eval_every save_every stop_after wandb_project fsdp device micro_tokens
     grad_checkpoint steps epochs judge_budget target
 """.split()
 
@@ -79,8 +80,7 @@ class Run:
     def __init__(self, stage, args, show, headline):
         if args.wandb_project:
             import wandb  # noqa: F401 (a missing package is reported before anything is done)
-        self.stage, self.args, self.out = stage, args, Path(args.out)
-        self.show, self.headline = show, headline
+        self.args, self.out, self.show, self.headline = args, Path(args.out), show, headline
         self.device, self.dtype = parallel.start(args)
         args.micro_tokens = args.micro_tokens or MICRO_TOKENS.get(self.device.type, 8192)
         half = self.dtype == torch.float16
@@ -89,46 +89,48 @@ class Run:
         self.state, self.wandb, self.is_open = {}, None, False
         self.bar, self.last = tqdm(disable=True), time.perf_counter()
         torch.manual_seed(args.seed)
-        self._check_out()
-
-    def _check_out(self):
-        """Refuse an --out in use, and a --resume of another run; nothing in --out is touched."""
-        args, out = self.args, self.out
-        inputs = [Path(str(x)) for value in vars(args).values() for x in np.atleast_1d(value)]
-        inside = [x for x in inputs if out.resolve() in x.resolve().parents and x.exists()]
-        old = self.old = read_record(out, "--out", "choose another folder")
-        if args.resume and args.overwrite:
-            raise UserError("--resume continues a run, --overwrite replaces it; pass one of them")
-        if args.overwrite and inside:
-            raise UserError(f"--overwrite: {out} contains the input {inside[0]}; move it first")
-        if args.resume:
-            if not old or old["stage"] != self.stage or not list(out.glob("checkpoint/*.pt")):
-                raise UserError(
-                    f"--resume: {out} holds no run of {self.stage}.py with a checkpoint"
-                )
-            self._check_same_run(old["args"])
-        elif old and not args.overwrite:
-            fix = "pass --resume to continue it, --overwrite to replace it, or another --out"
-            raise UserError(f"--out {out}: holds a run; {fix}")
-        elif not old and out.exists() and any(out.iterdir()):
-            raise UserError(f"--out {out}: holds files that are no run; choose another folder")
         versions = {name: version(name) for name in ("torch", "transformers", "tokenizers")}
-        self.record = {"stage": self.stage, "command": sys.argv, "processes": world()}
-        self.record |= {"args": vars(args), "versions": versions}
+        self.record = {
+            "stage": stage,
+            "command": sys.argv,
+            "args": vars(args),
+            "versions": versions,
+        }
+        self.old = read_record(self.out, "--out", "choose another folder")
+        self._check_out(stage)
 
-    def _check_same_run(self, was):
-        """Refuse to resume with other settings; what was left to a default stays what it was."""
+    def _check_out(self, stage):
+        """Refuse an --out in use, and a --resume of another run; nothing in --out is touched."""
+        args, out, old, wrong = self.args, self.out, self.old, None
+        files = [Path(str(x)) for value in vars(args).values() for x in np.atleast_1d(value)]
+        inside = [x for x in files if x.exists() and out.resolve() in x.resolve().parents]
+        if args.resume and args.overwrite:
+            wrong = "--resume continues a run, --overwrite replaces it; pass one of them"
+        elif args.overwrite and inside:
+            wrong = f"--overwrite: {out} contains the input {inside[0]}; move it first"
+        elif args.resume and not (old and old["stage"] == stage and list(out.glob(CHECKPOINTS))):
+            wrong = f"--resume: {out} holds no run of {stage}.py with a checkpoint"
+        elif args.resume:
+            wrong = self._differences(old["args"])
+        elif old and not args.overwrite:
+            wrong = f"--out {out}: holds a run; pass --resume, --overwrite or another --out"
+        elif not old and out.exists() and any(out.iterdir()):
+            wrong = f"--out {out}: holds files that are no run; choose another folder"
+        if wrong:
+            raise UserError(wrong)
+
+    def _differences(self, was):
+        """Which flags of a resumed run are others; what was left to a default stays what it was."""
         now, differs = vars(self.args), []
-        if now["steps"] is None and now["epochs"] is None:
-            now["steps"], now["epochs"] = was.get("steps"), was.get("epochs")
-        for key in sorted(now.keys() - {*MAY_DIFFER, "out"}):
-            if now[key] is None:
+        given = now["steps"] or now["epochs"]
+        for key in sorted(now):
+            fixed = key not in MAY_DIFFER
+            if now[key] is None and (fixed or key in ("steps", "epochs") and not given):
                 now[key] = was.get(key)
-            elif now[key] != was.get(key):
+            elif now[key] != was.get(key) and fixed:
                 flag = f"--{key.replace('_', '-')}"
                 differs.append(f"{flag} was {was.get(key)!r}, is {now[key]!r}")
-        if differs:
-            raise UserError(f"--resume: not the run in {self.out}: {'; '.join(differs)}")
+        return differs and f"--resume: not the run in {self.out}: {'; '.join(differs)}"
 
     def start(self, modules, tokenizer, rates, per_epoch, encoded, own_lr=None):
         """The optimiser, AdamW over the trained weights; sets `planned`, the number of steps; with
@@ -142,9 +144,9 @@ class Run:
         """
         args, self.tokenizer = self.args, tokenizer
         self.modules, self.policy = nn.ModuleDict(modules), next(iter(modules.values()))
-        digest = hashlib.sha256(b"".join(np.asarray(x, np.int32).tobytes() for x in encoded))
-        self.record["encoded"] = digest.hexdigest()
-        if args.resume and self.old.get("encoded") != digest.hexdigest():
+        rows = b"".join(np.asarray(ids, np.int32).tobytes() for ids in encoded)
+        self.record["encoded"] = hashlib.sha256(rows).hexdigest()
+        if args.resume and self.old.get("encoded") != self.record["encoded"]:
             wrong = "the rows are other tokens now: the data, the tokenizer or its library changed"
             raise UserError(f"--resume: {wrong}; {self.out}/args.json has the versions of before")
         for module in modules.values():
@@ -164,12 +166,10 @@ class Run:
         self.planned = args.steps or epochs * per_epoch
         if args.resume:
             self._load_checkpoint()
-        trained, total = (
-            sum(w.numel() for w in ws) / 1e6 for ws in (weights, self.modules.parameters())
-        )
-        print(f"model      {trained:.2f} M of {total:.2f} M weights are trained, lr {args.lr:g}, on "
-              f"{self.device} in {self.dtype}\nplan       {self.planned} steps, {per_epoch} per "
-              "epoch")  # fmt: skip
+        trained, total = (sum(w.numel() for w in x) for x in (weights, self.modules.parameters()))
+        print(f"model      {trained / 1e6:.2f} M of {total / 1e6:.2f} M weights are trained, lr "
+              f"{args.lr:g}, on {self.device} in {self.dtype}\n"
+              f"plan       {self.planned} steps, {per_epoch} per epoch")  # fmt: skip
         return self.optimizer
 
     def steps(self, seconds=None):
@@ -185,7 +185,7 @@ class Run:
                 f"time       {len(left)} steps, about {minutes} minutes with its evaluations"
             )
         before = {n: signal.signal(n, self._catch) for n in (signal.SIGINT, signal.SIGTERM)}
-        self.bar = parallel.progress(left, self.stage, self.planned, self.step)
+        self.bar = parallel.progress(left, "training", self.planned, self.step)
         self.last = time.perf_counter()
         for step in self.bar:
             if self.state.get("ended"):
@@ -303,8 +303,8 @@ class Run:
         if self.args.wandb_project:
             import wandb
 
-            settings = {"project": self.args.wandb_project, "name": self.out.name}
-            self.wandb = wandb.init(**settings, config=vars(self.args))
+            project, name = self.args.wandb_project, self.out.name
+            self.wandb = wandb.init(project=project, name=name, config=vars(self.args))
 
     # ---- checkpoint, end ----
 
@@ -315,12 +315,12 @@ class Run:
             saved = self.step, self.state, weights, self.scaler.state_dict()
             with replacing(self.out / "checkpoint" / f"step-{self.step:07d}.pt") as file:
                 torch.save(saved, file)
-            for old in sorted((self.out / "checkpoint").glob("*.pt"))[:-2]:
+            for old in sorted(self.out.glob(CHECKPOINTS))[:-2]:
                 old.unlink()
         all_sum(0)
 
     def _load_checkpoint(self):
-        file = max((self.out / "checkpoint").glob("*.pt"))
+        file = max(self.out.glob(CHECKPOINTS))
         saved = common.opened("--resume", file, torch.load, map_location="cpu", weights_only=True)
         self.step, self.state, weights, scaler = saved
         parallel.load_checkpoint_state(self.modules, self.optimizer, weights)
@@ -350,9 +350,9 @@ class Run:
             values = [shown_value(row, key) for row in rows if row.get(key) is not None]
             if values:
                 numbers.append(f"{key:24} before {values[0]}  after {values[-1]}")
-        answers = [row["answer"] for row in samples if row["prompt"] == samples[0]["prompt"]]
-        for name, answer in zip(("before", "after"), answers[:1] + answers[1:][-1:]):
-            numbers.append(f"{name:10} {' '.join(answer.split())[:300] or '(empty)'}")
+        first = [row["answer"][:300] for row in samples if row["prompt"] == samples[0]["prompt"]]
+        numbers += [f"{'before':24} {answer!r}" for answer in first[:1]]
+        numbers += [f"{'after':24} {answer!r}" for answer in first[1:][-1:]]
         print("\n".join(numbers))
         if not rank():
             write_card(self.out, self.record, numbers, self.step, self.state.get("ended"))

@@ -19,7 +19,6 @@ import requests
 
 import annotate
 import common
-import dpo
 import judge
 from conftest import REPO
 from parts import agreement, criteria, files, sampling, stats, votes, web
@@ -284,19 +283,17 @@ def test_a_retry_or_a_stale_tab_is_no_second_vote(tmp_path):
 
 
 @cases("""
-changes                                          | flags    | status
-{}                                               | ''       | 200
-{"a_model": "another", "gold": "a"}              | ''       | 200
-{"prompt": [{"role": "user", "content": "New"}]} | ''       | 409
-{"a": [{"role": "assistant", "content": "New"}]} | ''       | 409
-{}                                               | --thumbs | 409
+changes                                          | status
+{}                                               | 200
+{"a_model": "another", "gold": "a"}              | 200
+{"prompt": [{"role": "user", "content": "New"}]} | 409
+{"a": [{"role": "assistant", "content": "New"}]} | 409
 """)
-def test_a_vote_is_on_what_was_on_the_screen(tmp_path, changes, flags, status):
+def test_a_vote_is_on_what_was_on_the_screen(tmp_path, changes, status):
     """A server started anew with other items took the vote on what the page still showed, as one on
     a text that nobody had seen: number and step were the same."""
-    name = "everyone"  # whose sides are those of a thumb, too
-    tab = Rater(make(tmp_path / "old", 4), name)
-    now = Rater(make(tmp_path / "new", [row | changes for row in item_rows(4)], flags), name)
+    tab = Rater(make(tmp_path / "old", 4))
+    now = Rater(make(tmp_path / "new", [row | changes for row in item_rows(4)]))
     found, data = now.send(tab.body("left", key=now.key))
     assert found == status and len(log_of(tmp_path / "new")) == (status == 200)
     if status == 409:
@@ -385,35 +382,27 @@ def test_a_pseudonym_belongs_to_its_first_browser(tmp_path):
     Rater(app).vote("undo")  # with the key of before
     app.desk.owners.clear()  # as --release does
     assert enter(app)[0] == 200
-    new = {"thumbs", "key_sha256"}
-    events = [{k: e[k] for k in e.keys() - new} | {"app": "annotate 2"} for e in log_of(tmp_path)]
+    old = [e | {"app": "annotate 2"} for e in log_of(tmp_path)]
+    events = [{k: e[k] for k in e.keys() - {"key_sha256"}} for e in old]
     write_rows(stopped(app) / "annotations.jsonl", events)
     assert enter(make(tmp_path, 5, "--overlap 0"))[0] == 200
 
 
-def test_a_thumb_is_no_comparison(tmp_path):
-    """A tie in a session of single answers would count as a thumb down, and a thumb read as a
-    comparison prefers an answer over one that nobody saw."""
-    app = make(tmp_path, 3, "--thumbs")
-    rater = Rater(app)
-    for change in ({"choice": "tie", "strength": 0}, {"choice": "both_bad", "strength": 0}):
-        assert rater.send(rater.body("left") | change)[0] == 400
-    for change in ({"strength": 3}, {"edit": "An answer."}):
-        assert rater.send(rater.body("left", **change))[0] == 400
-    rater.vote("left")
-    log = stopped(app) / "annotations.jsonl"
+@pytest.mark.parametrize("place", ["line", "args.json"])
+def test_a_thumb_of_an_earlier_version_is_no_comparison(tmp_path, place):
+    """It would prefer an answer over one that nobody saw; only args.json says so of annotate 2."""
+    Rater(app := make(tmp_path, 3)).vote("left")
+    log, refused = stopped(app) / "annotations.jsonl", "this vote is a thumb on one answer"
     (line,) = log_of(tmp_path)
-    del line["thumbs"]  # as annotate 2 wrote it, beside an args.json that says what was shown
-    write_rows(log, [line])
-    refused = "this vote is a thumb on one answer, not a comparison"
-    assert refused in error_of(votes.read_log, log)  # as evaluate.py human reads it
-    write_rows(log, [line | {"thumbs": True}])
-    (tmp_path / "args.json").unlink()
-    assert refused in error_of(export, tmp_path)
-    other = tmp_path / "other"
-    Rater(make(other, 3)).vote("left")
-    line = error_of(annotate.parse_args, ["--thumbs", "--out", str(other)])
-    assert "a session of pairs, not of thumbs" in line
+    write_rows(log, [line | {"thumbs": False}])
+    assert len(export(tmp_path)) == 1, "as earlier versions wrote a comparison"
+    if place == "line":
+        write_rows(log, [line | {"thumbs": True}])
+    else:
+        write_rows(log, [line])
+        write_rows(tmp_path / "args.json", [{"stage": "annotate", "args": {"thumbs": True}}])
+    for read in (lambda: votes.read_log(log), lambda: export(tmp_path), lambda: make(tmp_path, 3)):
+        assert refused in error_of(read)
 
 
 LAYOUTS = r"""
@@ -434,7 +423,7 @@ input column | {"input": "The CV."} | "input" belongs to the prompt
 tools column | {"tools": [{"name": "x"}]} | "tools" belongs to the prompt
 images | {"images": ["a.png"]} | "images" belongs to the prompt
 empty columns | {"system": "", "input": null, "tools": []} | 17
-turns behind a text | {"a": [{"role": "assistant", "content": "a"}, {"role": "user", "content": "u"}, {"role": "assistant", "content": "a"}], "b": [{"role": "assistant", "content": "a"}, {"role": "user", "content": "u"}, {"role": "assistant", "content": "b"}]} | "a" must be one assistant message
+a conversation | {"a": [{"role": "assistant", "content": "a"}, {"role": "user", "content": "u"}, {"role": "assistant", "content": "a"}], "b": [{"role": "assistant", "content": "a"}, {"role": "user", "content": "u"}, {"role": "assistant", "content": "b"}]} | "a" must be one assistant message
 tool call | {"prompt": [{"role": "user", "content": "x"}], "a": [{"role": "assistant", "content": "x", "tool_calls": [{"id": 1}]}], "b": [{"role": "assistant", "content": "y"}]} | "tool_calls" is not shown
 """.strip().split("\n")
 
@@ -576,44 +565,20 @@ def test_an_edited_answer_is_preferred_over_the_one_shown(tmp_path, capsys):
 
 
 def test_a_text_does_not_outlive_its_vote(tmp_path):
-    """sft.jsonl and turns.jsonl of an earlier export stayed when the annotator was taken out."""
-    rows = item_rows(2)
-    say = lambda role, text: {"role": role, "content": text}  # noqa: E731
-    for side, text in (("a", "Any audits?"), ("b", "Married?")):
-        rows[1][side] = [say("assistant", text), say("user", "No."), say("assistant", "Thanks.")]
-    app = make(tmp_path, rows, "--overlap 2")
+    """sft.jsonl of an earlier export stayed when the annotator was taken out."""
+    app = make(tmp_path, 2, "--overlap 2")
     for name in ("ann", "ben"):
         rater = Rater(app, name)
-        while item := rater.state["item"]:
-            edit = f"{name}'s words" if isinstance(item["left"], str) else None
-            rater.vote("left", edit=edit)
+        while rater.state["item"]:
+            rater.vote("left", edit=f"{name}'s words")
     export(tmp_path, "--sft")
     for people, n in ({"ben"}, 1), (set(), 0):
         log = [vote for vote in log_of(tmp_path) if vote["annotator"] in people]
         write_rows(tmp_path / "annotations.jsonl", log)
-        assert len(export(tmp_path)) == 3 * n
-        for name, n_rows in (("sft", n), ("turns", 4 * n)):
-            path = tmp_path / f"{name}.jsonl"
-            assert (len([*files.read_jsonl(path)]) if path.exists() else 0) == n_rows, name
-            assert path.exists() == bool(n) and (not n or "ann" not in path.read_text())
-
-
-def test_thumbs(tmp_path, capsys):
-    app = make(tmp_path, 40, "--thumbs --overlap 2")
-    for name in ("ann", "ben"):
-        Rater(app, name).vote_all(Rater.better)
-    log = log_of(stopped(app))
-    assert len({(vote["item_id"], vote["shown"]["left"]) for vote in log}) == 40
-    command("export", tmp_path)
-    rows = list(files.read_jsonl(tmp_path / "thumbs.jsonl", dpo.check_thumb))
-    labels = {row["completion"][0]["content"][:5]: row["label"] for row in rows}
-    assert (labels, len(rows)) == ({"bette": True, "worse": False}, 80)
-    assert not (tmp_path / "prefs.jsonl").exists()
-    assert annotate.parse_args(["--out", str(tmp_path)]).thumbs
-    capsys.readouterr()
-    command("agreement", tmp_path)
-    said = capsys.readouterr().out  # one answer is shown: no side, so no position to be biased to
-    assert said.count("thumbs up") == 2 and not re.search(r"\bleft\b", said)
+        assert len(export(tmp_path)) == 4 * n
+        path = tmp_path / "sft.jsonl"
+        assert (len([*files.read_jsonl(path)]) if path.exists() else 0) == 2 * n
+        assert path.exists() == bool(n) and (not n or "ann" not in path.read_text())
 
 
 RUBRICS = [
@@ -782,7 +747,6 @@ flags | --items no.jsonl | --items no.jsonl: no such file
 flags | --overlap -1 | --overlap
 flags | export | no votes there
 flags | --responses r.jsonl | --responses has no effect
-flags | draw --env-args {} | --env-args has no effect
 flags | agreement | no votes there
 flags | draw --temperature 0 | --temperature
 flags | draw --prompts no.jsonl | --prompts no.jsonl: no such file
@@ -793,7 +757,6 @@ flags | --host :: --port 0 | --allow-host
 flags | --host 0 --port 0 | --allow-host
 flags | --host no.such.host.invalid --port 0 | expected an address of this machine
 flags | --criteria data/criteria.json | 1: "response" is missing
-flags | --criteria data/criteria.json --thumbs | two kinds
 flags | --criteria data/criteria.json --items x | no effect
 flags | --nonsense | unrecognized
 flags | nonsense | invalid

@@ -229,10 +229,7 @@ class Shop:
                 rater.vote("rated", ratings=dict.fromkeys(rater.state["item"]["criteria"], "yes"))
             if not rater.state["item"]:
                 continue
-            correction = "Skills: audits.\nFit: no evidence."
-            if "--thumbs" in words or isinstance(rater.state["item"]["left"], list):
-                correction = None
-            rater.vote("left", edit=correction)
+            rater.vote("left", edit="Skills: audits.\nFit: no evidence.")
             rater.vote_all(lambda r: ("right", "left")[r.state["item"]["item"] % 2])
         assert server.stop() == 0
 
