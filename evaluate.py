@@ -45,7 +45,7 @@ from parts.evaluation_page import FEW_PROMPTS, PAGES, in_words  # FEW: below 20
 from parts.files import UserError
 from parts.frontier import bon_curve, efficiency, equal_kl, load_runs, same_scorer
 from parts.means import clustered_mean, score_interval
-from parts.messages import check_pair, plain_text
+from parts.messages import plain_text
 from parts.reports import (
     Default,  # text of a default flag; if its path is missing, skipped and no error
     add_model_arguments,  # --device and --chat
@@ -305,6 +305,8 @@ def load_prompts(args):
 
 def load_pairs(path):
     """(rows of a preference file without those of two equal answers, counts)"""
+    from parts.pairs import check_pair
+
     all_rows = list(files.read_jsonl(path, check_pair, flag="--pairs"))
     rows = [row for row in all_rows if row["chosen"] != row["rejected"]]
     ties = sum(bool(row.get("tie")) for row in rows)

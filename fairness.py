@@ -48,7 +48,7 @@ from parts.fairness_page import (
     verdict_tables,
 )
 from parts.files import UserError
-from parts.messages import as_chat, check_pair, check_prompt, visible
+from parts.messages import visible
 from parts.people import fold_labels
 from parts.rates import compare
 from parts.reports import (
@@ -199,6 +199,8 @@ def load_answers(path):
 
 def check_vote(row):
     """A preference row whose candidates are objects with groups in words; ValueError where not."""
+    from parts.pairs import check_pair
+
     check_pair(row)
     people, texts = row.get("candidates") or [], ("in", "name", *REFERENCE)
     fine = isinstance(people, list) and all(isinstance(c, dict) for c in people)
@@ -360,6 +362,8 @@ def surfaces_of(args, twins, models):
 
 def study_twins(args, models, interviews):
     """Every model on the twins: effects, changes, and the risky questions in `interviews`."""
+    from parts.pairs import as_chat
+
     # (1) names and résumés
     slot = args.slot.partition("=")[0] if args.slot else "name"
     people = load_slot(args.slot) if args.slot else load_names(args.names, args.names_per_cell)
@@ -502,6 +506,8 @@ def export_decisions(args, scores, groups, twins, named):
 
 def report(args):
     """all of it on the bundled base, twins, votes and the demo's runs (the default)"""
+    from parts.pairs import as_chat, check_prompt
+
     check_out(args, "decisions-*.csv")
     before, after, rewards = models = models_to_measure(args)
     # votes are read before a model is: a broken row ends it here

@@ -27,7 +27,7 @@ import numpy as np
 from parts import files, pages
 from parts.blinding import blind_words, blinded
 from parts.files import UserError
-from parts.messages import check_prompt, plain_text
+from parts.messages import plain_text
 from parts.must_haves import mentioned, terms_of
 from parts.people import fold, is_missing
 from parts.reports import (
@@ -132,6 +132,8 @@ def load_candidates(args):
 
 def read_candidate(row, args, fixed):
     """One candidate; ValueError says what is wrong with its row."""
+    from parts.pairs import check_prompt
+
     own = "rename the column that tells them apart, or add one"
     fixes = {"id": own, args.blind: "see --blind"}
     for name in filter(None, ("id", args.text_column, args.blind)):

@@ -13,7 +13,6 @@ import numpy as np
 
 from parts import files, pages
 from parts.files import UserError
-from parts.messages import as_chat, check_pair, words
 
 SCHEMA = 4  # of report.json; a key that changes its meaning, or leaves, raises it
 
@@ -104,6 +103,8 @@ def training_files(run, *flags):
 def seen_pairs(run, rows):
     """How many of these preference rows stand in the files that a run was trained on; None where
     none of the files is there. Some of them the run itself has held out."""
+    from parts.pairs import check_pair
+
     names = training_files(run, "pairs")
     if not names:
         return None
@@ -115,6 +116,8 @@ def seen_pairs(run, rows):
 
 def question(row):
     """The words of a prompt's last message, whatever stands before it; None without a prompt."""
+    from parts.pairs import words
+
     prompt = row.get("prompt")
     return words(prompt[-1:] if isinstance(prompt, list) else prompt) if prompt else None
 
@@ -194,6 +197,7 @@ def raw_scorer(folder, args):
     import torch
 
     import common
+    from parts.pairs import as_chat
     from parts.parallel import progress
     from parts.reward_models import reward_function
 

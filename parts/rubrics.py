@@ -19,7 +19,7 @@ from pathlib import Path
 from checks.instructions import a_text, check_arguments, is_number
 from parts import files
 from parts.files import UserError
-from parts.messages import check_messages, check_prompt
+from parts.messages import check_messages, check_turn, plain_text
 from parts.questions import canonical, talk
 
 SPLITS = ("train", "validation", "test")
@@ -221,7 +221,10 @@ def read_row(raw, number=1, allow_code=False):
     if not isinstance(raw, dict):
         raise ValueError(f"expected an object, found {type(raw).__name__}")
     check_characters(raw)
-    check_prompt(raw)
+    check_messages(raw.get("prompt"), "prompt")
+    check_turn(raw["prompt"])
+    if not plain_text(raw["prompt"]).strip():
+        raise ValueError('"prompt" is empty; fill it in or delete the row')
     check_keys(raw)
     for key, kind in LISTS.items():
         if not isinstance(raw.get(key) or kind(), kind):

@@ -21,7 +21,6 @@ from parts import files
 from parts.biasguard import COLUMNS
 from parts.blinding import unaccented
 from parts.files import UserError
-from parts.messages import check_answer, check_prompt
 from parts.pages import number as show
 from parts.people import NAME_COLUMNS, fold, read_names
 from parts.stats import holm, number
@@ -220,6 +219,8 @@ def load_twins(path, resumes, people):
 
     An answer becomes a message where its prompt is made of messages.
     """
+    from parts.pairs import check_answer, check_prompt
+
     values = [person.values for person in people]
     moving = {slot for slot in values[0] if len({v[slot] for v in values}) > 1}
 

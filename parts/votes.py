@@ -15,7 +15,7 @@ from pathlib import Path
 
 from parts import files
 from parts.files import UserError
-from parts.messages import check_answer, check_messages, check_turn, plain_text
+from parts.messages import check_messages, check_turn, plain_text
 
 # columns of known layouts that belong to a prompt, and that the page does not show
 PROMPT_COLUMNS = """
@@ -223,8 +223,10 @@ def check_item(row):
     check_turn(row["prompt"])
     for side in "ab":
         check_messages(row[side], side)
-        if answer_text(row[side]).strip():  # a blank answer: `load_items`
-            check_answer(row, side)
+        if isinstance(row[side], str) != isinstance(row["prompt"], str):
+            raise ValueError(f'"prompt" and "{side}" must both be text or both be message lists')
+        if isinstance(row[side], list) and [m["role"] for m in row[side]] != ["assistant"]:
+            raise ValueError(f'"{side}" must be one message of the assistant')
     for key in ("id", "task", "a_model", "b_model"):
         if not isinstance(row.get(key) or "", str):
             raise ValueError(
