@@ -180,11 +180,15 @@ def unread_keys(raw, split):
     return unread | {f"{key} of a criterion" for c in criteria for key in REMARKS if key in c}
 
 
+def no_constant(name):
+    raise ValueError(f"{name} is not JSON; use null")
+
+
 def json_rows(path, flag):
     """[(split or "", place, row)] of a JSON list, JSONL, or {"train": [...], "test": [...]}."""
     try:
         text = Path(path).read_text(encoding="utf-8-sig").strip()
-        data = json.loads(text, strict=False, parse_constant=files.no_constant)  # raw tabs are read
+        data = json.loads(text, strict=False, parse_constant=no_constant)  # raw tabs are read
     except (OSError, ValueError, RecursionError) as error:
         if "Extra data" in str(error):  # a second line
             return [("", f"line {n}", row) for n, row in files.read_jsonl(path, None, True, flag)]
