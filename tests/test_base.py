@@ -20,7 +20,7 @@ BASE = REPO / "data" / "tiny-base"
 
 @pytest.fixture(scope="module")
 def base():
-    return common.load_policy(BASE, trainable=False), common.load_tokenizer(BASE)
+    return base_card.load(BASE)
 
 
 def test_size_shape_and_vocabulary(base):
