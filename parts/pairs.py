@@ -16,6 +16,7 @@ from parts.files import UserError, counts_in_words, existing_file, number, read_
 
 ROLES = ("system", "developer", "user", "assistant", "tool")
 SIDES = ("prompt", "chosen", "rejected")
+SCORES = ("score_chosen", "score_rejected")  # as UltraFeedback has them; compared, not trained on
 HUMAN, ASSISTANT = "\n\nHuman:", "\n\nAssistant:"  # of Anthropic's HH texts
 
 
@@ -40,51 +41,61 @@ def add_split_arguments(parser):
 
 
 def check_text(row, key):
-    """ValueError unless row[key] is text, or messages with a role and a text each."""
+    """ValueError unless row[key] is a text, or messages of a role and a text each, not blank."""
     value = row.get(key)
     messages = value if isinstance(value, list) else []
     for message in messages:
         if not isinstance(message, dict) or message.get("role") not in ROLES:
             raise ValueError(f'"{key}": each message needs a "role", one of {", ".join(ROLES)}')
-        if message.get("content") is None and message.get("tool_calls"):
-            message["content"] = ""
+        if message.get("tool_calls"):
+            message["content"] = message.get("content") or ""
         if not isinstance(message.get("content"), str):
             raise ValueError(f'"{key}": each message needs a "content" that is one text')
     if not isinstance(value, str) and not messages:
         raise ValueError(f'"{key}": expected text or a list of messages, found {value!r:.60}')
-    if not words(value) and not any(message.get("tool_calls") for message in messages):
+    if not words(value) and not (messages and messages[-1].get("tool_calls")):
         raise ValueError(f'"{key}" is empty; fill it in or delete the line')
 
 
 def check_prompt(row):
     """ValueError unless row["prompt"] is a text or a dialogue that waits for an answer."""
     check_text(row, "prompt")
-    prompt = row["prompt"]
-    if not isinstance(prompt, str) and prompt[-1]["role"] == "assistant":
+    if roles(row["prompt"])[-1:] == ["assistant"]:
         raise ValueError('"prompt" must end with a message to answer, not with the assistant\'s')
+    if isinstance(row.get("group"), (int, float)):
+        row["group"] = str(row["group"])
+    if row.get("group") is not None:
+        check_text(row, "group")
 
 
 def check_answer(row, key):
-    """ValueError unless row[key] is one answer, not blank, of the prompt's kind."""
+    """ValueError unless row[key] is one answer of the prompt's kind."""
     check_text(row, key)
-    answer = row[key]
-    if isinstance(answer, str) != isinstance(row["prompt"], str):
+    if isinstance(row[key], str) != isinstance(row["prompt"], str):
         raise ValueError(f'"prompt" and "{key}" must both be text or both be lists of messages')
-    if not isinstance(answer, str) and [turn["role"] for turn in answer] != ["assistant"]:
+    if roles(row[key]) not in ([], ["assistant"]):
         raise ValueError(f'"{key}" must be one message of the assistant')
+
+
+def roles(text_or_messages):
+    """The roles of messages; of a text none."""
+    return [turn["role"] for turn in text_or_messages if isinstance(turn, dict)]
 
 
 def check_pair(row):
     """ValueError unless this is a preference row; fills in a missing "prompt"."""
-    for key in ("chosen", "rejected"):
-        check_text(row, key)
     if row.get("prompt") is None:
+        for key in ("chosen", "rejected"):
+            check_text(row, key)
         row["prompt"], row["chosen"], row["rejected"] = split_prompt(row["chosen"], row["rejected"])
     check_prompt(row)
     for key in ("chosen", "rejected"):
         check_answer(row, key)
     if row.get("tie") not in (None, True, False):
         raise ValueError(f'"tie" is {row["tie"]!r}; expected true or false')
+    for key in SCORES:
+        if not isinstance(row.get(key), (int, float, type(None))):
+            raise ValueError(f'"{key}" is {row[key]!r:.60}; expected a number')
 
 
 def split_prompt(chosen, rejected):
@@ -145,8 +156,8 @@ def prompt_key(row):
     prompt = row["prompt"] if row.get("group") is None else row["group"]
     if isinstance(prompt, str):
         return words(prompt.removeprefix(HUMAN).partition(ASSISTANT)[0])
-    roles = [turn["role"] for turn in prompt]
-    return words(prompt[: roles.index("user") + 1 if "user" in roles else None])
+    users = [i for i, role in enumerate(roles(prompt)) if role == "user"]
+    return words(prompt[: users[0] + 1] if users else prompt)
 
 
 def held_out(key, fraction):
@@ -158,39 +169,32 @@ def held_out(key, fraction):
 def split(keys, is_eval, fraction):
     """(train, held) row numbers, (n,) arrays: no key is on both sides.
 
-    is_eval   of each row, whether it comes from a file of held-out rows. With such files, rows of
-              the others that share a key with them are not trained on, which is said; without,
-              `fraction` of the keys is held out, of a single prompt none
+    is_eval   of each row, whether it comes from a file of held-out rows; without such a file
+              `fraction` of the keys is held out
     """
-    held = np.array([held_out(key, fraction) for key in keys]) & (not any(is_eval))
-    held = np.array(is_eval) | held & (not held.all())
+    held = np.array(is_eval if any(is_eval) else [held_out(key, fraction) for key in keys])
     held_keys = {key for key, is_held in zip(keys, held) if is_held}
     train = np.array([key not in held_keys for key in keys])
-    if shared := int((~train & ~held).sum()):
-        print(f"data       {shared} rows have a prompt of --eval-pairs and are not trained on")
+    if not train.all() and any(is_eval):
+        n = len(keys) - train.sum() - held.sum()
+        print(f"data       {n} rows have a prompt of --eval-pairs and are not trained on")
     if not train.any():
-        raise UserError("no row is left to train on: every prompt is among those held out")
+        raise UserError("every prompt is held out, none is left to train on: --eval-fraction 0")
     return np.flatnonzero(train), np.flatnonzero(held)
 
 
 def share_interval(right, keys):
-    """(low, high): 95 % interval of the mean of `right` (0, ½, 1 or between), Wilson's with as many
-    rows as are worth one each: rows of one prompt (the same key) are one study of it.
+    """(low, high): 95 % interval of the mean of `right` (0, ½ or 1 each), Wilson's for as many
+    studies as there are prompts: rows of one prompt (the same key) are taken to agree, so fifteen
+    pairs of a ranking are one. Of prompts with unequal numbers of rows, (Σn)²/Σn² count [Kish].
 
-    n = p(1−p) / variance of the mean, that of sums over prompts (Cochran 1977, section 9A); with
-    one row a prompt it is the number of rows.
     >>> [round(x, 3) for x in share_interval([1, 1, 0, 1], "abcd")]
     [0.301, 0.954]
     >>> share_interval([1, 1, 0, 0], "aabb") == share_interval([1, 0], "ab")
     True
     """
-    right, sums = np.asarray(right, float), Counter()
-    p = right.mean().item()
-    for value, key in zip(right, keys):
-        sums[key] += value - p
-    squares = sum(x * x for x in sums.values())
-    n = min(p * (1 - p) * len(right) ** 2 / squares, len(right)) if squares else len(sums)
-    z = 1.959964
+    rows, p, z = Counter(keys).values(), sum(right) / len(right), 1.959964
+    n = sum(rows) ** 2 / sum(x * x for x in rows)
     middle, spread = p + z * z / (2 * n), z * math.sqrt(p * (1 - p) / n + (z / (2 * n)) ** 2)
     return (middle - spread) / (1 + z * z / n), (middle + spread) / (1 + z * z / n)
 
@@ -224,7 +228,7 @@ class Pairs:
                     continue
                 is_long = len(ids[0]) + max(map(len, ids[1:])) >= max_length
                 counts[f"cut to --max-length {max_length}, or just as long"] += is_long
-                scores = row.get("score_chosen"), row.get("score_rejected")
+                scores = [row.get(key) for key in SCORES]
                 if None not in scores and not scores[0] > scores[1]:
                     counts["score_chosen not above score_rejected"] += 1
                 for column, values in zip((self.prompts, self.chosen, self.rejected), ids):
