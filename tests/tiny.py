@@ -11,6 +11,7 @@ by whole nats: with the 0.02 of the libraries a slip in mask, shift or temperatu
 
 import ast
 import contextlib
+import io
 import json
 from pathlib import Path
 
@@ -291,11 +292,16 @@ def read_json(path):
 
 
 def error_of(command, *arguments):
-    """The message of the UserError that a call ends with; it is one line."""
+    """The message of the UserError that a call ends with, which is one line; of a flag that argparse
+    refuses, its last line."""
     from parts.files import UserError  # here: conftest.py imports this file before the path is set
 
-    with pytest.raises(UserError) as caught:
+    said = io.StringIO()
+    with contextlib.redirect_stderr(said), pytest.raises((UserError, SystemExit)) as caught:
         command(*arguments)
+    if isinstance(caught.value, SystemExit):
+        assert caught.value.code == 2
+        return said.getvalue().splitlines()[-1]
     assert "\n" not in str(caught.value)
     return str(caught.value)
 
