@@ -246,7 +246,9 @@ def load_model(
     lost = [key for key in info["missing_keys"] if not key.startswith("score.")]
     if lost:  # transformers would draw it at random
         raise UserError(f"{flag} {name}: its weight files lack {lost[0]} ({len(lost)} missing)")
-    head = model.get_output_embeddings() or model.score
+    head = model.get_output_embeddings() or getattr(model, "score", None)
+    if head is None:
+        raise UserError(f"{flag} {name}: {type(model).__name__} is no decoder with a head to train")
     head.float()  # a logit of 20 in bf16 is rounded by .06
     model.generation_config = GenerationConfig()  # no repetition penalty that the authors ask for
     model.requires_grad_(trainable).to(device).eval()
@@ -371,6 +373,7 @@ def kl_estimates(logps, ref_logps, mask):
 
     Both are right in the mean; k3 is never negative and varies less.
     """
+    same_shape(logps=logps, ref_logps=ref_logps, mask=mask)
     d = torch.where(mask, logps - ref_logps, 0.0)
     return d, torch.expm1(-d.clamp(min=-20)) + d.clamp(min=-20)
 
