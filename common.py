@@ -38,7 +38,7 @@ from torch.utils.checkpoint import checkpoint as recompute
 
 from parts.files import UserError, brief, write_json
 from parts.lora import add_lora, lora_layers, merged_state, save_adapter
-from parts.parallel import rank
+from parts.parallel import autocast, rank
 from parts.rounding import spread_weights
 from parts.shared_prompt import shared_hidden
 
@@ -316,7 +316,7 @@ CHUNK = {"cpu": 2**21, "cuda": 2**26}  # logits in memory at once, of at least 6
 def hidden_states(model, ids, attention_mask, dtype, **cache):
     """(B, T, H) of the trunk; a token's position is its place in its own row, however padded."""
     positions = (attention_mask.long().cumsum(1) - 1).clamp(min=0)[:, -ids.shape[1] :]
-    with torch.autocast(ids.device.type, dtype, enabled=dtype != torch.float32):
+    with autocast(ids.device, dtype):
         return model.base_model(
             input_ids=ids, attention_mask=attention_mask.long(), position_ids=positions,
             **({"use_cache": False} | cache),

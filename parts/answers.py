@@ -63,8 +63,7 @@ def generate(policy, tokenizer, prompt_ids, max_new_tokens, temperature, seed=0,
     settings |= {"max_new_tokens": max_new_tokens, "do_sample": temperature > 0}
     settings |= {"eos_token_id": ends, "pad_token_id": pad}
     torch.manual_seed(seed)
-    half = policy.dtype != torch.float32
-    with parallel.decoding(policy), torch.autocast(model.device.type, policy.dtype, enabled=half):
+    with parallel.decoding(policy), parallel.autocast(model.device, policy.dtype):
         for start in range(0, len(prompt_ids), rows):
             ids, mask = pad_left(prompt_ids[start : start + rows], pad, model.device)
             drawn = model.generate(ids, attention_mask=mask, **settings)
@@ -154,8 +153,7 @@ def check_policy(policy, tokenizer, ids, attention_mask, answer_mask, flag):
     """UserError unless our log-probs of the first row are those of the model's own logits; prints
     the row, token by token."""
     logps = policy(ids[:1], attention_mask[:1], answer_mask[:1])[0]
-    half = policy.dtype != torch.float32
-    with torch.autocast(ids.device.type, policy.dtype, enabled=half):
+    with parallel.autocast(ids.device, policy.dtype):
         logits = policy.model(ids[:1], attention_mask=attention_mask[:1].long()).logits
     own = logits[:, :-1].float().log_softmax(-1).gather(-1, ids[:1, 1:, None]).squeeze(-1)
     gap = (logps[:, 1:] - own)[answer_mask[:1, 1:]].abs().mean().item()

@@ -204,16 +204,13 @@ def number(kind=float, above=-math.inf, at_least=-math.inf, below=math.inf):
     """
 
     def parse(text):
-        try:
-            value = kind(text)
-        except ValueError:
-            value = math.nan
+        value = kind(text)
         if above < value < below and value >= at_least:  # NaN and inf fail, too
             return value
-        noun, least = "a whole number" if kind is int else "a number", max(above, at_least)
-        words = f"{noun} from {least:g} to {below:g}" + " (without the ends)" * (above > at_least)
-        raise ArgumentTypeError(f"{text!r} given, expected {words}")
+        least = f"above {above:g}" if above > at_least else f"at least {at_least:g}"
+        raise ArgumentTypeError(f"{text} given, expected a number {least} and below {below:g}")
 
+    parse.__name__ = "whole number" if kind is int else "number"
     return parse
 
 

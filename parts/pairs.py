@@ -40,45 +40,48 @@ def add_split_arguments(parser):
 
 
 def check_text(row, key):
-    """ValueError unless row[key] is text, or messages with a role and a text each."""
+    """ValueError unless row[key] is a text, or messages of a role and a text each, not blank."""
     value = row.get(key)
     messages = value if isinstance(value, list) else []
     for message in messages:
         if not isinstance(message, dict) or message.get("role") not in ROLES:
             raise ValueError(f'"{key}": each message needs a "role", one of {", ".join(ROLES)}')
-        if message.get("content") is None and message.get("tool_calls"):
-            message["content"] = ""
+        if message.get("tool_calls"):
+            message["content"] = message.get("content") or ""
         if not isinstance(message.get("content"), str):
             raise ValueError(f'"{key}": each message needs a "content" that is one text')
     if not isinstance(value, str) and not messages:
         raise ValueError(f'"{key}": expected text or a list of messages, found {value!r:.60}')
-    if not words(value) and not any(message.get("tool_calls") for message in messages):
+    if not words(value) and not (messages and messages[-1].get("tool_calls")):
         raise ValueError(f'"{key}" is empty; fill it in or delete the line')
 
 
 def check_prompt(row):
     """ValueError unless row["prompt"] is a text or a dialogue that waits for an answer."""
     check_text(row, "prompt")
-    prompt = row["prompt"]
-    if not isinstance(prompt, str) and prompt[-1]["role"] == "assistant":
+    if roles(row["prompt"])[-1:] == ["assistant"]:
         raise ValueError('"prompt" must end with a message to answer, not with the assistant\'s')
 
 
 def check_answer(row, key):
-    """ValueError unless row[key] is one answer, not blank, of the prompt's kind."""
+    """ValueError unless row[key] is one answer of the prompt's kind."""
     check_text(row, key)
-    answer = row[key]
-    if isinstance(answer, str) != isinstance(row["prompt"], str):
+    if isinstance(row[key], str) != isinstance(row["prompt"], str):
         raise ValueError(f'"prompt" and "{key}" must both be text or both be lists of messages')
-    if not isinstance(answer, str) and [turn["role"] for turn in answer] != ["assistant"]:
+    if roles(row[key]) not in ([], ["assistant"]):
         raise ValueError(f'"{key}" must be one message of the assistant')
+
+
+def roles(text_or_messages):
+    """The roles of messages; of a text none."""
+    return [turn["role"] for turn in text_or_messages if isinstance(turn, dict)]
 
 
 def check_pair(row):
     """ValueError unless this is a preference row; fills in a missing "prompt"."""
-    for key in ("chosen", "rejected"):
-        check_text(row, key)
     if row.get("prompt") is None:
+        for key in ("chosen", "rejected"):
+            check_text(row, key)
         row["prompt"], row["chosen"], row["rejected"] = split_prompt(row["chosen"], row["rejected"])
     check_prompt(row)
     for key in ("chosen", "rejected"):
@@ -145,8 +148,8 @@ def prompt_key(row):
     prompt = row["prompt"] if row.get("group") is None else row["group"]
     if isinstance(prompt, str):
         return words(prompt.removeprefix(HUMAN).partition(ASSISTANT)[0])
-    roles = [turn["role"] for turn in prompt]
-    return words(prompt[: roles.index("user") + 1 if "user" in roles else None])
+    users = [i for i, role in enumerate(roles(prompt)) if role == "user"]
+    return words(prompt[: users[0] + 1] if users else prompt)
 
 
 def held_out(key, fraction):
@@ -158,18 +161,17 @@ def held_out(key, fraction):
 def split(keys, is_eval, fraction):
     """(train, held) row numbers, (n,) arrays: no key is on both sides.
 
-    is_eval   of each row, whether it comes from a file of held-out rows. With such files, rows of
-              the others that share a key with them are not trained on, which is said; without,
-              `fraction` of the keys is held out, of a single prompt none
+    is_eval   of each row, whether it comes from a file of held-out rows; without such a file
+              `fraction` of the keys is held out
     """
-    held = np.array([held_out(key, fraction) for key in keys]) & (not any(is_eval))
-    held = np.array(is_eval) | held & (not held.all())
+    held = np.array(is_eval if any(is_eval) else [held_out(key, fraction) for key in keys])
     held_keys = {key for key, is_held in zip(keys, held) if is_held}
     train = np.array([key not in held_keys for key in keys])
-    if shared := int((~train & ~held).sum()):
-        print(f"data       {shared} rows have a prompt of --eval-pairs and are not trained on")
+    if not train.all() and any(is_eval):
+        n = len(keys) - train.sum() - held.sum()
+        print(f"data       {n} rows have a prompt of --eval-pairs and are not trained on")
     if not train.any():
-        raise UserError("no row is left to train on: every prompt is among those held out")
+        raise UserError("every prompt is held out, none is left to train on: --eval-fraction 0")
     return np.flatnonzero(train), np.flatnonzero(held)
 
 

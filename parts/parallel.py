@@ -52,28 +52,31 @@ def pick(device, dtype):
 def start(args):
     """(device, compute dtype) of a trainer; joins the other processes of torchrun, each on the GPU
     of its number, of which rank 0 prints."""
-    if "RANK" in os.environ:
+    if "RANK" in os.environ and not dist.is_initialized():
         on_gpu = torch.cuda.is_available() and args.device != "cpu"
         if on_gpu:
             torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))  # what "cuda" means from here on
-        if not dist.is_initialized():
-            dist.init_process_group("cpu:gloo,cuda:nccl" if on_gpu else "gloo")
+        dist.init_process_group("cpu:gloo,cuda:nccl" if on_gpu else "gloo")
         if rank():
             sys.stdout = open(os.devnull, "w")  # errors go to stderr, from every rank
-    elif args.fsdp:
-        raise UserError("--fsdp: start it as torchrun --nproc-per-node 2 STAGE.py …")
     device, dtype = pick(args.device, args.dtype)
+    if args.fsdp and not dist.is_initialized():
+        raise UserError("--fsdp: start it as torchrun --nproc-per-node 2 STAGE.py …")
     if args.fsdp and (args.lora_rank or dtype == torch.float16):
         raise UserError("--fsdp: shards full weights in bf16 or fp32, without --lora-rank or fp16")
     return device, dtype
 
 
+def autocast(device, dtype):
+    """Matrix products in dtype; nothing to do in fp32."""
+    return torch.autocast(device.type, dtype, enabled=dtype != torch.float32)
+
+
 def progress(rows, name, total=None, initial=0, delay=0):
     """A bar on rank 0; in a log file a line per minute."""
     every = 0.1 if sys.stderr.isatty() else 60
-    return tqdm(
-        rows, name, total, initial=initial, disable=bool(rank()), mininterval=every, delay=delay
-    )
+    settings = {"initial": initial, "mininterval": every, "delay": delay, "disable": rank() > 0}
+    return tqdm(rows, name, total, **settings)
 
 
 def say(line):

@@ -12,7 +12,7 @@ import torch
 from torch.nn.functional import softmax
 
 from common import end_ids, head_logits, hidden_states, pad_left
-from parts.parallel import decoding, gather, progress, rank, world
+from parts.parallel import autocast, decoding, gather, progress, rank, world
 
 
 @dataclass
@@ -55,10 +55,10 @@ def sample(
     order = sorted(range(len(prompt_ids)), key=lambda p: -len(prompt_ids[p]))
     order = order if alone else order[rank() :: world()]
     per_batch = max(1, rows // n)  # prompts, of similar length
-    autocast = torch.autocast(
-        policy.model.device.type, policy.dtype, enabled=policy.dtype != torch.float32
-    )
-    with decoding(policy), autocast:  # one context, so that each weight is cast once
+    with (
+        decoding(policy),
+        autocast(policy.model.device, policy.dtype),
+    ):  # one context, so that each weight is cast once
         for start in range(0, len(order), per_batch):
             part = order[start : start + per_batch]
             index = [p * n + g for p in part for g in range(n)]

@@ -13,6 +13,8 @@ Exact wherever the attention takes such masks; `can_share` asks before the first
 
 import torch
 
+from parts.parallel import autocast
+
 
 def shared_hidden(model, dtype, ids, attention_mask, answer_mask, row, column):
     """(N, H) hidden states at (row, column) of the rows, (N,) each; each prompt is computed once.
@@ -30,7 +32,7 @@ def shared_hidden(model, dtype, ids, attention_mask, answer_mask, row, column):
     part = (s >= prompt).long() + second + (s >= end)  # 0 prompt, 1 chosen, 2 rejected, 3 padding
     sees = (part[:, None] == 0) | (part[:, None] == part[..., None])  # (b, S, S): query, key
     masks = layer_masks(model, sees & (s[..., None] >= s[:, None]), position)
-    with torch.autocast(ids.device.type, dtype, enabled=dtype != torch.float32):
+    with autocast(ids.device, dtype):
         hidden = model.base_model(
             input_ids=row_ids, attention_mask=masks, position_ids=position, use_cache=False
         )[0]  # (b, S, H)
@@ -64,7 +66,7 @@ def can_share(model, dtype, ids, attention_mask, answer_mask):
     """
     exact, answers = False, answer_mask.nonzero(as_tuple=True)
     try:
-        with torch.autocast(ids.device.type, dtype, enabled=dtype != torch.float32):
+        with autocast(ids.device, dtype):
             alone = model.base_model(input_ids=ids, attention_mask=attention_mask.long())[0]
         alone = alone[answers].float()
         shared = shared_hidden(model, dtype, ids, attention_mask, answer_mask, *answers).float()
