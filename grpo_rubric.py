@@ -77,11 +77,11 @@ def parse_args(argv=None):
     add, share = parser.add_argument, number(above=0, below=1)
     # fmt: off
     add("--data", type=existing_file, default="data/rubrics.json", help="rubric file, JSON or JSONL: prompts, each with its criteria")
-    add("--train-ratio", type=share, help="share of the rows to train on, where the file has no split (default: 0.8, of few rows 0.5)")
+    add("--train-ratio", type=share, help="share of rows to train on, where the file has no split (default: 0.8, of few rows 0.5)")
     add("--data-seed", type=number(int, at_least=0), default=42, help="seed of that split")
     add("--chat", action="store_true", help="make a prompt given as text a user's message; otherwise it is continued")
     add("--system", help="system message before every prompt")
-    add("--reward", action="append", metavar="NAME[:WEIGHT]", help="rubric, checks (of it, no judge), ruler, model; repeat to mix (default: rubric)")
+    add("--reward", action="append", metavar="NAME[:WEIGHT]", help="rubric, checks, ruler or model; repeat to mix (default: rubric)")
     add("--reward-model", help="folder of a reward model, as reward_train.py writes it, for --reward model")
     add("--zero-if-cut", action="store_true", help="give reward 0 to an answer that is cut at --max-new-tokens")
     add("--allow-code-execution", action="store_true", help="run the code in answers for code:tests: with limits, but in no sandbox")

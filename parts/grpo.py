@@ -11,6 +11,8 @@ from parts import parallel, rollouts
 from parts.files import UserError, number
 from parts.lora import adapter_off
 
+CLIP_LOW = 0.2  # how far below 1 a ratio may fall before it is clipped, as in both papers
+
 # ---- the math ----
 
 
@@ -88,8 +90,7 @@ def add_group_arguments(parser):
     add("--groups-per-batch", type=whole, default=8, help="prompts per rollout, 4 to 64; or set answers per step by --batch-size")
     add("--num-substeps", type=whole, default=1, help="optimiser steps per rollout, each of whole groups; with 1 nothing is clipped")
     add("--scale", choices=("center", "std"), default="center", help="reward − group mean (Dr. GRPO), or that ÷ deviation (GRPO)")
-    add("--clip-low", type=number(above=0, below=1), default=0.2, help="ε of the paper: the probability ratio is clipped below 1 − ε")
-    add("--clip-high", type=number(above=0), default=0.28, help="ε above 1: 0.28 is DAPO's clip-higher, the GRPO paper has 0.2")
+    add("--clip-high", type=number(above=0), default=0.28, help="the ratio is clipped above 1 + ε and below 0.8: 0.28 is DAPO's, 0.2 the GRPO paper's")
     add("--beta", type=number(at_least=0), default=0.0, help="β of the paper, weight of the KL to the start; 0 needs no reference")
     # fmt: on
     rollouts.add_rollout_arguments(parser)
@@ -152,7 +153,7 @@ def update(args, run, policy, reference, optimizer, b, groups, advantages, count
                     ref_logps, _ = reference(*given)
             loss, columns = grpo_loss(
                 logps, old_logps, advantages[part].to(logps), mb["mask"], ref_logps,
-                args.clip_low, args.clip_high, args.beta, tokens,
+                CLIP_LOW, args.clip_high, args.beta, tokens,
             )  # fmt: skip
             run.scaler.scale(loss).backward()
             total += loss.item()
