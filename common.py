@@ -50,7 +50,7 @@ OURS = ("architectures", "pad_token_id")  # of config.json, what training decide
 # for messages where the tokenizer has no template; saved with it, so that inference sees the same
 PLAIN_TEMPLATE = (
     "{{ bos_token or '' }}{% for m in messages %}{{ m.role }}: {{ m.content }}"
-    "{% if m.role == 'assistant' %}{{ eos_token }}{% endif %}\n{% endfor %}"
+    "{% if m.role == 'assistant' %}{{ eos_token }}{% endif %}{{ '\\n' }}{% endfor %}"
     "{% if add_generation_prompt %}assistant:{% endif %}"
 )
 

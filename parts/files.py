@@ -51,9 +51,12 @@ def brief(error, most=1000):
 def parse_json(text):
     """json.loads without NaN and Infinity, which are no JSON; ValueError in one line."""
     try:
-        return json.loads(text, strict=False, parse_constant=_no_constant)
+        value = json.loads(text, strict=False, parse_constant=_no_constant)
     except json.JSONDecodeError as error:
         raise ValueError(f"not valid JSON: {error.msg}, column {error.colno}") from None
+    if "\\ud" in text.lower():  # half of a surrogate pair is no character: tokenizers refuse it
+        json.dumps(value, ensure_ascii=False).encode()
+    return value
 
 
 def _no_constant(name):

@@ -16,6 +16,7 @@ from parts.files import UserError, counts_in_words, existing_file, number, read_
 
 ROLES = ("system", "developer", "user", "assistant", "tool")
 SIDES = ("prompt", "chosen", "rejected")
+SCORES = ("score_chosen", "score_rejected")  # as UltraFeedback has them; compared, not trained on
 HUMAN, ASSISTANT = "\n\nHuman:", "\n\nAssistant:"  # of Anthropic's HH texts
 
 
@@ -61,6 +62,10 @@ def check_prompt(row):
     check_text(row, "prompt")
     if roles(row["prompt"])[-1:] == ["assistant"]:
         raise ValueError('"prompt" must end with a message to answer, not with the assistant\'s')
+    if isinstance(row.get("group"), (int, float)):
+        row["group"] = str(row["group"])
+    if row.get("group") is not None:
+        check_text(row, "group")
 
 
 def check_answer(row, key):
@@ -88,6 +93,9 @@ def check_pair(row):
         check_answer(row, key)
     if row.get("tie") not in (None, True, False):
         raise ValueError(f'"tie" is {row["tie"]!r}; expected true or false')
+    for key in SCORES:
+        if not isinstance(row.get(key), (int, float, type(None))):
+            raise ValueError(f'"{key}" is {row[key]!r:.60}; expected a number')
 
 
 def split_prompt(chosen, rejected):
@@ -226,7 +234,7 @@ class Pairs:
                     continue
                 is_long = len(ids[0]) + max(map(len, ids[1:])) >= max_length
                 counts[f"cut to --max-length {max_length}, or just as long"] += is_long
-                scores = row.get("score_chosen"), row.get("score_rejected")
+                scores = [row.get(key) for key in SCORES]
                 if None not in scores and not scores[0] > scores[1]:
                     counts["score_chosen not above score_rejected"] += 1
                 for column, values in zip((self.prompts, self.chosen, self.rejected), ids):
