@@ -326,6 +326,13 @@ def write_answers(run, split, rows, rollout, grades, rewards, advantages=None):
         run.write("rollouts.jsonl", [line])
 
 
+def over_budget(args, run):
+    """Would another step, as dear as the dearest of the last three rows, exceed --judge-budget?"""
+    usd = [row["judge/usd"] for row in run.rows() if row.get("judge/usd")]
+    usd = parallel.gather([usd])[0]  # rank 0 writes the log
+    return bool(args.judge_budget) and sum(usd) + max(usd[-3:], default=0) > args.judge_budget
+
+
 def show_group(size, grades, rewards, advantages):
     """How the answers to one prompt become numbers: scores, their weighted sum, centred."""
     table = scores_of(grades) | {"reward, weighted": rewards, "advantage, centred": advantages}
@@ -362,6 +369,7 @@ def main(argv=None):
     guard, seconds = rollouts.Guard(run, watch.Watcher(args, run.rows()), len(val)), None
     models, rewards_by = (args, policy, tokenizer, graders), (args.reward, args.temperature)
     if run.step == 0:
+        run.open()  # the judge's replies are kept from here on
         start, rows = time.perf_counter(), train[:2]
         _, rollout, grades, rewards = answer(*models, rows, g, *rewards_by, args.seed)
         drawn = time.perf_counter()
@@ -372,7 +380,6 @@ def main(argv=None):
         show_group(g, grades, rewards, advantages_PG[0])
         # forward and backward take three times as long as a forward, of which there were two
         seconds = (drawn - start + 1.5 * (time.perf_counter() - drawn)) * p / len(rows)
-        run.open()
         if test:
             run.state["test"], _ = evaluate(args, run, policy, tokenizer, graders, test, "test")
             run.log(run.state["test"])
@@ -402,8 +409,7 @@ def main(argv=None):
         if run.evaluates(step):
             validate(args, guard, policy, tokenizer, graders, val)
         guard.end_step()
-        usd = [row["judge/usd"] for row in run.rows() if row.get("judge/usd")]
-        if args.judge_budget and sum(usd) + max(usd[-3:], default=0) > args.judge_budget:
+        if over_budget(args, run):
             run.state["ended"] = run.state["ended"] or "judge_budget"
 
     if test and not run.caught:

@@ -90,7 +90,7 @@ def add_group_arguments(parser):
     add("--groups-per-batch", type=whole, default=8, help="prompts per rollout, 4 to 64; or set answers per step by --batch-size")
     add("--num-substeps", type=whole, default=1, help="optimiser steps per rollout, each of whole groups; with 1 nothing is clipped")
     add("--scale", choices=("center", "std"), default="center", help="reward − group mean (Dr. GRPO), or that ÷ deviation (GRPO)")
-    add("--clip-high", type=number(above=0), default=0.28, help="the ratio is clipped above 1 + ε and below 0.8: 0.28 is DAPO's, 0.2 the GRPO paper's")
+    add("--clip-high", type=number(above=0), default=0.28, help="the ratio is clipped below 0.8, and above 1 + this: 0.28 is DAPO's")
     add("--beta", type=number(at_least=0), default=0.0, help="β of the paper, weight of the KL to the start; 0 needs no reference")
     # fmt: on
     rollouts.add_rollout_arguments(parser)
