@@ -381,8 +381,9 @@ def main(argv=None):
         # forward and backward take three times as long as a forward, of which there were two
         seconds = (drawn - start + 1.5 * (time.perf_counter() - drawn)) * p / len(rows)
         if test:
-            run.state["test"], _ = evaluate(args, run, policy, tokenizer, graders, test, "test")
-            run.log(run.state["test"])
+            metrics, _ = evaluate(args, run, policy, tokenizer, graders, test, "test")
+            run.log(metrics)
+            run.state["test"] = shown_value(metrics, "test/score")
         validate(args, guard, policy, tokenizer, graders, val)
 
     for step in run.steps(seconds):
@@ -415,10 +416,10 @@ def main(argv=None):
     if test and not run.caught:
         if run.state["best"]:
             rollouts.load_trained_state(policy, run.state["best"]["weights"])
-        after, _ = evaluate(args, run, policy, tokenizer, graders, test, "test")
-        run.log(after)
-        before, now = (shown_value(row, "test/score") for row in (run.state["test"], after))
-        print(f"test       before {before}, after {now}, n = {after['test/n']}")
+        metrics, _ = evaluate(args, run, policy, tokenizer, graders, test, "test")
+        run.log(metrics)
+        after = shown_value(metrics, "test/score")
+        print(f"test       before {run.state['test']}, after {after}, n = {metrics['test/n']}")
     status = guard.finish(f"python watch.py {shlex.quote(args.out)}")
     return status or watch.exit_code(run.state.get("ended"))
 
