@@ -203,12 +203,13 @@ class Graders:
             settings = args.reward_model, run.device, run.dtype, args.micro_tokens
             self.model = reward_function(*settings)
             # of a long row it reads the end of the prompt, and then the answer, at least half
-            most = (self.model.max_length or math.inf) // 2
-            if args.max_new_tokens >= most:
-                wrong = f"reads answers up to {most} tokens; lower --max-new-tokens"
+            reads = self.model.max_length or math.inf
+            if args.max_new_tokens >= reads // 2:
+                wrong = f"reads answers up to {reads // 2} tokens; lower --max-new-tokens"
                 raise UserError(f"--reward-model {args.reward_model}: {wrong}")
-            longest = ["word " * args.max_new_tokens] * len(train)
-            cut = self.model.count_cut([conversation(args, row) for row in train], longest)
+            prompts = [conversation(args, row) for row in train]
+            encoded = self.model.encode(prompts, [""] * len(prompts), None)
+            cut = sum(len(ids) + args.max_new_tokens > reads for ids, _ in encoded)
             print(f"reward     of {cut} of {len(train)} prompts the model does not read the "
                   "beginning, where the answer is long")  # fmt: skip
 

@@ -190,7 +190,8 @@ def group_row(rewards_PG, advantages_PG, middle=0.5):
     mixed = (advantages_PG != 0).any(1)[compared]  # groups from which something is learned
     good = rewards_PG.nanmean(1)[compared] >= middle
     row = {
-        "reward/mean": rewards_PG.nanmean(), "reward/std": rewards_PG[scored].std(),
+        "reward/mean": rewards_PG.nanmean(),
+        "reward/std": rewards_PG[scored].std() if scored.sum() > 1 else torch.tensor(np.nan),
         "reward/unscored_frac": 1 - scored.float().mean(), "reward/frac_mixed": mixed.float().mean(),
         "reward/frac_all_good": (~mixed & good).float().mean(),
         "reward/frac_all_bad": (~mixed & ~good).float().mean(),
