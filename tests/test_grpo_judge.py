@@ -360,9 +360,10 @@ def test_a_reward_model_scores_what_it_reads(uniform, scorer, tmp_path, capsys):
     log, kept = model_run(uniform, scorer, data, tmp_path / "run", "--max-new-tokens", 12)
     assert "of 3 of 6 prompts" in capsys.readouterr().out
     train = [r for r in kept if r["split"] == "train"]
-    assert len({r["reward"] for r in train}) > 2 and len(train) == 8
+    scored = [r["reward"] for r in train if r["reward"] is not None]  # bytes that are no text
+    assert len(set(scored)) > 2 and len(train) == 8  # become three tokens each: not read to the end
     row = next(row for row in log if "reward/model" in row)
-    assert row["reward/mean"] == pytest.approx(sum(r["reward"] for r in train) / 8, abs=1e-4)
+    assert row["reward/mean"] == pytest.approx(sum(scored) / len(scored), abs=1e-4)
     long = grpo_rubric.Graders.model_grades
     model = grpo_rubric.reward_function(scorer, torch.device("cpu"), torch.float32)
     grades = long(type("G", (), {"model": model}), ["Ask 1."] * 2, ["a", "b " * 60])
