@@ -43,7 +43,12 @@ from parts.rounding import spread_weights
 from parts.shared_prompt import shared_hidden
 
 BASE = "data/tiny-base"
-OURS = ("architectures", "pad_token_id")  # of config.json, what training decides
+OURS = (
+    "architectures",
+    "pad_token_id",
+    "id2label",
+    "label2id",
+)  # of config.json, what training decides
 
 # ---- 1. text to ids ----
 
@@ -55,7 +60,7 @@ PLAIN_TEMPLATE = (
 )
 
 
-class Refused(ValueError):
+class Refused(UserError):
     """A dialogue that the chat template cannot write: a loader drops its row and counts it."""
 
 
@@ -233,7 +238,7 @@ def load_tokenizer(name, flag="--model"):
     from transformers import AutoTokenizer
 
     tokenizer = opened(flag, name, AutoTokenizer.from_pretrained)
-    if not end_ids(tokenizer):
+    if not opened(flag, name, lambda _: end_ids(tokenizer)):  # a broken template is seen here
         raise UserError(f"{flag} {name}: the tokenizer has no end token; set eos_token, save it")
     return tokenizer
 
@@ -300,8 +305,7 @@ def save_model(model, tokenizer, folder, source):
         ours = {key: x for key, x in written.items() if key not in base or key in OURS}
         types = {"dtype": "float32", "torch_dtype": "float32"}
         write_json(new / "config.json", base | ours | types)
-        files = [file for file in new.rglob("*") if file.is_file()]
-        for file in sorted(files, key=lambda file: file.name == "config.json"):
+        for file in sorted(new.rglob("*.*"), key=lambda file: file.name == "config.json"):
             target = folder / file.relative_to(new)
             target.parent.mkdir(exist_ok=True)
             os.chmod(file, 0o644)  # safetensors writes 0600, which no other user's server can read

@@ -44,7 +44,7 @@ from parts.shared_prompt import can_share
 
 RATES = 3e-4, 1e-5, 2e-4  # below 100 M parameters (data/tiny-base), above (SmolLM2), with LoRA
 SHOW = ("pair_loss", "rewards/accuracies", "rewards/margins", "lr", "grad_norm")
-HEADLINE = ("eval/loss", "eval/rewards/accuracies", "val/gold", "val/kl")
+HEADLINE = ("eval/loss", "eval/rewards/accuracies", "val/gold", "val/kl", "val/cut")
 LOSS_TYPES = ("sigmoid", "robust", "hinge", "ipo", "sigmoid_norm", "simpo")
 
 # ---- the math ----
@@ -116,7 +116,7 @@ def parse_args(argv=None):
     # fmt: off
     add_pair_arguments(parser)
     add("--loss-type", choices=LOSS_TYPES, default="sigmoid", help="which loss; ipo, sigmoid_norm and simpo compare means per token")
-    add("--beta", type=number(above=0), help="β of the paper: larger keeps the model closer to its start, 0.01 to 0.5 (default: 0.1; simpo 2)")
+    add("--beta", type=number(above=0), help="β of the paper: larger stays closer to the start, 0.01 to 0.5 (default: 0.1; simpo 2)")
     add("--label-smoothing", type=number(at_least=0, below=0.5), default=0.0, help="chance that a label is wrong, for sigmoid and robust")
     add("--simpo-gamma", type=number(at_least=0), default=1.0, help="target margin γ of simpo")
     add("--nll-coef", type=number(at_least=0), help="weight of −log π per chosen token beside the loss (default: 1 for sigmoid, else 0)")
@@ -201,25 +201,25 @@ def evaluate(args, run, policy, reference, pairs, ref_logps, answers):
         metrics |= {"eval/loss": metrics.pop("eval/pair_loss"), "eval/n": len(pairs.held)}
     sampled, samples, ids = answers(policy)
     if ids and args.loss_type != "simpo" and args.eval_temperature:
-        sampled["val/kl"] = kl_to_start(args, run, policy, reference, answers.ids, ids, pairs.pad)
+        rows = answers.ids, ids, pairs.pad
+        own = total_logps(args, run, policy, *rows)
+        with adapter_off(reference):
+            sampled["val/kl"] = (own - total_logps(args, run, reference, *rows)) / len(ids)
     run.evaluation(metrics | sampled, samples)
 
 
-def kl_to_start(args, run, policy, reference, prompts, answers, pad):
-    """Mean over answers of Σ_t log(π/π_ref) of their tokens, at --eval-temperature, in nats: what
-    evaluate.py compares policies at."""
-    reference.to(run.device)
+def total_logps(args, run, policy, prompts, answers, pad):
+    """Σ log π of all answers at --eval-temperature. Of the policy's own answers the mean difference
+    to the start's is KL(π‖π_ref) per answer, in nats: what evaluate.py compares policies at."""
+    home = policy.model.device
+    policy.to(run.device)
     lengths, total = [len(p) + len(a) for p, a in zip(prompts, answers)], 0.0
     for part in run.micro_batches(range(len(prompts)), lengths):
         rows = pad_rows([prompts[i] for i in part], [answers[i] for i in part], pad)
-        rows = [x.to(run.device) for x in rows]
-        logps, _ = policy(*rows, args.eval_temperature)
-        with adapter_off(reference):
-            ref_logps, _ = reference(*rows, args.eval_temperature)
-        total += (logps - ref_logps).sum().item()
-    if reference is not policy:
-        reference.to("cpu")  # training takes no more of a GPU than without it
-    return all_sum(total) / len(prompts)
+        logps, _ = policy(*(x.to(run.device) for x in rows), args.eval_temperature)
+        total += logps.sum().item()
+    policy.to(home)  # the reference of a GPU waits in main memory
+    return all_sum(total)
 
 
 # ---- the run ----

@@ -40,16 +40,12 @@ import re
 from collections import Counter, defaultdict
 from pathlib import Path
 
-MAILBOX = Path(__file__).resolve().parent.parent / "data" / "inbox.json"
+MAILBOX = Path(__file__).resolve().parents[1] / "data/inbox.json"
 SPLITS = "train", "validation", "test"
 SEEDS = 10**9  # grpo_agent.py: training seeds below, validation seeds from here, test from 2 · 10⁹
 HITS = 6  # messages that a search lists
 LONGEST = 12  # words of a quotation: the fact, not the whole message
 UNKNOWN = "I do not know"
-ERROR = (
-    'error: expected one call: {"search": "words"}, {"read": 17} or '
-    '{"answer": "fact", "source": 17}, with the number of a message'
-)
 RULES = (
     "You look things up in a recruiter's mailbox. Reply with one call, as JSON:\n"
     '{"search": "words"} lists messages, {"read": 17} shows message 17,\n'
@@ -122,8 +118,9 @@ class Inbox:
     def reset(self, seed):
         questions = self.questions[min(seed // SEEDS, 2)]
         self.question = questions[seed % len(questions)]
-        self.calls, self.invalid, self.listed, self.opened, self.outcome = 0, 0, set(), set(), ()
-        self.metadata = {key: self.question[key] for key in ("question", "answers", "source")}
+        self.calls, self.listed, self.opened = 0, set(), set()
+        self.result = dict.fromkeys(("correct", "right", "wrong", "unknown", "invalid"), 0)
+        self.metadata = self.question
         return [
             {"role": "system", "content": RULES % self.max_turns},
             {"role": "user", "content": self.question["question"]},
@@ -140,8 +137,11 @@ class Inbox:
             case {"answer": str(answer), **others}:
                 return None, self.grade(answer, others.get("source")), True, self.info()
             case _:
-                self.invalid += 1
-                shown = ERROR
+                self.result["invalid"] += 1
+                shown = (
+                    'error: expected one call: {"search": "words"}, {"read": 17} or '
+                    '{"answer": "fact", "source": 17}, with the number of a message'
+                )
         return {"role": "user", "content": shown}, 0.0, False, self.info()
 
     def search(self, query):
@@ -159,21 +159,18 @@ class Inbox:
         return "{id} | {date} | {from} | {subject}".format(**self.messages[i])
 
     def grade(self, answer, source):
-        """The reward of an answer; what it was goes to self.outcome."""
+        """The reward of an answer; what it is goes to self.result."""
         given, proof = words(answer), self.question["source"]
         forms = [*map(words, self.question["answers"])]
         quoted = len(given) <= LONGEST and holds_one(words(self.messages[proof]["text"]), [given])
         if given == words(UNKNOWN):
-            self.outcome = ["unknown"]
+            self.result["unknown"] = 1
             return 0.0
         if not (given in forms or (quoted and holds_one(given, forms))):
-            self.outcome = ["wrong"]
+            self.result["wrong"] = 1
             return -0.5
-        if source != proof:
-            self.outcome = ["right"]
-            return 0.4
-        self.outcome = ["right", "correct"]
-        return 0.9 + 0.1 * (1 - self.calls / self.max_turns)
+        self.result.update(right=1, correct=int(source == proof))
+        return 0.9 + 0.1 * (1 - self.calls / self.max_turns) if source == proof else 0.4
 
     def run_out(self):
         """(reward, info) after max_turns calls without an answer."""
@@ -181,12 +178,10 @@ class Inbox:
 
     def info(self):
         """correct: right, with its source; listed, opened: was the source?"""
-        source, outcomes = self.question["source"], ("correct", "right", "wrong", "unknown")
-        return {
-            **{name: int(name in self.outcome) for name in outcomes},
+        source = self.question["source"]
+        return self.result | {
             "listed": int(source in self.listed),
             "opened": int(source in self.opened),
-            "invalid": self.invalid,
         }
 
 
@@ -221,9 +216,9 @@ def exhaustive(env, rng):
 
 def blind(env, rng):
     """Looks at nothing: the commonest answer of the topic."""
-    questions, topic = sum(env.questions, []), env.question["topic"]
-    answers = Counter(q["answers"][0] for q in questions if q["topic"] == topic)
-    return call(answer=answers.most_common(1)[0][0], source=env.question["source"] + 1)
+    topic = env.question["topic"]
+    answers = [q["answers"][0] for q in sum(env.questions, []) if q["topic"] == topic]
+    return call(answer=max(answers, key=answers.count))
 
 
 Inbox.baselines = {"oracle": oracle, "exhaustive": exhaustive, "blind": blind}

@@ -2,7 +2,7 @@
 
     --env envs/interview.py:Interview --env-args '{"k": 4, "text": "full"}'
 
-k           competencies to find out about, 2 to 6
+k           competencies to find out about, 1 to 6: no more than the bank's smallest role has
 text        how the candidate speaks: "short", or "full" for chat models
 bank        a file in the form of data/interview.json: roles, competencies, evidence, wordings
 
@@ -11,7 +11,7 @@ about past work), reserved (an outline first, the evidence after a specific foll
 The interviewer asks N = k + k // 2 questions, then writes SUMMARY and a line per competency:
 "competency: what the candidate said", or "competency: no evidence".
 
-R = clip(correct lines / k − Σ FINES, −1, 1), at the end. A line is correct if it has the thing and
+R = max(−1, correct lines / k − Σ FINES), at the end. A line is correct if it has the thing and
 the number that the candidate stated in this episode, or if the candidate said that there is none
 and the line is "no evidence". It is unsupported, and fined, if it says what the candidate did not:
 another thing of the bank, another number, or nothing of what was told.
@@ -26,7 +26,7 @@ from pathlib import Path
 
 from checks.risky import asked_sentences, normal_form, number_of_requests, risky_questions
 
-BANK = Path(__file__).resolve().parent.parent / "data" / "interview.json"
+BANK = Path(__file__).resolve().parents[1] / "data/interview.json"
 KINDS = ("behavioural", "hypothetical", "specific", "closed")  # the first match, else "other"
 FINES = {  # for each turn or line that has the fault
     "risky": 0.25,
@@ -38,7 +38,7 @@ FINES = {  # for each turn or line that has the fault
     "unsupported": 0.15,
     "no_summary": 0.25,
 }
-SUMMARY = re.compile(r"^[\s*#>•_-]*summary\b.*", re.I | re.M)
+SUMMARY = re.compile(r"(?im)^[\s*#>•_-]*summary\b.*")
 
 
 # ---- reading ----
@@ -50,7 +50,8 @@ def words(text):
     >>> words("Ａ 4% rise.")
     ' a 4 percent rise '
     """
-    return " " + " ".join(re.findall(r"[^\W_]+", normal_form(text))) + " "
+    found = re.findall(r"[^\W_]+", normal_form(text))
+    return f" {' '.join(found)} "
 
 
 @functools.lru_cache
@@ -63,13 +64,12 @@ def read_bank(path):
         for item in competency["evidence"]:
             item["keys"] = [words(key) for group in item["keys"] for key in group]
             things.add(item["keys"][0])
-            for text in (words(item["full"]), words(item["short"])):
-                if not all(key in text for key in item["keys"]):
-                    raise ValueError(f"{path}: {item['short']!r} lacks one of its keys in a text")
+            if any(key not in words(item[f]) for f in ("full", "short") for key in item["keys"]):
+                raise ValueError(f"{path}: {item['short']!r} lacks one of its keys in a text")
     longest = sorted(map(re.escape, topics), key=len, reverse=True)  # of nested phrases one counts
     bank["read"] = dict(
-        lead_in=re.compile(rf"^(?:(?:{'|'.join(bank['cues']['lead_in'])})\b[ ,:.!]*)*", re.I),
-        kinds={kind: re.compile("|".join(bank["cues"][kind]), re.I) for kind in KINDS},
+        lead_in=re.compile(rf"(?i)^(?:(?:{'|'.join(bank['cues']['lead_in'])})\b[ ,:.!]*)*"),
+        kinds=[(kind, re.compile("(?i)" + "|".join(bank["cues"][kind]))) for kind in KINDS],
         phrase=re.compile(rf"\b(?:{'|'.join(longest)})\b"),
         topics=topics,
         things=things,
@@ -81,15 +81,12 @@ def read_turn(bank, text):
     """(number of requests, kind, competencies named: the one that the turn is about first)"""
     cues = bank["read"]
     requests = [cues["lead_in"].sub("", sentence) for _, _, sentence in asked_sentences(text)]
-    kinds = [kind for kind, cue in cues["kinds"].items() if any(map(cue.search, requests))]
+    kinds = [kind for kind, cue in cues["kinds"] if any(map(cue.search, requests))]
     find = cues["phrase"].findall
     phrases = find(" ".join(requests)) or find(normal_form(text))  # else beside the request
-    topics = Counter(cues["topics"][phrase] for phrase in dict.fromkeys(phrases))
-    return (
-        number_of_requests(text),
-        [*kinds, "other"][0],
-        [name for name, _ in topics.most_common()],
-    )
+    topics = Counter(map(cues["topics"].get, dict.fromkeys(phrases)))
+    by_phrases = sorted(topics, key=topics.get, reverse=True)  # of equal ones the first named
+    return number_of_requests(text), [*kinds, "other"][0], by_phrases
 
 
 # ---- the candidate ----
@@ -102,8 +99,6 @@ class Interview:
 
     def __init__(self, k=4, text="short", bank=BANK):
         self.bank, self.k, self.text = read_bank(bank), k, text
-        if not 2 <= k <= min(map(len, self.bank["roles"].values())):
-            raise ValueError(f"k {k}: expected 2 up to the competencies of each role of {bank}")
         self.turns = k + k // 2  # what an interviewer who listens needs
         self.max_turns = self.turns + 1  # and the summary
 
@@ -116,12 +111,13 @@ class Interview:
         states = ["reserved"] * (k // 2) + [rng.choice(("open", "none"))]
         states += ["open"] * (k - len(states))
         rng.shuffle(states)
-        self.states = dict(zip(self.competencies, states, strict=True))
+        self.states = dict(zip(self.competencies, states))
         self.heard, self.denied, self.outlined, self.last = {}, set(), set(), None
         self.questions, self.correct, self.unread = [], 0, 0
         self.faults = Counter(dict.fromkeys(FINES, 0))
-        names = ", ".join(self.competencies)
-        opening = bank["opening"].format(role=self.role, competencies=names, turns=self.turns)
+        opening = bank["opening"].format(
+            role=self.role, competencies=", ".join(self.competencies), turns=self.turns
+        )
         return [{"role": "user", "content": opening}]
 
     def step(self, text):
@@ -152,8 +148,9 @@ class Interview:
             many_topics=len(topics) >= 3,
             over_long=len(text.split()) > 40,
         )
-        repeated = again or answered or (about in self.outlined and not follows)
-        self.faults.update(flaws, repeated=repeated)
+        self.faults.update(
+            flaws, repeated=again or answered or (about in self.outlined and not follows)
+        )
         self.questions.append((matter, turn_words))
         self.unread += not requests
         self.last = about
@@ -178,8 +175,8 @@ class Interview:
             self.outlined.add(about)
             state = "outline"
         else:
-            self.heard[about] = self.items[about]
-            return self.items[about][self.text]
+            self.heard[about] = item = self.items[about]
+            return item[self.text]
         return self.rng.choice(self.bank["competencies"][about][state])
 
     def run_out(self, summary=""):
@@ -188,31 +185,32 @@ class Interview:
         A line may open with a list mark; bold and italics count for nothing. Two lines about one
         competency are both unsupported. No line at all is the fault `no_summary`.
         """
-        known = {normal_form(c): c for c in self.competencies}
-        pattern = rf"^[\W\d_]*?({'|'.join(map(re.escape, known))})[\W_]*:(.*)"
-        lines = re.findall(pattern, normal_form(summary), re.M)
-        names = [name for name, _ in lines]
+        summary = normal_form(summary)
+        lines = {
+            c: re.findall(rf"(?im)^[\W\d_]*{re.escape(c)}[\W_]*:(.*)", summary)
+            for c in self.competencies
+        }
         verdicts = Counter(
-            self.read_line(known[name], text) if names.count(name) == 1 else "unsupported"
-            for name, text in lines
+            self.read_line(c, text) if len(texts) == 1 else "unsupported"
+            for c, texts in lines.items()
+            for text in texts
         )
         self.correct = verdicts["correct"]
-        self.faults.update(no_summary=not lines, unsupported=verdicts["unsupported"])
+        self.faults.update(no_summary=not any(lines.values()), unsupported=verdicts["unsupported"])
         fines = sum(FINES[fault] * n for fault, n in self.faults.items())
-        return max(-1.0, min(1.0, self.correct / self.k - fines)), self.info()
+        return max(-1.0, self.correct / self.k - fines), self.info()
 
     def read_line(self, competency, line):
         """Whether a line is "correct", "incomplete" (worth nothing) or "unsupported"."""
-        line, item = words(line), self.heard.get(competency)
+        line, own = words(line), self.heard.get(competency, {"keys": []})["keys"]
         if line == words(self.bank["no_evidence"]):
             return "correct" if competency in self.denied else "incomplete"
-        if not item:
+        told = " ".join(item[self.text] for item in self.heard.values())
+        facts = {key for key in self.bank["read"]["things"] | {*own} if key in line}
+        new = facts - {*own} | {*re.findall(r"\d+", line)} - {*re.findall(r"\d+", told)}
+        if new or not facts:
             return "unsupported"
-        told = " ".join(told[self.text] for told in self.heard.values())
-        facts = {thing for thing in self.bank["read"]["things"] if thing in line}
-        keys = [key in line for key in item["keys"]]
-        new = facts - {item["keys"][0]} | {*re.findall(r"\d+", line)} - {*re.findall(r"\d+", told)}
-        return "unsupported" if new or not any(keys) else "correct" if all(keys) else "incomplete"
+        return "correct" if len(facts) == len(own) else "incomplete"
 
     def info(self):
         revealed = len(self.heard) + len(self.denied)
@@ -235,8 +233,10 @@ def ask(env, rng, kind, competency):
 
 
 def report(env):
-    none = env.bank["no_evidence"]
-    lines = [env.heard[c]["short"] if c in env.heard else f"{c}: {none}." for c in env.competencies]
+    lines = [
+        env.heard[c]["short"] if c in env.heard else f"{c}: {env.bank['no_evidence']}."
+        for c in env.competencies
+    ]
     return "\n".join(["SUMMARY", *lines])
 
 

@@ -3,12 +3,12 @@
     --env envs/twenty48.py:TwentyFortyEight --env-args '{"size": 4, "target": 256}'
 
 size        rows and columns of the board, 2 to 5
-target      the tile that wins, a power of 2
+target      the tile that wins, a power of 2 from 8 on
 show_legal  list the legal moves below the board, for tiny models
 max_turns   the game ends after so many moves
 
 R = 1           the target is reached
-    0.9·p       else, p = (log₂ largest − 1) / (log₂ target − 1): 0 with nothing but 2s
+    0.9·p       else, p = log₂(largest / 2) / log₂(target / 2): 0 with nothing but 2s
     0.9·p − 0.1 the last move changed nothing
     −1          the reply holds no move; nothing else is taken for one
 A move that changes nothing ends the game: if it were ignored, a fixed cycle of moves would win as
@@ -22,8 +22,8 @@ import math
 import random
 import re
 
-MOVES = ("left", "right", "up", "down")
-MOVE = re.compile(r"<move>\s*(left|right|up|down)\s*</move>")  # of several the last counts
+TURNED = {"up": "left", "down": "right"}
+MOVE = re.compile(r"(?s).*<move>\s*(left|right|up|down)\s*</move>")  # of several the last
 
 
 def slide(row):
@@ -42,30 +42,29 @@ def slide(row):
 
 def after(board, move):
     """The board after a move, before a tile is added. Rows are lists, from top to bottom."""
-    by_column, back = move in ("up", "down"), -1 if move in ("right", "down") else 1
-    rows = [slide(row[::back])[::back] for row in (zip(*board) if by_column else board)]
-    return [list(row) for row in (zip(*rows) if by_column else rows)]
+    if move in TURNED:  # a move of the columns is one of the rows of the turned board
+        return [*map(list, zip(*after(zip(*board), TURNED[move])))]
+    back = -1 if move == "right" else 1
+    return [slide(row[::back])[::back] for row in board]
 
 
 def legal_moves(board):
     """The moves that change the board."""
-    return [move for move in MOVES if after(board, move) != board]
+    return [move for move in ("left", "right", "up", "down") if after(board, move) != board]
 
 
 class TwentyFortyEight:
-    """board: rows of tiles, 0 is empty; moves: those read so far; invalid: 1 if the last was not
+    """board: rows of tiles, 0 is empty; moves: how many were read; invalid: 1 if the last was not
     legal or could not be read."""
 
     name, val_key, reward_range, history, prose = "2048", "win", (-1, 1), 0, False
 
     def __init__(self, size=3, target=32, show_legal=False, max_turns=40):
-        if target < 8 or target & target - 1:
-            raise ValueError(f"target {target}: expected a power of 2 from 8 on")
-        self.size, self.target, self.show_legal = size, target, show_legal
-        self.max_turns = max_turns
+        self.size, self.target = size, target
+        self.show_legal, self.max_turns = show_legal, max_turns
 
     def reset(self, seed):
-        self.rng, self.moves, self.invalid = random.Random(seed), [], 0
+        self.rng, self.moves, self.invalid = random.Random(seed), 0, 0
         self.board = [[0] * self.size for _ in range(self.size)]
         self.spawn()
         self.spawn()
@@ -77,8 +76,9 @@ class TwentyFortyEight:
 
     def spawn(self):
         """A free cell becomes 2 (90 %) or 4."""
-        cells = [(row, i) for row in self.board for i, tile in enumerate(row) if not tile]
-        row, i = self.rng.choice(cells)
+        row, i = self.rng.choice(
+            [(row, i) for row in self.board for i, tile in enumerate(row) if not tile]
+        )
         row[i] = 2 if self.rng.random() < 0.9 else 4
 
     def shown(self):
@@ -88,32 +88,33 @@ class TwentyFortyEight:
         return {"role": "user", "content": text}
 
     def step(self, text):
-        moves = MOVE.findall(text.lower())[-1:]
-        self.moves += moves
-        if moves and moves[0] in legal_moves(self.board):
-            self.board = after(self.board, moves[0])
+        match = MOVE.match(text.lower())
+        self.moves += bool(match)
+        if match and match[1] in legal_moves(self.board):
+            self.board = after(self.board, match[1])
             self.spawn()
             if legal_moves(self.board) and self.largest() < self.target:
                 return self.shown(), 0.0, False, self.info()
         else:
             self.invalid = 1
         reward, info = self.run_out()
-        return None, reward if moves else -1.0, True, info
+        return None, reward if match else -1.0, True, info
 
     def largest(self):
         return max(map(max, self.board))
 
     def run_out(self):
         """(reward, info) at the end."""
-        p = (math.log2(self.largest()) - 1) / (math.log2(self.target) - 1)
+        p = math.log2(self.largest() / 2) / math.log2(self.target / 2)
         return (1.0 if p >= 1 else 0.9 * p) - 0.1 * self.invalid, self.info()
 
     def info(self):
+        largest = self.largest()
         return {
-            "win": float(self.largest() >= self.target),
-            "max_tile": self.largest(),
+            "win": float(largest >= self.target),
+            "max_tile": largest,
             "invalid": self.invalid,
-            "moves": len(self.moves),
+            "moves": self.moves,
         }
 
 
@@ -131,7 +132,7 @@ def corner(env, rng):
 
 def blind(env, rng):
     """A cycle, played without a look at the board."""
-    return f"<move>{('left', 'down', 'right', 'up')[len(env.moves) % 4]}</move>"
+    return f"<move>{('left', 'down', 'right', 'up')[env.moves % 4]}</move>"
 
 
 TwentyFortyEight.baselines = {"random": at_random, "corner": corner, "blind": blind}

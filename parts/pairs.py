@@ -184,23 +184,17 @@ def split(keys, is_eval, fraction):
 
 
 def share_interval(right, keys):
-    """(low, high): 95 % interval of the mean of `right` (0, ½, 1 or between), Wilson's with as many
-    rows as are worth one each: rows of one prompt (the same key) are one study of it.
+    """(low, high): 95 % interval of the mean of `right` (0, ½ or 1 each), Wilson's for as many
+    studies as there are prompts: rows of one prompt (the same key) are taken to agree, so fifteen
+    pairs of a ranking are one. Of prompts with unequal numbers of rows, (Σn)²/Σn² count [Kish].
 
-    n = p(1−p) / variance of the mean, that of sums over prompts (Cochran 1977, section 9A); with
-    one row a prompt it is the number of rows.
     >>> [round(x, 3) for x in share_interval([1, 1, 0, 1], "abcd")]
     [0.301, 0.954]
     >>> share_interval([1, 1, 0, 0], "aabb") == share_interval([1, 0], "ab")
     True
     """
-    right, sums = np.asarray(right, float), Counter()
-    p = right.mean().item()
-    for value, key in zip(right, keys):
-        sums[key] += value - p
-    squares = sum(x * x for x in sums.values())
-    n = min(p * (1 - p) * len(right) ** 2 / squares, len(right)) if squares else len(sums)
-    z = 1.959964
+    rows, p, z = Counter(keys).values(), sum(right) / len(right), 1.959964
+    n = sum(rows) ** 2 / sum(x * x for x in rows)
     middle, spread = p + z * z / (2 * n), z * math.sqrt(p * (1 - p) / n + (z / (2 * n)) ** 2)
     return (middle - spread) / (1 + z * z / n), (middle + spread) / (1 + z * z / n)
 

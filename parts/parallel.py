@@ -146,14 +146,19 @@ def shard(policy):
 
 @contextlib.contextmanager
 def decoding(policy):
-    """Whole weights on every rank, so that no token waits for another rank."""
+    """Whole weights on every rank, so that no token waits for another rank; no recomputation of
+    activations, which forgets the keys and values of earlier tokens."""
     shards = [module for module in policy.modules() if hasattr(module, "unshard")]
+    recomputing = [module for module in policy.modules() if module.training]
+    policy.eval()
     for module in shards:
         module.set_reshard_after_forward(False, recurse=False)
         module.unshard()
     try:
         yield
     finally:
+        for module in recomputing:
+            module.training = True
         for module in shards:
             module.set_reshard_after_forward(module is not policy, recurse=False)
             module.reshard()
@@ -175,6 +180,9 @@ def load_checkpoint_state(module, optimizer, saved):
     """Put back what `checkpoint_state` returned, over any number of processes."""
     options = StateDictOptions(full_state_dict=True, ignore_frozen_params=True, strict=False)
     weights, moments = saved
+    trained = get_model_state_dict(module, options=StateDictOptions(ignore_frozen_params=True))
+    if trained.keys() != weights.keys():
+        raise ValueError("it holds other weights than this model trains")
     set_state_dict(
         module, optimizer, model_state_dict=weights, optim_state_dict=moments, options=options
     )

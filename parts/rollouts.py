@@ -16,22 +16,22 @@ from collections import Counter
 
 import numpy as np
 import torch
-
 from torch.distributed.checkpoint.state_dict import (
     StateDictOptions,
     get_model_state_dict,
     set_model_state_dict,
 )
 
+import watch
 from common import pad_rows
 from parts import parallel
 from parts.answers import check_policy, identity, read_prompts, some_prompts
 from parts.files import UserError, number
 from parts.lora import adapter_off
 from parts.pairs import held_out, prompt_key, say_how_text_is_read
-from parts.runs import MANY_CUT
 from parts.sampling import sample
 
+MANY_CUT = 0.05  # share of cut answers beyond which the limit should be raised
 LEAST_VALIDATION = 8  # answers; fewer are no ground to choose weights by
 ROWS = ("ids", "attention_mask", "mask")  # of a rollout, what a forward takes
 
@@ -42,7 +42,7 @@ def add_rollout_arguments(parser):
     # fmt: off
     add("--temperature", type=number(above=0), default=1.0, help="temperature of rollouts and updates")
     add("--max-new-tokens", type=number(int, at_least=1), default=96, help="most tokens of an answer, or of a turn")
-    add("--restore", choices=("best", "last"), help=f"which weights to save: the best on validation (default if it has {LEAST_VALIDATION} rows) or the last")
+    add("--restore", choices=("best", "last"), help=f"weights to save: best on validation (default from {LEAST_VALIDATION} rows on) or last")
     # fmt: on
 
 
@@ -220,50 +220,53 @@ class Guard:
     """Connects a run to the alarms of watch.py: prints them, keeps the weights that validate best,
     and ends the run when a rule says so. Both lie in `run.state`, so a resumed run goes on alike.
 
-    watcher   a `watch.Watcher` that has read `run.rows()`
-    n         validation rows; with fewer than LEAST_VALIDATION the last weights are written
+    n   validation rows; with fewer than LEAST_VALIDATION the last weights are written
     """
 
-    def __init__(self, run, watcher, n):
-        self.run, self.watcher = run, watcher
+    def __init__(self, run, n):
+        self.run = run
         run.state.setdefault("best", None)  # {"step", "weights"}; weights on rank 0 alone
-        restore = run.args.restore or ("best" if n >= LEAST_VALIDATION else "last")
-        self.keeps_best = restore == "best" and n > 0
-        which = "best on validation" if self.keeps_best else "last"
-        print(f"validation {n} rows; the weights that are {which} are saved (--restore)")
+        default = "best" if n >= LEAST_VALIDATION else "last"
+        self.restore = run.args.restore or default if n else "last"
+        print(f"validation {n} rows; the {self.restore} weights are saved (--restore)")
+        print(f"watch      {watch.promise(run.args, n > 0)}")
 
     def log(self, row):
-        """One row of metrics.jsonl; what it sets off is printed above the bar."""
+        """One row of metrics.jsonl; in step 1 with a hint where many answers are cut."""
         self.run.log(row)
         if self.run.step == 1 and row["length/truncated_frac"] > MANY_CUT:
             share = f"{row['length/truncated_frac']:.0%} of {row['episodes']} answers"
             parallel.say(f"step 1: {share} were cut; raise --max-new-tokens")
-        self.see(row)
 
     def evaluation(self, metrics, samples):
         """Log an evaluation; keep a copy of the weights if it is the best so far."""
         run = self.run
         run.evaluation(metrics, samples)
-        self.see(metrics)
-        if self.keeps_best and self.watcher.best_step() == run.step:
+        best_step = parallel.gather([watch.best_step(run.rows())])[0]  # rank 0 has written the rows
+        if self.restore == "best" and best_step == run.step:
             run.state["best"] = {"step": run.step, "weights": trained_state(run.policy)}
 
-    def see(self, row):
-        for event in self.watcher.add({"step": self.run.step, **row}):
-            parallel.say(str(event))
-
     def end_step(self):
-        """End the run if a rule says so; to be asked when all rows of the step are in."""
-        self.run.state["ended"] = parallel.gather([self.watcher.stop_reason()])[0]
+        """Print this step's alarms, and end the run if a rule says so; to be asked when all rows of
+        the step are in. A reason that the stage has set itself stays."""
+        run = self.run
+        rows = run.rows()
+        for alarm in watch.alarms(rows, run.args):
+            if alarm.step == run.step:
+                parallel.say(str(alarm))
+        reason = parallel.gather([watch.stop_reason(rows, run.args)])[0]
+        run.state["ended"] = reason or run.state.get("ended")
 
     def finish(self, next):
-        """Put back the best weights, say which they are, and write the model: `Run.finish`."""
-        run, best, step = self.run, self.run.state["best"], self.run.step
+        """Put back the best weights, say which they are, and write the model: `Run.finish`. The
+        exit status is watch's if a rule ended the run."""
+        run, best, ended = self.run, self.run.state["best"], self.run.state.get("ended")
+        step = run.step
         if not run.caught and best:
             load_trained_state(run.policy, best["weights"])
             step = best["step"]
             print(f"saved are the weights of step {step}, the best on validation"
                   + ": no step improved on the start" * (step == 0))  # fmt: skip
-        if run.state.get("ended"):
-            print(f"stopped by watch.py after step {run.step}: {run.state['ended']}")
-        return run.finish(next, step)
+        if ended:
+            print(f"stopped after step {run.step}: {ended}")
+        return run.finish(next, step) or watch.exit_code(ended)

@@ -45,7 +45,6 @@ from parts import parallel
 from parts.card import shown_value, write_card
 from parts.files import (
     UserError,
-    finite,
     read_log,
     read_record,
     replacing,
@@ -53,14 +52,15 @@ from parts.files import (
     write_jsonl,
 )
 from parts.flags import LEAST_STEPS, lr_factor
-from parts.parallel import all_sum, rank, world
+from parts.parallel import all_sum, gather, rank, world
 
 MAX_GRAD_NORM = 1.0
 LOSS_SCALE = 2.0**10  # of fp16; torch's 65536 overflows in the first steps of most models
 MOST_SKIPS = 11  # in a row; each overflow halves the scale, this one brings it below 1
 MICRO_TOKENS = {"cpu": 1024}  # by default; 8192 elsewhere
-MANY_CUT = 0.05  # share of cut answers beyond which the limit should be raised
 CHECKPOINTS = "checkpoint/step-*.pt"
+NUMBERS = {"lr": float, "steps": int, "epochs": int}
+LOGS = "metrics.jsonl", "samples.jsonl", "rollouts.jsonl"
 # flags that --resume may change; with more of the last four a run that has ended goes on
 MAY_DIFFER = """
     out resume overwrite eval_every save_every stop_after wandb_project fsdp device micro_tokens
@@ -102,8 +102,10 @@ class Run:
     def _check_out(self, stage):
         """Refuse an --out in use, and a --resume of another run; nothing in --out is touched."""
         args, out, old, wrong = self.args, self.out, self.old, None
-        files = [Path(str(x)) for value in vars(args).values() for x in np.atleast_1d(value)]
-        inside = [x for x in files if x.exists() and out.resolve() in x.resolve().parents]
+        given = [str(x) for k, v in vars(args).items() if k != "out" for x in np.atleast_1d(v)]
+        paths = [x for name in given for x in (name, name.rpartition(":")[0])]  # FILE:FUNCTION
+        paths = [Path(x).resolve() for x in paths if x and os.path.exists(x)]
+        inside = [x for x in paths if out.resolve() in (x, *x.parents)]
         if args.resume and args.overwrite:
             wrong = "--resume continues a run, --overwrite replaces it; pass one of them"
         elif args.overwrite and inside:
@@ -127,6 +129,9 @@ class Run:
             fixed = key not in MAY_DIFFER
             if now[key] is None and (fixed or key in ("steps", "epochs") and not given):
                 now[key] = was.get(key)
+                value, kind = now[key], NUMBERS.get(key)
+                if kind and value is not None and not (isinstance(value, kind) and value > 0):
+                    differs.append(f"--{key} was {value!r}, which is no number above 0")
             elif now[key] != was.get(key) and fixed:
                 flag = f"--{key.replace('_', '-')}"
                 differs.append(f"{flag} was {was.get(key)!r}, is {now[key]!r}")
@@ -182,7 +187,7 @@ class Run:
         if seconds and left:
             minutes = round(seconds * len(left) / world() / 60 + 0.5)
             parallel.say(
-                f"time       {len(left)} steps, about {minutes} minutes with its evaluations"
+                f"time       {len(left)} steps, about {minutes} minutes, evaluations not counted"
             )
         before = {n: signal.signal(n, self._catch) for n in (signal.SIGINT, signal.SIGTERM)}
         self.bar = parallel.progress(left, "training", self.planned, self.step)
@@ -193,7 +198,7 @@ class Run:
             self.step = step
             yield step
             # one rank's signal stops all; -1 is --stop-after
-            stop = int(all_sum(self.caught)) or -(step == self.args.stop_after)
+            stop = max(gather([self.caught])) or -(step == self.args.stop_after)
             last = step == self.planned or self.state.get("ended")
             if stop or last or step % self.args.save_every == 0:
                 self._save_checkpoint()
@@ -252,14 +257,14 @@ class Run:
         """One row of metrics.jsonl, with the step, and the seconds since the last row."""
         seconds = time.perf_counter() - self.last
         self.last += seconds
-        row = {"step": self.step, **row, "time_s": round(seconds, 4)}
+        row = {**row, "time_s": round(seconds, 4)}
         if "tokens" in row:
             row["tokens_per_s"] = round(row["tokens"] / seconds)
         if self.device.type == "cuda":
             row["peak_mem_mb"] = torch.cuda.max_memory_allocated(self.device) // 2**20
         self.write("metrics.jsonl", [row])
         if self.wandb:
-            self.wandb.log(finite(row), step=self.step)
+            self.wandb.log(row, step=self.step)
         shown = {key: f"{row[key]:.3g}" for key in self.show if row.get(key) is not None}
         self.bar.set_postfix(shown, refresh=sys.stderr.isatty())
 
@@ -276,21 +281,21 @@ class Run:
         self.open()
         self.log(metrics)
         shown = [f"{key} {shown_value(metrics, key)}" for key in self.headline if key in metrics]
-        if (cut := metrics.get("val/cut") or 0) > MANY_CUT:
-            shown.append(f"val/cut {cut:.0%} (raise --max-new-tokens)")
         parallel.say(f"step {self.step}: {'  '.join(shown)}")
-        self.write("samples.jsonl", [{"step": self.step, **sample} for sample in samples])
+        self.write("samples.jsonl", samples)
 
     def write(self, name, rows):
         """Append rows to one of the run's logs."""
-        if rows and not rank():
+        if not rank():
+            rows = [{"step": self.step, **row} for row in rows]
             write_jsonl(self.out / name, rows, append=True)
 
     def open(self):
         """Before the first row: replace the run in --out, or cut its logs to the checkpoint."""
         if self.is_open:
             return
-        self.is_open = all_sum(1)  # all ranks have looked at the folder as it was
+        all_sum(0)  # all ranks have looked at the folder as it was
+        self.is_open = True
         if rank():
             return
         if self.args.overwrite and self.old:
@@ -298,7 +303,7 @@ class Run:
         (self.out / "checkpoint").mkdir(parents=True, exist_ok=True)
         (self.out / "config.json").unlink(missing_ok=True)  # until the run ends it is no model
         write_json(self.out / "args.json", self.record)
-        for log in self.out.glob("*.jsonl"):
+        for log in [self.out / name for name in LOGS if (self.out / name).is_file()]:
             write_jsonl(log, self.rows(log.name))
         if self.args.wandb_project:
             import wandb
@@ -321,18 +326,21 @@ class Run:
 
     def _load_checkpoint(self):
         file = max(self.out.glob(CHECKPOINTS))
-        saved = common.opened("--resume", file, torch.load, map_location="cpu", weights_only=True)
-        self.step, self.state, weights, scaler = saved
-        parallel.load_checkpoint_state(self.modules, self.optimizer, weights)
-        self.scaler.load_state_dict(scaler)
+        common.opened("--resume", file, self._read_checkpoint)
         was, now = self.old["args"], vars(self.args)
         if any(now.get(key) != was.get(key) for key in MAY_DIFFER[-4:]):
             self.state.pop("ended", None)
         print(f"resumed    at step {self.step}")
 
+    def _read_checkpoint(self, file):
+        saved = torch.load(file, map_location="cpu", weights_only=True)
+        self.step, self.state, weights, scaler = saved
+        parallel.load_checkpoint_state(self.modules, self.optimizer, weights)
+        self.scaler.load_state_dict(scaler)
+
     def finish(self, next, step=math.inf):
-        """Write the model and its card, print each headline number and one answer before and after,
-        and the next command. step: where the written weights are from, if not from the end.
+        """Write the model and its card, print each headline number before and after, and the
+        next command. step: where the written weights are from, if not from the end.
 
         Returns the exit status: 0, or 128 + the number of the signal that stopped the run.
         """
@@ -343,16 +351,13 @@ class Run:
         if self.caught:
             where = f"stopped after step {self.step} of {self.planned}; its weights are in"
             print(f"{where} {self.out}\ncontinue with the same command and --resume")
-            return max(0, 128 + self.caught) if self.caught > 0 else 0
+            return 128 + self.caught if self.caught > 0 else 0
         self.step, numbers = min(step, self.step), []
-        rows, samples = self.rows(), self.rows("samples.jsonl")
+        rows = self.rows()
         for key in self.headline:
             values = [shown_value(row, key) for row in rows if row.get(key) is not None]
             if values:
                 numbers.append(f"{key:24} before {values[0]}  after {values[-1]}")
-        first = [row["answer"][:300] for row in samples if row["prompt"] == samples[0]["prompt"]]
-        numbers += [f"{'before':24} {answer!r}" for answer in first[:1]]
-        numbers += [f"{'after':24} {answer!r}" for answer in first[1:][-1:]]
         print("\n".join(numbers))
         if not rank():
             write_card(self.out, self.record, numbers, self.step, self.state.get("ended"))

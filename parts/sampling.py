@@ -69,7 +69,7 @@ def sample(
     answers = sorted(drawn if alone else gather(drawn))
     _, ids, logps = (list(x) for x in zip(*answers)) if answers else ([], [], [])
     finished = [row[-1] in ends for row in ids]
-    texts = tokenizer.batch_decode(ids, skip_special_tokens=True)
+    texts = [tokenizer.decode(row, skip_special_tokens=True) for row in ids]
     return Rollout([p for p in prompt_ids for _ in range(n)], ids, logps, finished, texts)
 
 

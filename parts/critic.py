@@ -1,0 +1,91 @@
+"""parts/critic.py: what is a state worth? The value heads of ppo.py, on a trunk of their own or on the
+policy's.
+
+position      0      1      2      3      4       5
+token         p0     p1     p2     a0     a1      end
+value                              V(p)   V(p,a0) V(p,a0,a1)    column t: of the state in which
+                                                                token t is chosen, from column t − 1
+"""
+
+import torch
+from torch import nn
+from torch.utils.checkpoint import checkpoint as recompute
+
+from common import CHUNK, Policy, hidden_states, score_chunk
+from parts.reward_models import load_scorer
+
+
+class ValueHead(nn.Linear):
+    """(B, T, H) hidden states → (B, T) fp32 values, 0 outside the mask; a fresh one says 0.
+
+    Column t − 1 is the state in which token t is chosen.
+    """
+
+    def __init__(self, model):
+        super().__init__(model.config.get_text_config().hidden_size, 1, device=model.device)
+        nn.init.zeros_(self.weight)
+        nn.init.zeros_(self.bias)
+
+    def forward(self, hidden, mask):
+        with torch.autocast(hidden.device.type, enabled=False):
+            values = super().forward(hidden[:, :-1][mask[:, 1:]].float()).squeeze(-1)  # (N,)
+        return torch.zeros(mask.shape, device=mask.device).masked_scatter(mask, values)
+
+
+class Critic(nn.Module):
+    """A trunk of its own, of transformers, with a value head: --critic separate."""
+
+    def __init__(self, trunk, dtype):
+        super().__init__()
+        self.model, self.head, self.dtype = trunk, ValueHead(trunk), dtype
+
+    def forward(self, ids, attention_mask, mask):
+        """(B, T) values, 0 outside mask."""
+        return self.head(hidden_states(self.model, ids, attention_mask, self.dtype), mask)
+
+
+class PolicyWithValues(Policy):
+    """A policy with a value head on its trunk: --critic shared."""
+
+    def __init__(self, model, dtype):
+        super().__init__(model, dtype)
+        self.head = ValueHead(model)
+
+    def forward(self, ids, attention_mask, mask, temperature=1.0, with_values=False):
+        """(log-probs, entropies), as of `Policy`; with_values: (…, …, values), in one pass."""
+        if not with_values:
+            return super().forward(ids, attention_mask, mask, temperature)
+        hidden = hidden_states(self.model, ids, attention_mask, self.dtype)  # (B, T, H)
+        size = CHUNK.get(ids.device.type, CHUNK["cuda"])
+        size = max(64, size // self.model.config.get_text_config().vocab_size)
+        parts = [
+            recompute(score_chunk, self.model, h, t, temperature, use_reentrant=False)
+            for h, t in zip(hidden[:, :-1][mask[:, 1:]].split(size), ids[mask].split(size))
+        ]
+        zeros = torch.zeros(ids.shape, device=ids.device)
+        columns = (zeros.masked_scatter(mask, torch.cat(x)) for x in zip(*parts))
+        return *columns, self.head(hidden, mask)
+
+
+def load_critic(args, run, reward, tokenizer):
+    """(`Critic`, is its head fresh?): a copy of the reward model if it reads the same tokens, whose
+    head then starts as the score; else of the policy."""
+    source, flag = args.model, "--model"
+    if args.reward_model and reward.tokenizer.get_vocab() == tokenizer.get_vocab():
+        source, flag = args.reward_model, "--reward-model"
+    print(f"critic     starts as a copy of {flag} {source}")
+    scorer, fresh = load_scorer(
+        source, tokenizer, run.device, run.dtype, True, args.lora_rank, args.seed, flag
+    )
+    critic = Critic(scorer.model.base_model, run.dtype)
+    if not fresh:  # in the unit of the scores
+        critic.head.weight.data.copy_(scorer.model.score.weight / reward.std)
+    return critic, fresh
+
+
+@torch.no_grad()
+def start_at(head, expected, values, deviation):
+    """Put a head whose values are in the unit of the scores into deviations, and move its bias, so
+    that the mean of these values becomes `expected`, a mean return in deviations."""
+    head.weight.div_(deviation)
+    head.bias.add_(expected - values.mean().item() / deviation)
