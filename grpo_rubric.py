@@ -349,7 +349,7 @@ def main(argv=None):
     args = parse_args(argv)
     run = runs.Run("grpo_rubric", args, SHOW, HEADLINE)
     train, val, test = load_data(args)
-    print(f"stopping   {watch.promise(args, bool(val))}")
+    watch.promise(args, bool(val))  # refuses a flag without effect
     tokenizer = load_tokenizer(args.model)
     ids = encode_prompts(args, tokenizer, [*train, *val, *test])
     graders = Graders(args, run, ids, train, val + test)
@@ -367,7 +367,7 @@ def main(argv=None):
     optimizer = run.start({"policy": policy}, tokenizer, RATES, per_epoch, encoded)
     print(f"step       {p} prompts × {g} answers = {p * g}, in {args.num_substeps} optimiser steps; "
           f"validation by {graders.metric}")  # fmt: skip
-    guard, seconds = rollouts.Guard(run, watch.Watcher(args, run.rows()), len(val)), None
+    guard, seconds = rollouts.Guard(run, len(val)), None
     models, rewards_by = (args, policy, tokenizer, graders), (args.reward, args.temperature)
     if run.step == 0:
         run.open()  # the judge's replies are kept from here on
@@ -410,9 +410,9 @@ def main(argv=None):
         # (5) now and then: answers to held-out prompts; the alarms of watch.py
         if run.evaluates(step):
             validate(args, guard, policy, tokenizer, graders, val)
-        guard.end_step()
         if over_budget(args, run):
-            run.state["ended"] = run.state["ended"] or "judge_budget"
+            run.state["ended"] = "judge_budget"
+        guard.end_step()
 
     if test and not run.caught:
         if run.state["best"]:
@@ -421,8 +421,7 @@ def main(argv=None):
         run.log(metrics)
         after = shown_value(metrics, "test/score")
         print(f"test       before {run.state['test']}, after {after}, n = {metrics['test/n']}")
-    status = guard.finish(f"python watch.py {shlex.quote(args.out)}")
-    return status or watch.exit_code(run.state.get("ended"))
+    return guard.finish(f"python watch.py {shlex.quote(args.out)}")
 
 
 if __name__ == "__main__":
