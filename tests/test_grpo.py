@@ -11,7 +11,7 @@ import torch
 import common
 import grpo_rubric
 from common import Policy
-from parts import grpo, rollouts, runs
+from parts import grpo, rewards, rollouts, runs
 from parts.files import UserError
 from parts.sampling import sample
 from tiny import tiny_model
@@ -455,7 +455,7 @@ def test_a_cut_answer_is_graded_or_gets_zero(files, tmp_path):
 
 def test_a_lost_grade_is_no_zero(files, tmp_path, monkeypatch):
     """The reward of an answer that could not be graded is in no mean and in no gradient."""
-    real = grpo_rubric.grade_answers
+    real = rewards.grade_answers
 
     def grade(rows, texts, *rest, **more):
         grades = real(rows, texts, *rest, **more)
@@ -463,7 +463,7 @@ def test_a_lost_grade_is_no_zero(files, tmp_path, monkeypatch):
             lost.score, lost.error = None, "lost"
         return grades
 
-    monkeypatch.setattr(grpo_rubric, "grade_answers", grade)
+    monkeypatch.setattr(rewards, "grade_answers", grade)
     row = train(files, tmp_path / "run", "--steps 1 --restore last")[0]
     kept = [a for a in read(tmp_path / "run" / "rollouts.jsonl") if a["split"] == "train"]
     assert [a["reward"] is None for a in kept] == [False, True, False, False] * 4
@@ -478,9 +478,11 @@ def test_a_mixture_is_the_weighted_sum(monkeypatch):
                            zero_if_cut=False)  # fmt: skip
     grades = {"rubric": [1.0, 0.5, None], "model": [-2.0, None, 1.0]}
     grades = {name: [SimpleNamespace(score=x) for x in scores] for name, scores in grades.items()}
-    graders = SimpleNamespace(ids={"a": [1]}, grade=lambda *given: grades)
+    graders = SimpleNamespace(grade=lambda *given: grades)
     rollout = SimpleNamespace(texts=["x"] * 3, finished=[True] * 3)
     monkeypatch.setattr(grpo_rubric, "sample", lambda *given: rollout)
     row = SimpleNamespace(task_id="a")
-    *_, rewards = grpo_rubric.answer(args, None, None, graders, [row], 3, list(grades), 1.0, 0)
-    assert rewards[0] == 0.25 and np.isnan(rewards[1:]).all()
+    *_, total = grpo_rubric.answer(
+        args, None, None, {"a": [1]}, graders, [row], 3, list(grades), 1.0, 0
+    )
+    assert total[0] == 0.25 and np.isnan(total[1:]).all()
