@@ -46,7 +46,7 @@ import common
 import watch
 from common import Policy, batch_indices, load_model, load_tokenizer, pad_id
 from parts import flags, grpo, parallel, rewards, rollouts, runs
-from parts.answers import score_answers, scored
+from parts.answers import scored
 from parts.card import shown_value
 from parts.files import UserError, command, existing_file, number
 from parts.flags import OUT_OF_MEMORY
@@ -174,10 +174,7 @@ def evaluate(args, run, policy, tokenizer, ids, graders, rows, name):
     metrics = rollouts.val_row(*lengths(rollout)) | scored("val/score", scores)
     metrics["val/n"] -= scores.count(None)
     if graders.gold:
-        prompts = [graders.prompts[row.task_id] for row in rows]
-        raw = [row.raw | {"prompt": prompt} for row, prompt in zip(rows, prompts)]
-        gold = score_answers(graders.gold, "--gold", raw, prompts, rollout.texts)
-        metrics |= scored("val/gold", gold)
+        metrics |= scored("val/gold", graders.gold_scores(rows, rollout.texts))
     write_answers(run, name, *answered)
     metrics = {key.replace("val/", f"{name}/"): x for key, x in metrics.items()}
     return metrics | graders.spent(), rollout.prompt_ids
@@ -189,6 +186,15 @@ def validate(args, guard, policy, tokenizer, ids, graders, rows):
         metrics, prompts = evaluate(*evaluated, "val")
         shown = rollouts.greedy_samples(policy, tokenizer, prompts, args.max_new_tokens)
         guard.evaluation(metrics, shown)
+
+
+def test_score(args, policy, tokenizer, ids, graders, run, rows):
+    """The score of the test rows, which choose nothing, as text."""
+    if not rows:
+        return None
+    metrics, _ = evaluate(args, run, policy, tokenizer, ids, graders, rows, "test")
+    run.log(metrics)
+    return shown_value(metrics, "test/score")
 
 
 def lengths(rollout):
@@ -217,24 +223,6 @@ def write_answers(run, split, rows, rollout, grades, total, advantages=None):
         run.write("rollouts.jsonl", [line])
 
 
-def over_budget(args, run):
-    """Would another step, as dear as the dearest of the last three rows, exceed --judge-budget?"""
-    usd = [row["judge/usd"] for row in run.rows() if row.get("judge/usd")]
-    usd = parallel.gather([usd])[0]  # rank 0 writes the log
-    return bool(args.judge_budget) and sum(usd) + max(usd[-3:], default=0) > args.judge_budget
-
-
-def show_group(size, grades, total, advantages):
-    """How the answers to one prompt become numbers: scores, their weighted sum, centred."""
-    table = rewards.scores_of(grades) | {
-        "reward, weighted": total,
-        "advantage, centred": advantages,
-    }
-    print(f"one group  {size} answers to the first prompt")
-    for name, column in table.items():
-        print(f"  {name:<20}" + "".join(f"{x:>7.2f}" for x in column[:size].tolist()))
-
-
 # ---- the run ----
 
 
@@ -243,7 +231,7 @@ def main(argv=None):
     run = runs.Run("grpo_rubric", args, SHOW, HEADLINE)
     train, val, test = load_data(args)
     watch.promise(args, bool(val))  # refuses a flag without effect
-    prompts = conversations(args, train + val + test)
+    tokenizer, prompts = load_tokenizer(args.model), conversations(args, train + val + test)
     ids = encode_prompts(args, tokenizer, prompts)
     graders = rewards.Graders(args, run, prompts, train, val + test)
 
@@ -271,13 +259,10 @@ def main(argv=None):
         rollouts.preflight(run, policy, reference, tokenizer, b)
         rewards_PG = torch.from_numpy(total).view(-1, g)
         advantages_PG = grpo.group_advantages(rewards_PG, args.scale)
-        show_group(g, grades, total, advantages_PG[0])
+        rewards.show_group(g, grades, total, advantages_PG[0])
         # forward and backward take three times as long as a forward, of which there were two
         seconds = (drawn - start + 1.5 * (time.perf_counter() - drawn)) * p / len(rows)
-        if test:
-            metrics, _ = evaluate(args, run, policy, tokenizer, ids, graders, test, "test")
-            run.log(metrics)
-            run.state["test"] = shown_value(metrics, "test/score")
+        run.state["test"] = test_score(*given, run, test)
         validate(args, guard, policy, tokenizer, ids, graders, val)
 
     for step in run.steps(seconds):
@@ -303,17 +288,15 @@ def main(argv=None):
         # (5) now and then: answers to held-out prompts; the alarms of watch.py
         if run.evaluates(step):
             validate(args, guard, policy, tokenizer, ids, graders, val)
-        if over_budget(args, run):
+        if graders.over_budget(run):
             run.state["ended"] = "judge_budget"
         guard.end_step()
 
     if test and not run.caught:
         if run.state["best"]:
             rollouts.load_trained_state(policy, run.state["best"]["weights"])
-        metrics, _ = evaluate(args, run, policy, tokenizer, ids, graders, test, "test")
-        run.log(metrics)
-        after = shown_value(metrics, "test/score")
-        print(f"test       before {run.state['test']}, after {after}, n = {metrics['test/n']}")
+        before, after = run.state["test"], test_score(*given, run, test)
+        print(f"test       before {before}, after {after}, n = {len(test)}")
     return guard.finish(f"python watch.py {shlex.quote(args.out)}")
 
 

@@ -13,7 +13,7 @@ import numpy as np
 import ruler
 from judge import grade_answers
 from parts import parallel
-from parts.answers import visible
+from parts.answers import score_answers, visible
 from parts.files import UserError, load_function
 from parts.grades import ALONE, Grade
 from parts.questions import talk
@@ -127,6 +127,18 @@ class Graders:
                 grade.score, grade.error = None, "longer than the reward model reads"
         return grades
 
+    def gold_scores(self, rows, texts):
+        """Scores by --gold, which reads the prompts as the policy does, and the rows of the file."""
+        prompts = [self.prompts[row.task_id] for row in rows]
+        raw = [row.raw | {"prompt": prompt} for row, prompt in zip(rows, prompts)]
+        return score_answers(self.gold, "--gold", raw, prompts, texts)
+
+    def over_budget(self, run):
+        """Would a step as dear as the dearest of the last three rows exceed --judge-budget?"""
+        usd = [row["judge/usd"] for row in run.rows() if row.get("judge/usd")]
+        usd, budget = parallel.gather([usd])[0], self.args.judge_budget  # rank 0 writes the log
+        return bool(budget) and sum(usd) + max(usd[-3:], default=0) > budget
+
     def spent(self):
         """The judge's metrics since the last call."""
         before, self.before = self.before, Counter(self.judge and self.judge.counts)
@@ -137,3 +149,11 @@ def scores_of(grades):
     """{name: (N,) scores}, NaN where grading failed."""
     scores = {name: [grade.score for grade in group] for name, group in grades.items()}
     return {name: np.array(column, np.float32) for name, column in scores.items()}
+
+
+def show_group(size, grades, total, advantages):
+    """How the answers to one prompt become numbers: scores, their weighted sum, centred."""
+    table = scores_of(grades) | {"reward, weighted": total, "advantage, centred": advantages}
+    print(f"one group  {size} answers to the first prompt; nan: could not be graded")
+    for name, column in table.items():
+        print(f"  {name:<20}" + "".join(f"{x:>7.2f}" for x in column[:size].tolist()))
