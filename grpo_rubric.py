@@ -4,8 +4,10 @@ compared with the other answers to its prompt.
 Objective    maximise E[reward] − β·KL(π‖π_ref); the reward is the graded share of a rubric
 Algorithm    (1) rollout: G answers to each of P prompts, log-probs kept
              (2) grade: programs and the judge decide each criterion; one reward per answer
+                 (parts/rewards.py)
              (3) advantages: reward − mean of the group
              (4) update: clipped policy gradient, --num-substeps optimiser steps of whole groups
+                 (parts/grpo.py)
              (5) now and then: answers to held-out prompts; the alarms of watch.py
 Conventions  an action is an answer token, end token included; answer g of prompt p stands at p·G + g;
              a reward is None where a grader failed, never 0, and such an answer is in no mean and
@@ -167,28 +169,29 @@ def answer(args, policy, tokenizer, ids, graders, rows, n, names, temperature, s
 
 def evaluate(args, run, policy, tokenizer, ids, graders, rows, name):
     """({name/…: metric} of one answer to each of the rows, the ids of their prompts)"""
-    settings = [graders.metric], args.eval_temperature, args.seed
-    answered = answer(args, policy, tokenizer, ids, graders, rows, 1, *settings)
-    _, rollout, grades, _ = answered
+    rows, rollout, grades, total = answer(
+        args, policy, tokenizer, ids, graders, rows, 1, [graders.metric], args.eval_temperature,
+        args.seed,
+    )  # fmt: skip
     scores = [grade.score for grade in grades[graders.metric]]
     metrics = rollouts.val_row(*lengths(rollout)) | scored("val/score", scores)
     metrics["val/n"] -= scores.count(None)
     if graders.gold:
         metrics |= scored("val/gold", graders.gold_scores(rows, rollout.texts))
-    write_answers(run, name, *answered)
+    write_answers(run, name, rows, rollout, grades, total)
     metrics = {key.replace("val/", f"{name}/"): x for key, x in metrics.items()}
     return metrics | graders.spent(), rollout.prompt_ids
 
 
 def validate(args, guard, policy, tokenizer, ids, graders, rows):
     if rows:
-        evaluated = args, guard.run, policy, tokenizer, ids, graders, rows
-        metrics, prompts = evaluate(*evaluated, "val")
+        run = guard.run
+        metrics, prompts = evaluate(args, run, policy, tokenizer, ids, graders, rows, "val")
         shown = rollouts.greedy_samples(policy, tokenizer, prompts, args.max_new_tokens)
         guard.evaluation(metrics, shown)
 
 
-def test_score(args, policy, tokenizer, ids, graders, run, rows):
+def score_of_test(args, policy, tokenizer, ids, graders, run, rows):
     """The score of the test rows, which choose nothing, as text."""
     if not rows:
         return None
@@ -249,11 +252,13 @@ def main(argv=None):
     print(f"step       {p} prompts × {g} answers = {p * g}, in {args.num_substeps} optimiser steps; "
           f"validation by {graders.metric}")  # fmt: skip
     guard, seconds = rollouts.Guard(run, len(val)), None
-    given, by = (args, policy, tokenizer, ids, graders), (args.reward, args.temperature)
+    models = args, policy, tokenizer, ids, graders
     if run.step == 0:
         run.open()  # the judge's replies are kept from here on
         start, rows = time.perf_counter(), train[:2]
-        _, rollout, grades, total = answer(*given, rows, g, *by, args.seed)
+        _, rollout, grades, total = answer(
+            *models, rows, g, args.reward, args.temperature, args.seed
+        )
         drawn = time.perf_counter()
         b = rollouts.rollout_tensors(rollout, pad_id(tokenizer), run.device)
         rollouts.preflight(run, policy, reference, tokenizer, b)
@@ -262,7 +267,7 @@ def main(argv=None):
         rewards.show_group(g, grades, total, advantages_PG[0])
         # forward and backward take three times as long as a forward, of which there were two
         seconds = (drawn - start + 1.5 * (time.perf_counter() - drawn)) * p / len(rows)
-        run.state["test"] = test_score(*given, run, test)
+        run.state["test"] = score_of_test(*models, run, test)
         validate(args, guard, policy, tokenizer, ids, graders, val)
 
     for step in run.steps(seconds):
@@ -270,8 +275,7 @@ def main(argv=None):
         # (2) grade: programs and the judge decide each criterion; one reward per answer
         places, epoch = batch_indices(len(train), p, args.seed, step)
         rows, seed = [train[i] for i in places], args.seed * 10**6 + step
-        answered = answer(*given, rows, g, *by, seed)
-        rows, rollout, grades, total = answered
+        rows, rollout, grades, total = answer(*models, rows, g, args.reward, args.temperature, seed)
         b = rollouts.rollout_tensors(rollout, pad_id(tokenizer), run.device)
         # (3) advantages: reward − mean of the group
         rewards_PG = torch.from_numpy(total).view(-1, g)
@@ -284,7 +288,7 @@ def main(argv=None):
         )
         update |= grpo.group_row(rewards_PG, advantages_PG) | rollout_row(rows, rollout, grades, b)
         guard.log({"epoch": epoch, **update, **graders.spent()})
-        write_answers(run, "train", *answered, advantages.tolist())
+        write_answers(run, "train", rows, rollout, grades, total, advantages.tolist())
         # (5) now and then: answers to held-out prompts; the alarms of watch.py
         if run.evaluates(step):
             validate(args, guard, policy, tokenizer, ids, graders, val)
@@ -295,7 +299,7 @@ def main(argv=None):
     if test and not run.caught:
         if run.state["best"]:
             rollouts.load_trained_state(policy, run.state["best"]["weights"])
-        before, after = run.state["test"], test_score(*given, run, test)
+        before, after = run.state["test"], score_of_test(*models, run, test)
         print(f"test       before {before}, after {after}, n = {len(test)}")
     return guard.finish(f"python watch.py {shlex.quote(args.out)}")
 
