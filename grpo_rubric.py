@@ -9,16 +9,16 @@ Algorithm    (1) rollout: G answers to each of P prompts, log-probs kept
              (4) update: clipped policy gradient, --num-substeps optimiser steps of whole groups
                  (parts/grpo.py)
              (5) now and then: answers to held-out prompts; the alarms of watch.py
-Conventions  an action is an answer token, end token included; answer g of prompt p stands at p·G + g;
-             a reward is None where a grader failed, never 0, and such an answer is in no mean and
+Conventions  an action is an answer token, end token included; answer g of prompt p stands at
+             p·G + g; a reward is None where a grader failed, never 0, and such an answer is in no mean and
              no gradient; only the text after a closed </think> is graded. Validation is by checks
              where every held-out row has one, else by the whole rubric
 Left out     1. a value model, for the mean of the group is the baseline
              2. rewards of single steps, for a rubric reads the whole answer
-             3. groups of equal reward drawn again, other ratios and other means: none beat this
-                one by more than the seeds do (reports/README.md)
-             4. a penalty that grows with length: none was measured; a cut answer is graded as it
-                is, or gets reward 0 by --zero-if-cut
+             3. groups of equal reward drawn again (at best .02 more), other ratios and other means:
+                none was better by more than the seeds differ (reports/README.md)
+             4. a penalty that grows with length: its gain was never measured; a cut answer is
+                graded as it is, or gets reward 0 by --zero-if-cut
              Not the paper's: rewards are centred, not divided by the group's deviation, which makes
              near ties pull as hard as clear cases (Dr. GRPO; --scale std is the paper's); every
              token weighs the same and the ratio may rise to 1.28 (DAPO); β is 0, as in both
@@ -47,7 +47,7 @@ import torch
 import common
 import watch
 from common import Policy, batch_indices, load_model, load_tokenizer, pad_id
-from parts import flags, grpo, parallel, rewards, rollouts, runs
+from parts import flags, grpo, rewards, rollouts, runs
 from parts.answers import scored
 from parts.card import shown_value
 from parts.files import UserError, command, existing_file, number
@@ -241,11 +241,7 @@ def main(argv=None):
     settings = args.model, run.device, run.dtype
     model = load_model(*settings, trainable=True, lora_rank=args.lora_rank, seed=args.seed)
     policy = Policy(model, run.dtype)
-    reference = policy if args.beta else None  # with LoRA, its adapter off
-    if args.beta and not args.lora_rank:
-        reference = Policy(load_model(*settings), run.dtype)
-        if args.fsdp:
-            parallel.shard(reference)
+    reference = grpo.load_reference(args, run, policy)
     p, g = min(args.groups_per_batch, len(train)), args.group_size
     per_epoch, encoded = math.ceil(len(train) / p), [ids[row.task_id] for row in train]
     optimizer = run.start({"policy": policy}, tokenizer, RATES, per_epoch, encoded)

@@ -6,7 +6,7 @@ grpo_rubric.py and grpo_agent.py stand on it; an answer there may be an episode 
 import numpy as np
 import torch
 
-from common import kl_estimates, same_shape
+from common import Policy, kl_estimates, load_model, same_shape
 from parts import parallel, rollouts
 from parts.files import UserError, number
 from parts.lora import adapter_off
@@ -106,6 +106,17 @@ def check_groups(args):
 
 
 # ---- the update ----
+
+
+def load_reference(args, run, policy):
+    """The policy's start for the KL: with LoRA the policy, whose adapter is switched off; else a
+    frozen copy. None without --beta."""
+    if not args.beta or args.lora_rank:
+        return policy if args.beta else None
+    reference = Policy(load_model(args.model, run.device, run.dtype), run.dtype)
+    if args.fsdp:
+        parallel.shard(reference)
+    return reference
 
 
 def comparable(rewards_PG):
