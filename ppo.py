@@ -60,7 +60,7 @@ from parts.pairs import add_split_arguments
 from parts.reward_models import reward_function
 from parts.rollouts import ROWS
 from parts.sampling import sample
-from parts.texts import text_metrics
+from parts.texts import text_flags, text_metrics
 
 # --lr below 100 M parameters (3e-4: twice the KL, less reward); above (run once); LoRA: a guess
 RATES = 1e-4, 5e-6, 1e-4
@@ -410,7 +410,7 @@ def rollout_row(args, b, kl, kl_coef):
         "reward/mean": b["scores"].mean().item(), "reward/std": b["scores"].std().item(),
         "reward/unscored_frac": b["unscored"], **kls,
         "explained_variance": explained_variance(b["returns"], b["values"], b["mask"]),
-        **rollouts.length_row(lengths, cut, tokens), **text_metrics(b["prompts"], b["texts"]),
+        **rollouts.length_row(lengths, cut, tokens), **text_metrics(text_flags(b["prompts"], b["texts"]), b["texts"]),
     }  # fmt: skip
 
 
@@ -443,7 +443,6 @@ def main(argv=None):
     if args.max_new_tokens >= longest:
         raise UserError(f"--max-new-tokens: leaves no room for a prompt in {longest} tokens")
     train, val = rollouts.split_prompts(args, tokenizer)
-    print(watch.promise(args, bool(val)))
 
     # who is frozen: reward model and reference; who is trained: policy and critic
     place = run.device, run.dtype
@@ -471,7 +470,7 @@ def main(argv=None):
     )
     own_lr = {critic.head: HEAD_LR} if fresh else {}
     optimizer = run.start(modules, tokenizer, RATES, per_epoch, encoded, own_lr)
-    guard, seconds = rollouts.Guard(run, watch.Watcher(args, run.rows()), len(val)), None
+    guard, seconds = rollouts.Guard(run, len(val)), None
     if run.step == 0:  # not resumed
         few = min(args.rollouts, MOST_MEASURED)
         places, _ = rollouts.prompts_of_step(len(train), few, args.seed, 1)
@@ -547,7 +546,7 @@ def main(argv=None):
     next = f"python evaluate.py compare --model {args.model} {args.out} --prompts {args.prompts}"
     scorers = {"--gold": args.gold or args.reward_fn, "--reward-model": args.reward_model}
     next += "".join(f" {flag} {scorer}" for flag, scorer in scorers.items() if scorer)
-    return guard.finish(next) or watch.exit_code(run.state.get("ended"))
+    return guard.finish(next)
 
 
 if __name__ == "__main__":

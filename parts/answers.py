@@ -158,9 +158,10 @@ def check_policy(policy, tokenizer, ids, attention_mask, answer_mask, flag):
     own = logits[:, :-1].float().log_softmax(-1).gather(-1, ids[:1, 1:, None]).squeeze(-1)
     gap = (logps[:, 1:] - own)[answer_mask[:1, 1:]].abs().mean().item()
     identity("gap between our log-probs and the model's", gap, 0, 1e-4, policy.dtype, flag)
-    given = tokenizer.decode(ids[0][attention_mask[0] & ~answer_mask[0]])
-    trained = "▮".join(tokenizer.batch_decode(ids[0][answer_mask[0]][:, None]))
-    print(f"first row, ▮ before each trained token:\n{given[-400:]}▮{trained[:800]}")
+    row = zip(ids[0][attention_mask[0]].tolist(), answer_mask[0].tolist())
+    strip = "".join("▮" * trained + tokenizer.decode([i]) for i, trained in row)
+    strip = strip if len(strip) < 1200 else f"{strip[:400]} … {strip[-800:]}"
+    print(f"first row, ▮ before each trained token:\n{strip}")
 
 
 def identity(name, value, expected, bound, dtype, flag):

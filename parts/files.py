@@ -7,7 +7,7 @@ import os
 import runpy
 import sys
 import tempfile
-from argparse import ArgumentDefaultsHelpFormatter, ArgumentParser, ArgumentTypeError
+from argparse import SUPPRESS, ArgumentDefaultsHelpFormatter, ArgumentParser, ArgumentTypeError
 from operator import index
 from pathlib import Path
 
@@ -195,8 +195,8 @@ class _Help(ArgumentDefaultsHelpFormatter):
         return "N" if action.type else action.dest.split("_")[-1].upper()
 
     def _get_help_string(self, action):
-        shown = action.default not in (None, False, [], "") and "default" not in action.help
-        return action.help + " (default %(default)s)" * shown
+        is_said = action.default in (None, False, [], "", SUPPRESS) or "default" in action.help
+        return action.help + " (default %(default)s)" * (not is_said)
 
 
 def number(kind=float, above=-math.inf, at_least=-math.inf, below=math.inf):

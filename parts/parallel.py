@@ -142,6 +142,10 @@ def shard(policy):
     for module in [*shards, fully_shard(policy)]:
         module.set_gradient_divide_factor(1.0)
         module.set_force_sum_reduction_for_comms(True)  # gloo has no scaled sum
+    with torch.no_grad():  # FSDP sets itself up in the first forward, which must be the root's
+        ids = torch.zeros(1, 2, dtype=torch.long, device=policy.model.device)
+        policy(ids, ids == 0, torch.tensor([[False, True]], device=ids.device))
+    policy.reshard()
 
 
 @contextlib.contextmanager

@@ -42,7 +42,7 @@ def add_rollout_arguments(parser):
     # fmt: off
     add("--temperature", type=number(above=0), default=1.0, help="temperature of rollouts and updates")
     add("--max-new-tokens", type=number(int, at_least=1), default=96, help="most tokens of an answer, or of a turn")
-    add("--restore", choices=("best", "last"), help=f"weights to save: best on validation (default from {LEAST_VALIDATION} rows on) or last")
+    add("--restore", choices=("best", "last"), help=f"weights to save: best on validation (default with {LEAST_VALIDATION} rows) or last")
     # fmt: on
 
 
