@@ -192,10 +192,12 @@ class _Help(ArgumentDefaultsHelpFormatter):
     """--reward-model MODEL, --max-new-tokens N; a default is shown where there is one."""
 
     def _get_default_metavar_for_optional(self, action):
-        return "N" if action.type else action.dest.split("_")[-1].upper()
+        words = {None: action.dest.split("_")[-1].upper(), existing_file: "FILE"}
+        return words.get(action.type, "N")
 
     def _get_help_string(self, action):
-        is_said = action.default in (None, False, [], "", SUPPRESS) or "default" in action.help
+        flag = action.nargs == 0 or action.default in (None, "", SUPPRESS) or action.default == []
+        is_said = flag or "default" in action.help
         return action.help + " (default %(default)s)" * (not is_said)
 
 
