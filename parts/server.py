@@ -66,7 +66,7 @@ def add_judge_arguments(parser):
     add("--judge-temperature", type=number(at_least=0), help="only sent if given: some models refuse any (default: the server's)")
     add("--judge-max-tokens", type=number(int, at_least=1), help="longest reply; only sent if given (default: the server's)")
     add("--judge-max-retries", type=number(int, at_least=0), default=3, help="retries per call (default %(default)s)")
-    add("--judge-timeout", type=number(above=0), default=TIMEOUT, help="seconds for one reply; a call with its retries takes at most 180 or three times this (default %(default)s)")
+    add("--judge-timeout", type=number(above=0), default=TIMEOUT, help="seconds for one reply; with retries at most 180, or 3 times this (default %(default)s)")
     add("--judge-concurrency", type=number(int, at_least=1, below=65), default=16, help="parallel calls, 1 to 64 (default %(default)s)")
     add("--judge-price", type=price, metavar="IN,OUT", help="USD per million tokens in and out, such as 0.25,2")
     add("--judge-budget", type=number(above=0), metavar="USD", help="stop before more is spent; needs --judge-price, and --resume with more goes on")
