@@ -20,7 +20,7 @@ from torch.distributed.checkpoint.state_dict import (
 )
 from tqdm import tqdm
 
-from parts.files import UserError
+from parts.files import UserError, brief
 
 DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
 
@@ -40,7 +40,11 @@ def pick(device, dtype):
     """(device, compute dtype) of --device and --dtype; auto: a GPU if there is one, and there
     bf16, or fp16 on those older than Ampere; on a CPU fp32."""
     name = "cuda" if device == "auto" and torch.cuda.is_available() else device
-    device = torch.device("cpu" if name == "auto" else name)
+    try:
+        device = torch.device("cpu" if name == "auto" else name)
+        torch.ones(1, device=device).item()
+    except (RuntimeError, AssertionError) as error:  # torch built without CUDA asserts
+        raise UserError(f"--device {name}: {brief(error, 200)}") from None
     if dtype == "auto":  # is_bf16_supported() says True on a T4, because it counts emulation
         newer = device.type == "cuda" and torch.cuda.get_device_capability(device)[0] >= 8
         dtype = "bf16" if newer else "fp16" if device.type == "cuda" else "fp32"

@@ -183,7 +183,9 @@ def test_reward_model_learns_a_separable_set(trained, tmp_path, monkeypatch):
     assert scale == pytest.approx([scores.mean().item(), scores.std().item()], abs=1e-4)
     assert not any("reward" in key for key in read_json(tmp_path / "out/config.json"))
     scaled = reward_models.reward_function(tmp_path / "out", CPU, torch.float32)(*sides[:2])
-    assert scaled == pytest.approx([(x - scale[0]) / scale[1] for x in scores[:4].tolist()], abs=1e-4)
+    assert scaled == pytest.approx(
+        [(x - scale[0]) / scale[1] for x in scores[:4].tolist()], abs=1e-4
+    )
 
 
 @pytest.mark.parametrize("loss_type", dpo.LOSS_TYPES)
