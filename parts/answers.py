@@ -78,8 +78,13 @@ def score_answers(function, flag, rows, prompts, texts):
     cannot score. Asked on rank 0 alone; it reads what is graded, see `visible`."""
     scores = None
     if not parallel.rank():
-        scores = list(function(prompts, [visible(text) for text in texts], rows))
-        if len(scores) != len(texts) or not all(x is None or math.isfinite(x) for x in scores):
+        scores = function(prompts, [visible(text) for text in texts], rows)
+        try:
+            scores = [x if x is None else float(x) for x in scores]
+            wrong = len(scores) != len(texts) or not all(math.isfinite(x or 0) for x in scores)
+        except (TypeError, ValueError):
+            wrong = True
+        if wrong:
             expected = f"expected a finite number or None for each of {len(texts)} answers"
             raise UserError(f"{flag}: returned {scores!r:.200}; {expected}")
     return parallel.gather([scores])[0]
