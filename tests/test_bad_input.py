@@ -56,6 +56,7 @@ def world(tmp_path_factory):
         "policy": tiny_model("llama", folder),
         "reward": tiny_reward_model("llama", folder / "reward"),
         "pairs": write_rows(folder / "pairs.jsonl", pair_rows(12)),
+        "prompts": write_rows(folder / "prompts.jsonl", [{"prompt": f"Which {i}?"} for i in range(12)]),
     }
     for name, text in MINE.items():
         (folder / name).write_text(text)
@@ -114,26 +115,26 @@ dpo | --label-smoothing 0.1 --loss-type ipo | --label-smoothing ~ ipo
 dpo | --gold {gold} | --gold scores ~ --prompts
 dpo | --max-length 4 | --max-new-tokens ~ --max-length
 reward_train | --margin strength | --margin strength ~ :1
-dpo | --prompts {pairs} --gold no.py:f | --gold no.py:f: expected FILE:FUNCTION
-dpo | --prompts {pairs} --gold g.py | --gold g.py: expected FILE:FUNCTION
-dpo | --prompts {pairs} --gold g.py:value | --gold ~ g.py has no function 'value'
-dpo | --prompts {pairs} --gold g.py:short | --gold ~ [1.0] ~ 12
-dpo | --prompts {pairs} --gold g.py:none | --gold ~ None ~ 12
-dpo | --prompts {pairs} --gold g.py:infinite | --gold ~ inf ~ 12
-dpo | --prompts {pairs} --gold g.py:text | --gold ~ 'good' ~ 12
-dpo reward_train | --epochs 0 | --epochs: '0'
-dpo reward_train | --steps 1e3 | --steps: '1e3'
-dpo reward_train | --lr nan | --lr: 'nan'
-dpo reward_train | --lr inf | --lr: 'inf'
-dpo reward_train | --warmup 1 | --warmup: '1'
-dpo reward_train | --max-length 1 | --max-length: '1'
-dpo reward_train | --seed -1 | --seed: '-1'
-dpo reward_train | --lora-rank 0.5 | --lora-rank: '0.5'
-dpo reward_train | --eval-fraction 1 | --eval-fraction: '1'
+dpo | --prompts {prompts} --gold no.py:f | --gold no.py:f: expected FILE:FUNCTION
+dpo | --prompts {prompts} --gold g.py | --gold g.py: expected FILE:FUNCTION
+dpo | --prompts {prompts} --gold g.py:value | --gold ~ g.py has no function 'value'
+dpo | --prompts {prompts} --gold g.py:short | --gold ~ [1.0] ~ 12
+dpo | --prompts {prompts} --gold g.py:none | --gold ~ None ~ 12
+dpo | --prompts {prompts} --gold g.py:infinite | --gold ~ inf ~ 12
+dpo | --prompts {prompts} --gold g.py:text | --gold ~ 'good' ~ 12
+dpo reward_train | --epochs 0 | --epochs
+dpo reward_train | --steps 1e3 | --steps
+dpo reward_train | --lr nan | --lr
+dpo reward_train | --lr inf | --lr
+dpo reward_train | --warmup 1 | --warmup
+dpo reward_train | --max-length 1 | --max-length
+dpo reward_train | --seed -1 | --seed
+dpo reward_train | --lora-rank 0.5 | --lora-rank
+dpo reward_train | --eval-fraction 1 | --eval-fraction
 dpo reward_train | --dtype fancy | --dtype ~ bf16
-dpo reward_train | --label-smoothing 0.5 | --label-smoothing: '0.5'
-dpo | --beta 0 | --beta: '0'
-dpo | --nll-coef nan | --nll-coef: 'nan'
+dpo reward_train | --label-smoothing 0.5 | --label-smoothing
+dpo | --beta 0 | --beta
+dpo | --nll-coef nan | --nll-coef
 dpo reward_train | --lrr 1 | --lrr
 """)
 def test_one_line_names_what_is_wrong(stages, flags, words, world, monkeypatch, refused):
@@ -146,7 +147,7 @@ def test_one_line_names_what_is_wrong(stages, flags, words, world, monkeypatch, 
 def test_longer_than_the_model(stage, world, capsys, refused):
     """Pairs are cut to the model's positions, and so are prompts to answer."""
     policy = tiny_model("gpt2", ".", max_position_embeddings=40, n_layer=1)
-    flags = ["--model", policy] if stage == "reward_train" else ["--model", policy, "--prompts", world["pairs"]]  # fmt: skip
+    flags = ["--model", policy] if stage == "reward_train" else ["--model", policy, "--prompts", world["prompts"]]  # fmt: skip
     assert not main(stage, world, "new", *flags)
     assert "cut to --max-length 40" in capsys.readouterr().out
     if stage == "dpo":
