@@ -56,7 +56,9 @@ def world(tmp_path_factory):
         "policy": tiny_model("llama", folder),
         "reward": tiny_reward_model("llama", folder / "reward"),
         "pairs": write_rows(folder / "pairs.jsonl", pair_rows(12)),
-        "prompts": write_rows(folder / "prompts.jsonl", [{"prompt": f"Which {i}?"} for i in range(12)]),
+        "prompts": write_rows(
+            folder / "prompts.jsonl", [{"prompt": f"Which {i}?"} for i in range(12)]
+        ),
     }
     for name, text in MINE.items():
         (folder / name).write_text(text)
