@@ -203,7 +203,10 @@ def test_what_cannot_be_sharded_is_said(world, tmp_path, monkeypatch):
     assert not (tmp_path / "run").exists()
 
 
-@pytest.mark.parametrize("ranks, sizes", [(2, [3, 1, 1]), (3, [5]), (2, [2, 2]), (4, [1, 9])])
+@pytest.mark.parametrize(
+    "ranks, sizes",
+    [(2, [3, 1, 1]), (3, [5]), (2, [2, 2]), (4, [1, 9]), (2, [1, 1, 1]), (4, [1] * 7), (3, [])],
+)
 def test_shares_are_all_rows_once_and_equally_many(ranks, sizes, monkeypatch):
     """A forward of a sharded model waits for the same forward of the others."""
     monkeypatch.setattr(parallel, "world", lambda: ranks)
@@ -214,6 +217,8 @@ def test_shares_are_all_rows_once_and_equally_many(ranks, sizes, monkeypatch):
         monkeypatch.setattr(parallel, "rank", lambda rank=rank: rank)
         shares.append(parallel.share(parts))
     assert len({len(share) for share in shares}) == 1
+    if {*sizes} == {1}:  # rows that fill a forward each are joined two by two, the shortest ones
+        assert max(len(part) for share in shares for part in share) == 2
     seen = sorted(row for share in shares for part in share for row in part)
     assert seen == list(range(sum(sizes))) and all(part for share in shares for part in share)
 
