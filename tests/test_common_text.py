@@ -16,7 +16,9 @@ from parts.files import UserError
 from parts.pairs import Pairs, check_pair, held_out, prompt_key, share_interval, split_prompt
 from tiny import CHATML, cases, pair_rows, table, tiny_model, tiny_tokenizer, write_rows
 
-settings.register_profile("tests", deadline=None, max_examples=60, suppress_health_check=[HealthCheck.too_slow])
+settings.register_profile(
+    "tests", deadline=None, max_examples=60, suppress_health_check=[HealthCheck.too_slow]
+)
 settings.load_profile("tests")
 
 
@@ -42,7 +44,7 @@ CHAT = {"prompt": USER, "chosen": ANSWER, "rejected": said("no")}
 def read(tokenizer, *paths, max_length=64, eval_pairs=(), fraction=0.0, chat=False, **options):
     """`Pairs` of these files."""
     args = {"pairs": [*map(str, paths)], "eval_pairs": [*map(str, eval_pairs)]}
-    args = SimpleNamespace(**args, eval_fraction=fraction, chat=chat, max_length=max_length)
+    args = SimpleNamespace(**args, eval_fraction=fraction, chat=chat, batch_size=4)
     return Pairs(args, tokenizer, max_length, **options)
 
 
