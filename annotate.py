@@ -52,8 +52,8 @@ from datetime import datetime, timezone
 from pathlib import Path
 
 from parts import agreement, criteria, files, judge_votes, votes, web
-from parts.draw import add_arguments, draw
-from parts.files import Parser, UserError, number
+from parts.draw import add_arguments, draw, private_folder
+from parts.files import UserError, number
 from parts.server import add_judge_arguments
 from parts.votes import by_people, load_items, other, plain, read_log, replay, standing
 
@@ -100,12 +100,14 @@ def parse_args(argv=None):
     if not argv or (argv[0].startswith("-") and argv[0] not in ("-h", "--help")):
         argv.insert(0, "serve")
     epilog = "example: python annotate.py --overlap 2; flags: annotate.py serve --help"
-    parser = Parser(prog="annotate.py", description=__doc__.splitlines()[0], epilog=epilog)
+    parser = files.parser("annotate.py command [flags]", __doc__.splitlines()[0])
+    parser.epilog = epilog
     parser.set_defaults(criteria=False)  # a session's args.json says what it shows
-    commands = parser.add_subparsers(dest="command", metavar="command", required=True)
-    parsers = {}
+    commands, parsers = parser.add_subparsers(dest="command", required=True, prog="annotate.py"), {}
     for name, run in COMMANDS.items():
-        parsers[name] = commands.add_parser(name, help=run.__doc__, description=run.__doc__)
+        parsers[name] = commands.add_parser(
+            name, help=run.__doc__, description=run.__doc__, formatter_class=parser.formatter_class
+        )
         add = parsers[name].add_argument
         add("--out", default="runs/annotate", help="folder of the session (default %(default)s)")
     add = parsers["serve"].add_argument
@@ -149,18 +151,7 @@ def parse_args(argv=None):
         if kind_of(args) != kind_of(saved):
             what = f"holds a session of {kind_of(saved)}, not of {kind_of(args)}"
             raise UserError(f"--out {args.out}: {what}; choose another --out")
-    check_flags(args, parsers)
     return args
-
-
-def check_flags(args, parsers):
-    """UserError for a flag that the kind of session does not read."""
-    for flag in ("--ties", "--sft", "--judge"):
-        for command in ("export", "agreement"):
-            parsers[command].without_effect(flag, kind_of(args) != "pairs", "nothing was compared")
-    serve_parser, no_file = parsers["serve"], not isinstance(args.criteria, str)
-    serve_parser.without_effect("--items", args.criteria, "--criteria names the answers")
-    serve_parser.without_effect("--responses", no_file, "they belong to a --criteria FILE")
 
 
 def kind_of(args):
@@ -218,7 +209,7 @@ class Desk:
         self.owners = {}  # {pseudonym: hash of the key that its first browser holds}
         self.out, self.saved = Path(args.out), False
         self.log = self.out / "annotations.jsonl"
-        files.private_folder(self.out)
+        private_folder(self.out)
         if fcntl:
             self.folder = os.open(self.out, os.O_RDONLY)
             try:

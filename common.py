@@ -43,12 +43,8 @@ from parts.rounding import spread_weights
 from parts.shared_prompt import shared_hidden
 
 BASE = "data/tiny-base"
-OURS = (
-    "architectures",
-    "pad_token_id",
-    "id2label",
-    "label2id",
-)  # of config.json, what training decides
+# of config.json, what training decides
+OURS = ("architectures", "pad_token_id", "id2label", "label2id")
 
 # ---- 1. text to ids ----
 
@@ -87,20 +83,16 @@ def encode(tokenizer, text, rendered):
     return ids[:-1] if not rendered and ids[-1:] == [tokenizer.eos_token_id] else ids
 
 
+@functools.lru_cache(64)
 def end_ids(tokenizer):
     """[the special token that the chat template writes behind an answer, EOS], without repeats."""
-    return _end_ids(tokenizer, str(tokenizer.chat_template))
-
-
-@functools.lru_cache(64)
-def _end_ids(tokenizer, template):
-    special = []
+    tail = ""
     if tokenizer.chat_template:
         turn = [{"role": "user", "content": "x"}, {"role": "assistant", "content": "ANSWER"}]
-        tail = encode(tokenizer, render(tokenizer, turn).rpartition("ANSWER")[2], True)
-        special = [i for i in tail if i in tokenizer.added_tokens_decoder]
-    ends = [*special[:1], tokenizer.eos_token_id]
-    return list(dict.fromkeys(i for i in ends if i is not None))
+        tail = render(tokenizer, turn).rpartition("ANSWER")[2]
+    special = [i for i in encode(tokenizer, tail, True) if i in tokenizer.added_tokens_decoder]
+    ends = {**dict.fromkeys(special[:1]), tokenizer.eos_token_id: None}
+    return [i for i in ends if i is not None]
 
 
 def pad_id(tokenizer):
@@ -114,12 +106,7 @@ def encode_prompt(tokenizer, prompt, max_length=None, tools=None):
 
     prompt   text, or a list of {"role", "content"}
     """
-    if isinstance(prompt, str):
-        ids = encode(tokenizer, prompt, rendered=False)
-    else:
-        opened = render(tokenizer, prompt, tools=tools, add_generation_prompt=True)
-        ids = encode(tokenizer, opened, rendered=True)
-    return ids[-max_length:] if max_length else ids
+    return encode_pair(tokenizer, prompt, max_length=max_length, tools=tools)[0]
 
 
 def encode_pair(tokenizer, prompt, *answers, max_length=None, tools=None):
@@ -162,11 +149,18 @@ def encode_pair(tokenizer, prompt, *answers, max_length=None, tools=None):
 def pad_rows(prompts, answers, pad):
     """(ids, attention_mask, answer_mask), each (B, T), right-padded."""
     rows = [torch.tensor([*p, *a]) for p, a in zip(prompts, answers, strict=True)]
-    ids = pad_sequence(rows, batch_first=True, padding_value=pad)  # (B, T)
-    columns = torch.arange(ids.shape[1])
-    attention_mask = columns < torch.tensor([len(row) for row in rows])[:, None]
-    is_prompt = columns < torch.tensor([len(p) for p in prompts])[:, None]
-    return ids, attention_mask, attention_mask & ~is_prompt
+    ids = pad_sequence(rows, True, pad)  # (B, T)
+    lengths = torch.tensor([[len(p), len(row)] for p, row in zip(prompts, rows)])  # (B, 2)
+    column = torch.arange(ids.shape[1])
+    attention_mask = column < lengths[:, 1:]
+    return ids, attention_mask, attention_mask & (column >= lengths[:, :1])
+
+
+def pad_left(prompts, pad, device):
+    """(ids, attention_mask), (B, T) each, left-padded: all prompts end in the last column."""
+    rows = [torch.tensor(ids) for ids in prompts]
+    sides = (rows, pad), ([torch.ones_like(row) for row in rows], 0)
+    return [pad_sequence(x, True, fill, "left").to(device) for x, fill in sides]
 
 
 def batch_indices(n, batch_size, seed, step, keep_order=False):
@@ -188,14 +182,6 @@ def micro_batches(indices, lengths, most_tokens):
         rows = max(1, int(most_tokens // max(1, lengths[left[0]])))
         parts, left = [*parts, left[:rows]], left[rows:]
     return parts
-
-
-def pad_left(rows, pad, device):
-    """(ids, attention_mask), (B, T) each, left-padded: all prompts end in the last column."""
-    width = max(map(len, rows))
-    ids = torch.tensor([[pad] * (width - len(row)) + [*row] for row in rows], device=device)
-    lengths = torch.tensor([len(row) for row in rows], device=device)
-    return ids, (torch.arange(width, device=device) >= width - lengths[:, None]).long()
 
 
 # ---- 3. models ----
@@ -260,7 +246,9 @@ def load_model(
     lost = [key for key in info["missing_keys"] if not key.startswith("score.")]
     if lost:  # transformers would draw it at random
         raise UserError(f"{flag} {name}: its weight files lack {lost[0]} ({len(lost)} missing)")
-    head = model.get_output_embeddings() or model.score
+    head = model.get_output_embeddings() or getattr(model, "score", None)
+    if head is None:
+        raise UserError(f"{flag} {name}: {type(model).__name__} is no decoder with a head to train")
     head.float()  # a logit of 20 in bf16 is rounded by .06
     model.generation_config = GenerationConfig()  # no repetition penalty that the authors ask for
     model.requires_grad_(trainable).to(device).eval()
@@ -385,6 +373,7 @@ def kl_estimates(logps, ref_logps, mask):
 
     Both are right in the mean; k3 is never negative and varies less.
     """
+    same_shape(logps=logps, ref_logps=ref_logps, mask=mask)
     d = torch.where(mask, logps - ref_logps, 0.0)
     return d, torch.expm1(-d.clamp(min=-20)) + d.clamp(min=-20)
 

@@ -26,6 +26,7 @@ Axes         B pairs of a batch, b pairs of a forward, n all pairs, T tokens
 """
 
 import math
+import shlex
 import time
 
 import torch
@@ -289,9 +290,8 @@ def main(argv=None):
         if run.evaluates(step):
             evaluate(args, run, *evaluated)
 
-    prompts = args.prompts or "YOUR_PROMPTS.jsonl"
-    compare = f"evaluate.py compare --model {args.model} {args.out} --prompts {prompts}"
-    return run.finish(f"python {compare}")
+    words = "--model", args.model, args.out, "--prompts", args.prompts or "YOUR_PROMPTS.jsonl"
+    return run.finish(f"python evaluate.py compare {shlex.join(words)}")
 
 
 if __name__ == "__main__":

@@ -26,7 +26,7 @@ from pathlib import Path
 
 from checks.instructions import blank
 from parts import files
-from parts.files import Parser, UserError
+from parts.files import UserError
 from parts.grades import ALONE, Grade, add_output_arguments, grade_items, print_scores
 from parts.means import mean
 from parts.questions import REFERENCE, block, canonical, message, parse_entries, shown, spoken, talk
@@ -156,10 +156,9 @@ def read_standard(path):
 
 
 def parse_args(argv=None):
-    parser = Parser(
-        description="Score the answers to each prompt against each other, without criteria.",
-        epilog="example: python ruler.py --responses answers.jsonl --judge-passes 2",
-    )
+    what = "Score the answers to each prompt against each other, without criteria."
+    parser = files.parser("ruler.py --responses FILE [flags]", what)
+    parser.epilog = "example: python ruler.py --responses answers.jsonl --judge-passes 2"
     add = parser.add_argument
     add("--responses", required=True, help='JSONL of {"prompt", "response"}')
     add_output_arguments(parser, "ruler")

@@ -49,12 +49,13 @@ def rollout():
     """sampling.sample for 8 prompts × 8 answers, several times."""
     tokenizer = common.load_tokenizer(str(folder / "model"))
     dtype = DTYPES[s["dtype"]]
-    model = common.load_policy(str(folder / "model"), dtype, device=s["device"], trainable=False)
+    model = common.load_model(str(folder / "model"), torch.device(s["device"]), dtype)
+    policy = common.Policy(model, dtype)
     prompts = json.loads((folder / "prompt_ids.json").read_text())[:8]
     draw = clock.timed(sampling.sample)
     answers, seed = [], s.get("seed", 0)
     for k in range(s["rounds"]):
-        answers += draw(model, tokenizer, prompts, 8, s["new_tokens"], seed=seed + k).response_ids
+        answers += draw(policy, tokenizer, prompts, 8, s["new_tokens"], seed=seed + k).answer_ids
     return dict(tokens=sum(map(len, answers)), answers=answers)
 
 

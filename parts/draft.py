@@ -13,8 +13,8 @@ from functools import partial
 from pathlib import Path
 
 from parts import votes
-from parts.dialogue import visible
 from parts.files import UserError, number
+from parts.messages import visible
 from parts.questions import block, lists_in, message, parse_entries, shown, talk
 from parts.rubrics import read_criterion, read_responses, read_row
 from parts.server import Call
@@ -83,7 +83,7 @@ def answer_calls(prompt):
     """The Calls for an answer in each manner."""
 
     def parse(reply):
-        text = visible(reply).strip()
+        text = visible(reply)
         return text or None, None if text else "an answer without text"
 
     turns = talk(prompt, None)[:-1]

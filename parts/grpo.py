@@ -6,10 +6,12 @@ grpo_rubric.py and grpo_agent.py stand on it; an answer there may be an episode 
 import numpy as np
 import torch
 
-from common import kl_estimates, same_shape
+from common import Policy, kl_estimates, load_model, same_shape
 from parts import parallel, rollouts
 from parts.files import UserError, number
 from parts.lora import adapter_off
+
+CLIP_LOW = 0.2  # how far below 1 a ratio may fall before it is clipped, as in both papers
 
 # ---- the math ----
 
@@ -88,8 +90,7 @@ def add_group_arguments(parser):
     add("--groups-per-batch", type=whole, default=8, help="prompts per rollout, 4 to 64; or set answers per step by --batch-size")
     add("--num-substeps", type=whole, default=1, help="optimiser steps per rollout, each of whole groups; with 1 nothing is clipped")
     add("--scale", choices=("center", "std"), default="center", help="reward − group mean (Dr. GRPO), or that ÷ deviation (GRPO)")
-    add("--clip-low", type=number(above=0, below=1), default=0.2, help="ε of the paper: the probability ratio is clipped below 1 − ε")
-    add("--clip-high", type=number(above=0), default=0.28, help="ε above 1: 0.28 is DAPO's clip-higher, the GRPO paper has 0.2")
+    add("--clip-high", type=number(above=0), default=0.28, help="the ratio is clipped below 0.8, and above 1 + this: 0.28 is DAPO's")
     add("--beta", type=number(at_least=0), default=0.0, help="β of the paper, weight of the KL to the start; 0 needs no reference")
     # fmt: on
     rollouts.add_rollout_arguments(parser)
@@ -105,6 +106,17 @@ def check_groups(args):
 
 
 # ---- the update ----
+
+
+def load_reference(args, run, policy):
+    """The policy's start for the KL: with LoRA the policy, whose adapter is switched off; else a
+    frozen copy. None without --beta."""
+    if not args.beta or args.lora_rank:
+        return policy if args.beta else None
+    reference = Policy(load_model(args.model, run.device, run.dtype), run.dtype)
+    if args.fsdp:
+        parallel.shard(reference)
+    return reference
 
 
 def comparable(rewards_PG):
@@ -152,7 +164,7 @@ def update(args, run, policy, reference, optimizer, b, groups, advantages, count
                     ref_logps, _ = reference(*given)
             loss, columns = grpo_loss(
                 logps, old_logps, advantages[part].to(logps), mb["mask"], ref_logps,
-                args.clip_low, args.clip_high, args.beta, tokens,
+                CLIP_LOW, args.clip_high, args.beta, tokens,
             )  # fmt: skip
             run.scaler.scale(loss).backward()
             total += loss.item()
@@ -189,7 +201,8 @@ def group_row(rewards_PG, advantages_PG, middle=0.5):
     mixed = (advantages_PG != 0).any(1)[compared]  # groups from which something is learned
     good = rewards_PG.nanmean(1)[compared] >= middle
     row = {
-        "reward/mean": rewards_PG.nanmean(), "reward/std": rewards_PG[scored].std(),
+        "reward/mean": rewards_PG.nanmean(),
+        "reward/std": rewards_PG[scored].std() if scored.sum() > 1 else torch.tensor(np.nan),
         "reward/unscored_frac": 1 - scored.float().mean(), "reward/frac_mixed": mixed.float().mean(),
         "reward/frac_all_good": (~mixed & good).float().mean(),
         "reward/frac_all_bad": (~mixed & ~good).float().mean(),

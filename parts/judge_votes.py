@@ -3,12 +3,13 @@
 import hashlib
 import re
 import secrets
+import shlex
 from collections import Counter
 from datetime import datetime, timezone
 from functools import partial
 
 from parts import votes
-from parts.files import UserError, shell_line
+from parts.files import UserError
 from parts.questions import talk
 from parts.server import Judge, cost_line
 
@@ -124,4 +125,6 @@ def judge(desk, args, ruler_groups, standard, app):
     print(cost_line(server.counts, server.price))
     for error, n in failures.items():
         print(f"{n} items without a vote, to be asked again: {error}")
-    print(f"next: {shell_line('annotate.py', 'agreement', '--judge', '--out', args.out)}")
+    print(
+        f"next: {shlex.join(['python', 'annotate.py', 'agreement', '--judge', '--out', args.out])}"
+    )

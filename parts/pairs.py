@@ -13,6 +13,7 @@ import numpy as np
 
 from common import Refused, encode_pair, pad_id, pad_rows
 from parts.files import UserError, counts_in_words, existing_file, number, read_jsonl
+from parts.parallel import share
 
 ROLES = ("system", "developer", "user", "assistant", "tool")
 SIDES = ("prompt", "chosen", "rejected")
@@ -240,6 +241,9 @@ class Pairs:
         if not self.places:
             raise UserError(f"--pairs: no usable row ({counts_in_words(counts)})")
         self.train, self.held = split(self.keys, is_eval, args.eval_fraction)
+        for rows in (len(self.train) % args.batch_size, len(self.held)):
+            if rows:  # the short last batch of an epoch must not end a run of several processes
+                share([range(rows)])
         sides = f"training {len(self.train)}, held out {len(self.held)}"
         print(f"data       {counts_in_words(counts)}; {sides}")
         say_how_text_is_read(tokenizer, texts, args.chat)

@@ -391,7 +391,7 @@ def read_cache(path):
     if path.exists():
         for line in path.read_bytes().split(b"\n"):
             try:
-                row = files.parse_json(line)
+                row = files.parse_json(line.decode())
                 if isinstance(row["key"], str) and isinstance(row["reply"], str):
                     replies[row["key"]] = row["reply"]
             except (ValueError, LookupError, TypeError, RecursionError):

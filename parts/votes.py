@@ -15,14 +15,13 @@ from pathlib import Path
 
 from parts import files
 from parts.files import UserError
-from parts.rows import (
-    PROMPT_COLUMNS,
-    check_messages,
-    check_prompt,
-    check_response,
-    plain_text,
-)
+from parts.messages import check_messages, check_turn, plain_text
 
+# columns of known layouts that belong to a prompt, and that the page does not show
+PROMPT_COLUMNS = """
+    system system_prompt tools input question instruction context history documents images image
+    chat_template_kwargs
+""".split()
 NULL, MISSING = type(None), type(...)
 TEXTS = "event event_id item_id item_sha256 annotator session comment ts_client ts_server"
 EVENT = {  # the keys of a line of annotations.jsonl and their types
@@ -220,11 +219,14 @@ def check_item(row):
         )
     if type(row.get("id")) in (int, float):  # as Label Studio, doccano and pandas write it
         row["id"] = str(row["id"]).removesuffix(".0")
-    check_prompt(row)
+    check_messages(row["prompt"], "prompt")
+    check_turn(row["prompt"])
     for side in "ab":
         check_messages(row[side], side)
-        if row[side] == [] or answer_text(row[side]).strip():  # a blank answer: `load_items`
-            check_response(row, side)
+        if isinstance(row[side], str) != isinstance(row["prompt"], str):
+            raise ValueError(f'"prompt" and "{side}" must both be text or both be message lists')
+        if isinstance(row[side], list) and [m["role"] for m in row[side]] != ["assistant"]:
+            raise ValueError(f'"{side}" must be one message of the assistant')
     for key in ("id", "task", "a_model", "b_model"):
         if not isinstance(row.get(key) or "", str):
             raise ValueError(
@@ -273,9 +275,8 @@ def bare(text):
 
 def load_items(path, flag="--items"):
     """{id: item}, the keys of ITEM alone. Rows left out and columns not read are counted aloud."""
-    items, counts, lines, kind = {}, files.Counts(), {}, None  # lines: {id: its line}
+    items, counts, lines, kind = {}, Counter(), {}, None  # lines: {id: its line}
     for line, row in files.read_jsonl(path, check_item, numbered=True, flag=flag):
-        counts.place = f"{path}:{line}"
         counts["rows"] += 1
         for key in row:
             if key not in ITEM and row[key] not in (None, "", [], {}):

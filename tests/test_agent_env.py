@@ -10,11 +10,13 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from envs.inbox import Inbox, read_mailbox
 from envs.interview import Interview, read_bank, read_turn
 from envs.twenty48 import TwentyFortyEight, after, legal_moves
+from tiny import cases
 
 REPO = Path(__file__).resolve().parent.parent
 BANK, BOX = REPO / "data" / "interview.json", REPO / "data" / "inbox.json"
@@ -23,19 +25,19 @@ VALIDATION, TEST = 10**9, 2 * 10**9  # where the seeds of the splits begin
 
 def play(env, policy, seed):
     """(transcript, reward, info) of an episode; info is that of the last turn."""
-    rng, transcript, total = random.Random(f"policy {seed}"), [env.reset(seed)], 0.0
-    for _ in range(env.max_turns):
+    rng, transcript, total, done = random.Random(f"policy {seed}"), [env.reset(seed)], 0.0, False
+    while not done and len(transcript) <= 2 * env.max_turns:
         text = policy(env, rng)
         message, reward, done, info = env.step(text)
-        transcript += [text, message, reward]
+        transcript += [text, message]
         total += reward
-        if done:
-            return transcript, total, info
-    reward, info = env.run_out()
-    return transcript, total + reward, info
+    if not done:
+        reward, info = env.run_out()
+        total += reward
+    return transcript, total, info
 
 
-def means(env, name, seeds=range(300)):
+def means(env, name, seeds=range(200)):
     """Mean val_key and mean reward of a baseline."""
     episodes = [play(env, env.baselines[name], seed) for seed in seeds]
     return (
@@ -48,28 +50,23 @@ def changed(path, folder, change):
     """A copy of a bundled JSON file with a change."""
     content = json.loads(path.read_text(encoding="utf-8"))
     change(content)
-    (folder / path.name).write_text(json.dumps(content), encoding="utf-8")
-    return str(folder / path.name)
+    copy = folder / path.name
+    copy.write_text(json.dumps(content), encoding="utf-8")
+    return str(copy)
 
 
 @pytest.mark.parametrize("make", [Interview, Inbox, TwentyFortyEight])
 def test_what_an_environment_promises(make):
     """An episode is a function of its seed, also in an object that has played before; its reward
-    lies in reward_range; info is flat numbers, and "invalid" a count that never falls."""
+    lies in reward_range; info is flat numbers, and "invalid" counts the turns since the start."""
     env = make()
-    for seed in (0, 1, 2, VALIDATION, TEST + 5):
-        for policy in (*env.baselines.values(), lambda env, rng: "What?"):
+    for seed in (0, 1, VALIDATION, TEST + 5):
+        for policy in (*env.baselines.values(), lambda env, rng: "What"):
             transcript, reward, info = play(env, policy, seed)
             assert play(make(), policy, seed) == (transcript, reward, info)
             assert env.reward_range[0] <= reward <= env.reward_range[1]
             assert {type(value) for value in info.values()} <= {int, float} and env.val_key in info
-        env.reset(seed)
-        counts, done = [0], False
-        while not done and len(counts) < env.max_turns:
-            message, _, done, info = env.step(f"word {len(counts)}")
-            counts.append(info["invalid"])
-            assert (message is None) == done
-        assert counts == sorted(counts) and counts[1] == 1
+        assert info["invalid"] == len(transcript) // 2 - (make is Interview), "and its summary"
 
 
 # ---- 2048 ----
@@ -82,22 +79,14 @@ def board_of(rows, **arguments):
     return env
 
 
-def moved_cell_by_cell(board, move):
-    """The rules of 2048 once more, as in the game's own code: from the wall on, each tile slides
-    until something is in its way, and joins it if both are equal and it has not joined yet."""
-    n, grid, joined = len(board), {}, set()
-    step = {"left": (0, -1), "right": (0, 1), "up": (-1, 0), "down": (1, 0)}[move]
-    cells = [(r, c) for r in range(n) for c in range(n) if board[r][c]]
-    for r, c in sorted(cells, key=lambda cell: -cell[0] * step[0] - cell[1] * step[1]):
-        place, ahead = (r, c), (r + step[0], c + step[1])
-        while ahead not in grid and min(ahead) >= 0 and max(ahead) < n:
-            place, ahead = ahead, (ahead[0] + step[0], ahead[1] + step[1])
-        if grid.get(ahead) == board[r][c] and ahead not in joined:
-            grid[ahead] *= 2
-            joined.add(ahead)
-        else:
-            grid[place] = board[r][c]
-    return [[grid.get((r, c), 0) for c in range(n)] for r in range(n)]
+def moved_as_text(board, move):
+    """The rules of 2048 once more: turn the board, write each row as letters, join equal pairs."""
+    turns, rows = ["left", "up", "right", "down"].index(move), []
+    for row in np.rot90(board, turns).tolist():
+        tiles = "".join(chr(64 + tile.bit_length()) for tile in row if tile)
+        joined = re.sub(r"(.)\1", lambda pair: chr(ord(pair[1]) + 1), tiles)
+        rows.append([1 << ord(letter) - 65 for letter in joined] + [0] * (len(row) - len(joined)))
+    return np.rot90(rows, -turns).tolist()
 
 
 def test_moves_are_those_of_a_second_implementation():
@@ -106,7 +95,7 @@ def test_moves_are_those_of_a_second_implementation():
         board = [rng.choices((0, 2, 4, 8), k=n) for _ in range(n)]
         before = json.dumps(board)
         for move in ("left", "right", "up", "down"):
-            moved = moved_cell_by_cell(board, move)
+            moved = moved_as_text(board, move)
             assert after(board, move) == moved
             assert (move in legal_moves(board)) == (moved != board)
         assert json.dumps(board) == before, "looking changes nothing"
@@ -121,34 +110,37 @@ def test_spawns_are_2_in_nine_of_ten():
     assert len(tiles) == 2000 and abs(tiles.count(2) / 2000 - 0.9) < 0.02
 
 
-@pytest.mark.parametrize("text, moves", [
-    ("up? <move> UP </move>", ["up"]), ("<move>left</move> no,\n<move>down</move>", ["down"]),
-    ("left", []), ("<move>sideways</move>", []), ("<move>left", []),
-])  # fmt: skip
+@cases("""
+text | moves
+up? <move> UP </move> | ["up"]
+<move>left</move> no, <move>down</move> | ["down"]
+left | []
+<move>sideways</move> | []
+<move>left | []
+""")
 def test_moves_are_read_and_never_guessed(text, moves):
     """Of several the last counts; a reply without a move costs the game."""
-    board = [[0, 2, 0], [0, 0, 0], [0, 4, 0]]
-    env = board_of(board)
+    env = board_of([[0, 2, 0], [0, 0, 0], [0, 4, 0]])
+    moved = [after(env.board, move) for move in moves]
     _, reward, done, info = env.step(text)
     assert info["moves"] == len(moves)
-    if not moves:
-        assert (reward, done, info["invalid"], info["win"]) == (-1.0, True, 1, 0.0)
-    for move in moves:
-        old, new = sum(after(board, move), []), sum(env.board, [])
-        assert sum(a != b for a, b in zip(old, new)) == 1, "the move, and one new tile"
+    assert moves or (reward, done, info["invalid"], info["win"]) == (-1.0, True, 1, 0.0)
+    for board in moved:  # the move, and one new tile
+        assert np.count_nonzero(np.array(board) != env.board) == 1
 
 
-@pytest.mark.parametrize("board, text, reward, at_the_end", [
-    ([[8, 4], [2, 0]], "<move>left</move>", 0.35, 0.45),
-    ([[16, 16], [2, 0]], "<move>left</move>", 1.0, 0.675),
-    ([[4, 8], [8, 0]], "<move>right</move>", None, 0.45),
-])  # fmt: skip
-def test_rewards_of_2048(board, text, reward, at_the_end):
+@cases("""
+board | move | reward | at_the_end
+[[8, 4], [2, 0]] | left | 0.35 | 0.45
+[[16, 16], [2, 0]] | left | 1.0 | 0.675
+[[4, 8], [8, 0]] | right | None | 0.45
+""")
+def test_rewards_of_2048(board, move, reward, at_the_end):
     """p = log₂(max / 2) / log₂(target / 2): of 32 an 8 is 2/4, .9·p = .45, less .1 for the move that
     changed nothing and ended the game: where it only passed the turn, a blind cycle won 92 %."""
     env = board_of(board, show_legal=True)
     assert env.run_out()[0] == pytest.approx(at_the_end)
-    message, got, done, info = env.step(text)
+    message, got, done, info = env.step(f"<move>{move}</move>")
     assert done == (reward is not None) and got == pytest.approx(reward or 0)
     assert info["invalid"] == (reward == 0.35) and info["win"] == (reward == 1)
     if not done:  # the one free cell has a new tile, and what can still be done is shown
@@ -164,19 +156,19 @@ def test_baselines_of_2048():
 # ---- the interview ----
 
 
-@pytest.mark.parametrize("text, expected", [
-    ("Thank you. Now, could you please tell me about a time you calmed a dispute?",
-     (1, "behavioural", ["conflict"])),
-    ("Great work on the budget. What exactly did you do?", (1, "specific", ["budgeting"])),
-    ("Tell me about a time you coached a junior, and how did it end?",
-     (2, "behavioural", ["coaching"])),
-    ("**Describe how you** keep to a schedule.", (1, "behavioural", ["planning"])),
-    ("I see.", (0, "other", [])),
-    ("Ｗhat was the result of the neg\u200botiation？", (1, "specific", ["negotiation"])),
-    ("Did the budget hold after the new plan and schedule?", (1, "other", ["planning", "budgeting"])),
-])  # fmt: skip
+@cases("""
+text | expected
+Thank you. Now, could you please tell me about a time you calmed a dispute? | 1 behavioural conflict
+Great work on the budget. What exactly did you do? | 1 specific budgeting
+Tell me about a time you coached a junior, and how did it end? | 2 behavioural coaching
+**Describe how you** keep to a schedule. | 1 behavioural planning
+I see. | 0 other
+Ｗhat was the result of the neg\u200botiation？ | 1 specific negotiation
+Did the budget hold after the new plan and schedule? | 1 other planning budgeting
+""")
 def test_free_questions_are_read(text, expected):
-    assert read_turn(read_bank(str(BANK)), text) == expected
+    n, kind, topics = read_turn(read_bank(str(BANK)), text)
+    assert f"{n} {kind} {' '.join(topics)}".strip() == expected
 
 
 def test_free_questions_are_read_rightly_nine_times_in_ten():
@@ -220,15 +212,12 @@ def test_evidence_is_told_apart(tmp_path):
 
     with pytest.raises(ValueError, match="interview.json.*lacks one of its keys"):
         Interview(bank=changed(BANK, tmp_path, change))
-    bank = read_bank(str(BANK))
+    bank, env = read_bank(str(BANK)), with_states()
     items = [item for c in bank["competencies"].values() for item in c["evidence"]]
     for item in items:
-        env = with_states()
-        c = env.competencies[0]
-        for form in ("full", "short"):
-            env.text, env.heard = form, {c: item}
-            assert env.read_line(c, item[form]) == "correct", item[form]
-    assert len({item["keys"][0] for item in items}) == len(items) == 88
+        env.text, env.heard["any"] = "full", item
+        assert env.read_line("any", item["full"]) == "correct"
+    assert len({item["keys"][0] for item in items}) == len(items) == 96
 
 
 def with_states(*states):
@@ -268,52 +257,49 @@ def test_a_good_interview_earns_one():
     assert (message, reward, done, info["correct"], info["revealed"]) == (None, 1.0, True, 1, 1)
 
 
-@pytest.mark.parametrize("reward, text", [
-    pytest.param(0.25, "Solved the {thing}; complaints fell by {number}.", id="free words"),
-    pytest.param(0, "no evidence.", id="it was told: nothing"),
-    pytest.param(0, "{thing}.", id="in part: nothing"),
-    pytest.param(-0.15, "{own}, 99 percent.", id="a number that nobody said"),
-    pytest.param(-0.15, "{other}", id="a fact of another competency"),
-    pytest.param(-0.15, "{own} {other}", id="the same, beside its own"),
-    pytest.param(-0.15, "a great talent.", id="praise without evidence"),
-    pytest.param(-0.15, "no evidence, but a great talent.", id="more than no evidence"),
-    pytest.param(-0.3, "{own}\n{a}: no evidence", id="two lines about one"),
-])  # fmt: skip
+@cases("""
+reward | text | why
+0.25 | Solved the {thing}; complaints fell by {number}. | free words around the keys
+0 | no evidence. | it was told: nothing
+0 | {thing}. | the right item in part: nothing
+-0.15 | {own}, 99 percent. | a number that nobody said
+-0.15 | {other} | a fact of another competency
+-0.15 | {own} {other} | the same, beside its own
+-0.15 | a great talent. | praise without evidence
+-0.3 | {own}LINE{a}: no evidence | two lines about one
+""")
 @pytest.mark.parametrize("asked", [1, 2])
-def test_a_summary_line_is_worth(reward, text, asked):
+def test_a_summary_line_is_worth(reward, text, why, asked):
     """1/4 of four for a correct line, 0 for less than was said, −.15 for more."""
     env = with_states()
     a, b, *_ = env.competencies
     ask_about(env, (a, b)[:asked])
     own, other = told(env, a), told(env, b)
     thing, number = own.rstrip(".").split(", ")
-    line = text.format(a=a, own=own, thing=thing, number=number, other=other)
-    _, earned, _, info = say(env, f"SUMMARY\n{a}: {line}")
+    text = text.format(a=a, own=own, thing=thing, number=number, other=other)
+    _, earned, _, info = say(env, f"SUMMARY\n{a}: {text}".replace("LINE", "\n"))
     assert earned == pytest.approx(reward) and info["revealed"] == asked / 4
     assert info["reported"] == (reward > 0) / asked
 
 
-@pytest.mark.parametrize("line", ["{c}: no evidence.", "{c}: No evidence", "{c}: n/a",
-                                  "{c}: no experience", "{c}: {thing}"])  # fmt: skip
+@pytest.mark.parametrize("line", ["no evidence.", "No evidence", "n/a", "no experience"])
 def test_a_gap_is_reported_in_the_words_of_the_task(line):
     """The prompt asks for "no evidence"; no list of what else might mean it is searched."""
     env = with_states("none", "open", "open", "open")
-    a = env.competencies[0]
-    ask_about(env, [a])
-    thing = told(env, a).split(",")[0]
-    expected = 0.25 if "o evidence" in line else -0.15
-    assert say(env, "SUMMARY\n" + line.format(c=a, thing=thing))[1] == pytest.approx(expected)
+    ask_about(env, env.competencies[:1])
+    reward = say(env, f"SUMMARY\n{env.competencies[0]}: {line}")[1]
+    assert reward == pytest.approx(0.25 if "o evidence" in line else -0.15)
 
 
-@pytest.mark.parametrize("text, fine, faults", [
-    ("Are you married?", 0.25, "risky"),
-    ("Which party do you vote for?", 0.25, "risky"),
-    ("Do you have a disability? Are you married?", 0.6, "risky prohibited many_questions"),
-    ("Tell me about a time you dealt with {}, {} and {}.", 0.1, "many_topics"),
-    ("Describe how you handled {}{long}.", 0.1, "over_long"),
-    ("How would you handle {}?", 0, ""),
-    ("I see.", 0, ""),
-])  # fmt: skip
+@cases("""
+text | fine | faults
+Are you married? | 0.25 | risky
+Do you have a disability? Are you married? | 0.6 | risky prohibited many_questions
+Tell me about a time you dealt with {}, {} and {}. | 0.1 | many_topics
+Describe how you handled {}{long}. | 0.1 | over_long
+How would you handle {}? | 0 |
+I see. | 0 |
+""")
 def test_faults_and_what_they_cost(text, fine, faults):
     """As docs/agents.md says. (The replies: test_data.py's hash of the corpus.)"""
     env = with_states()
@@ -352,19 +338,17 @@ def test_baselines_of_the_interview():
     assert 0.15 < found["random"][1] < 0.4
 
 
-@pytest.mark.parametrize(
-    "line, unasked, asked",
-    [
-        ("{c}: no evidence", 0, 0),
-        ("{c}: led the red car project, 77 percent.", -0.6, -0.6),
-        ("{c}: {bank}", -0.6, -0.6),
-        ("{c}: {own}", -0.6, 1),
-        ("{c}: {replies}", -0.6, -0.6),
-        ("{c}: {own}\n{c}: no evidence", -1, -1),
-    ],
-)
+@cases("""
+line | unasked | asked
+{c}: no evidence | 0 | 0
+{c}: led the red car project, 77 percent. | -0.6 | -0.6
+{c}: {bank} | -0.6 | -0.6
+{c}: {own} | -0.6 | 1
+{c}: {replies} | -0.6 | -0.6
+{c}: {own}LINE{c}: no evidence | -1 | -1
+""")
 def test_exploits_do_not_win(line, unasked, asked):
-    for questions, reward in ((0, unasked), (4, asked)):
+    for questions, reward in ((False, unasked), (True, asked)):
         env = with_states()
         items = [item for c in env.bank["competencies"].values() for item in c["evidence"]]
         everything = " ".join(item["short"] for item in items)
@@ -373,8 +357,10 @@ def test_exploits_do_not_win(line, unasked, asked):
             line.format(c=c, own=told(env, c), bank=everything, replies=replies)
             for c in env.competencies
         ]
-        ask_about(env, env.competencies[:questions])
-        _, earned, done, _ = say(env, "Tell me about sales.\nSUMMARY\n" + "\n".join(lines))
+        if questions:
+            ask_about(env, env.competencies)
+        summary = "\n".join(lines).replace("LINE", "\n")
+        _, earned, done, _ = say(env, f"Tell me about sales.\nSUMMARY\n{summary}")
         assert (earned, done) == (pytest.approx(reward), True)
 
 
@@ -418,72 +404,59 @@ def test_calls_are_read_or_answered_with_their_form(text, seen):
         assert seen in shown and len(shown) < 200
 
 
-def inbox_asking(is_wanted, mailbox=BOX):
-    """The mailbox, asked its first question for training that is_wanted."""
-    env = Inbox(mailbox)
-    next(n for n in range(104) if env.reset(n) and is_wanted(env.question))
-    return env
-
-
-def earned(env, answer, source):
-    """Reward and info of an answer, which ends the episode."""
-    call = {"answer": answer} if source is None else {"answer": answer, "source": source}
-    message, reward, done, info = env.step(json.dumps(call))
-    assert done and message is None
-    return reward, info
-
-
-RIGHT = 0.9 + 0.1 * (1 - 1 / 8)  # in the first of eight turns
-
-
-@pytest.mark.parametrize("answer, source, reward", [
-    ("{new}", "proof", RIGHT), ("{new}.", "proof", RIGHT), ("notice period is {new}", "proof", RIGHT),
-    ("{new}", 1, 0.4), ("{new}", None, 0.4), ("{new}", "17", 0.4),
-    ("I do not know", "proof", 0), ("i do not know.", None, 0), ("I don't know", None, -0.5),
-    ("", "proof", -0.5), ("{old}", "proof", -0.5), ("{new} or {old}", "proof", -0.5),
-    ("not {new}", "proof", -0.5), ("1{new}", "proof", -0.5), ("{new} {new}", "proof", -0.5),
-    ("2 weeks 4 weeks 6 weeks 8 weeks", "proof", -0.5), ("{message}", "proof", -0.5),
-])  # fmt: skip
-def test_what_an_answer_about_the_mailbox_earns(answer, source, reward):
-    """A corrected fact: the earlier answer no longer holds. A list of all is no answer (the four
-    notice periods in a row earned .4 without a look), nor is a denial, nor a whole message."""
-    env = inbox_asking(lambda q: q["topic"] == "notice" and q["outdated"])
-    question = env.question
-    proof = env.messages[question["source"]]
-    long = f"{proof['text']} " * 4  # a message of more than twelve words
-    env.messages = env.messages | {proof["id"]: proof | {"text": long}}
-    text = answer.format(new=question["answers"][0], old=question["outdated"][0], message=long)
-    got, info = earned(env, text, proof["id"] if source == "proof" else source)
-    assert got == pytest.approx(reward)
+@cases("""
+answer | topic | source | reward
+{form0} | notice | proof | 0.9875
+{form0}. | notice | proof | 0.9875
+notice period is {form0} | notice | proof | 0.9875
+{form2} | notice | proof | 0.9875
+{form0} | notice | 1 | 0.4
+{form0} | notice | None | 0.4
+I do not know | notice | proof | 0
+i do not know. | notice | None | 0
+I don't know | notice | None | -0.5
+ | notice | proof | -0.5
+{old} | notice | proof | -0.5
+{form0} or {old} | notice | proof | -0.5
+not {form0} | notice | proof | -0.5
+1{form0} | notice | proof | -0.5
+2 weeks 4 weeks 6 weeks 8 weeks | notice | proof | -0.5
+{text} | pay | proof | -0.5
+{plain} | pay | proof | 0.9875
+{form0} a year | pay | proof | 0.9875
+EUR {form0} | pay | proof | -0.5
+{form1} | day | proof | 0.9875
+{form3} | day | proof | 0.9875
+on {form0} at | day | proof | 0.9875
+{form0} or 1 May | day | proof | -0.5
+planning, budgets, coaching, reporting, safety, service | skill | proof | -0.5
+meet {form0} | manager | proof | 0.9875
+Ms {form0} | manager | proof | -0.5
+""")
+def test_what_an_answer_about_the_mailbox_earns(answer, topic, source, reward):
+    """Right is a spelling that the mailbox accepts, or a quotation of at most twelve words. A
+    corrected fact no longer holds. A list of all is no answer (the four notice periods in a row
+    earned .4 without a look), nor is a denial, nor a whole message."""
+    env = Inbox()
+    wanted = (q for q in env.questions[0] if q["topic"] == topic)
+    question = next(q for q in wanted if q["outdated"] or topic != "notice")
+    env.reset(env.questions[0].index(question))
+    old = [*question["outdated"], ""][0]
+    text = env.messages[question["source"]]["text"]
+    forms = {f"form{i}": form for i, form in enumerate(question["answers"])}
+    plain = question["answers"][0].replace(",", "")
+    given = answer.format(**forms, old=old, text=text, plain=plain)
+    call = {"answer": given, "source": question["source"] if source == "proof" else source}
+    message, got, done, info = env.step(json.dumps(call))
+    assert (message, got, done) == (None, pytest.approx(reward), True)
     outcomes = {"correct": got > 0.4, "right": got > 0, "wrong": got < 0, "unknown": got == 0}
     assert {name: info[name] for name in outcomes} == outcomes
-    assert env.metadata == question
 
 
-@pytest.mark.parametrize("topic, answer, right", [
-    ("pay", "{0}", True), ("pay", "{plain}", True), ("pay", "{0} a year", True),
-    ("pay", "I ask for {0}", True), ("pay", "EUR {0}", False), ("pay", "{0}, not 1", False),
-    ("day", "{0}", True), ("day", "{1}", True), ("day", "{3}", True), ("day", "on {0} at", True),
-    ("day", "{0} or 1 May", False), ("notice", "{2}", True), ("skill", "{0}", True),
-    ("skill", "planning, budgets, coaching, reporting, safety, service", False),
-    ("manager", "{0}", True), ("manager", "meet {0}", True), ("manager", "Ms {0}", False),
-])  # fmt: skip
-def test_an_answer_is_an_accepted_one_or_a_quotation(topic, answer, right):
-    """The mailbox lists the spellings it accepts; all else must be words of the message."""
-    env = inbox_asking(lambda q: q["topic"] == topic)
-    answers, source = env.question["answers"], env.question["source"]
-    text = answer.format(*answers, plain=answers[0].replace(",", ""))
-    assert earned(env, text, source)[0] == pytest.approx(RIGHT if right else -0.5), text
-
-
-def test_turns_cost_and_run_out():
+def test_running_out_of_turns():
     env = Inbox(max_turns=4)
-    env.reset(0)
-    for _ in range(2):
-        env.step('{"search": "day"}')
-    assert env.run_out()[0] == -0.1
-    right = env.question["answers"][0]
-    assert earned(env, right, env.question["source"])[0] == pytest.approx(0.9 + 0.1 * (1 - 3 / 4))
+    assert play(env, lambda env, rng: '{"search": "day"}', 0)[1] == -0.1
+    assert play(env, env.baselines["oracle"], 0)[1] == pytest.approx(0.9 + 0.1 * (1 - 3 / 4))
 
 
 def test_the_mailbox_and_its_baselines():
@@ -517,13 +490,13 @@ def test_one_message_proves_each_answer():
 def test_a_search_is_the_same_in_every_process():
     """Weights were added in the order of a set, which differs from process to process: of hits whose
     sums were equal but for rounding, now one came first, now the other."""
-    code = (
-        "from envs.inbox import Inbox; env = Inbox(); env.reset(0); "
-        "print(env.search('is clerk ximena recruiting raul imke you hear'))"
-    )
-    hashes = [dict(os.environ, PYTHONHASHSEED=f"{seed}") for seed in range(4)]
-    shown = [subprocess.check_output([sys.executable, "-c", code], cwd=REPO, env=e) for e in hashes]
-    assert len({*shown}) == 1 and shown[0].count(b"\n") == 6
+    code = "import envs.inbox as e; env = e.Inbox(); env.reset(0); print(env.search('%s'))"
+    words = [sys.executable, "-c", code % "is clerk ximena recruiting raul imke you hear"]
+    found = {
+        subprocess.check_output(words, cwd=REPO, env=dict(os.environ, PYTHONHASHSEED=seed))
+        for seed in "0123"
+    }
+    assert len(found) == 1 and found.pop().count(b"\n") == 6
 
 
 @pytest.mark.parametrize("change, said", [

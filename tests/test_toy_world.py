@@ -15,12 +15,12 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from parts.critic import PolicyWithValues
 
 import dpo
 import ppo
 from common import Policy
 from parts import flags, grpo, runs
+from parts.critic import PolicyWithValues
 from parts.pairs import Pairs
 
 F64 = dict(dtype=torch.float64)

@@ -183,7 +183,9 @@ def test_reward_model_learns_a_separable_set(trained, tmp_path, monkeypatch):
     assert scale == pytest.approx([scores.mean().item(), scores.std().item()], abs=1e-4)
     assert not any("reward" in key for key in read_json(tmp_path / "out/config.json"))
     scaled = reward_models.reward_function(tmp_path / "out", CPU, torch.float32)(*sides[:2])
-    assert scaled == pytest.approx([(x - scale[0]) / scale[1] for x in scores[:4].tolist()], abs=1e-4)
+    assert scaled == pytest.approx(
+        [(x - scale[0]) / scale[1] for x in scores[:4].tolist()], abs=1e-4
+    )
 
 
 @pytest.mark.parametrize("loss_type", dpo.LOSS_TYPES)
@@ -582,8 +584,8 @@ def test_the_screen(stage, tmp_path, capfd):
     assert len(steps(read(out / "metrics.jsonl"), "lr")) == (8 if stage is reward_train else 24)
     assert end[-1].startswith("next: python") and str(out) in end[-1] and "data/" not in end[-1]
     if stage is not reward_train:
-        shown = dict(line.split(maxsplit=1) for line in end)
-        assert shown["before"] != shown["after"] and "val/gold" in shown
+        assert any(line.startswith("val/gold") and "before" in line for line in end)
+        assert len({row["answer"] for row in read(out / "samples.jsonl")}) > 2, "they change"
 
 
 def run_in_fork(home, argv):
