@@ -41,7 +41,6 @@ from parts.reward_models import load_scorer
 from parts.shared_prompt import can_share
 
 RATES = 5e-4, 3e-5, 3e-4  # below 100 M parameters (data/tiny-base), above (SmolLM2), with LoRA
-PAIRS = ["data/prefs_train.jsonl", "data/rank_train.jsonl"]
 LEAST_STEPS = 6  # a small file is repeated to make so many: five passes learn 162 pairs by heart
 SCALE_PAIRS = 256  # at most: they give the scores' mean to .06 of a deviation, that itself to 4 %
 HEAD_LR = 1e-3  # of a fresh head: after 32 steps the loss is still log 2 at 1e-5, but .677 at 1e-3
@@ -118,7 +117,7 @@ def parse_args(argv=None):
     add = parser.add_argument
     # fmt: off
     add_pair_arguments(parser)
-    parser.set_defaults(pairs=PAIRS)
+    parser.set_defaults(pairs=["data/prefs_train.jsonl", "data/rank_train.jsonl"])
     add("--margin", help="column that says how much better the chosen answer is: a number, 0 or more (default: no margin)")
     add("--margin-scale", type=number(at_least=0), default=1.0, help="score difference per unit of that column, 0.1 to 1")
     add("--label-smoothing", type=number(at_least=0, below=0.5), default=0.0, help="chance that a label is wrong, 0 to 0.2")
@@ -243,8 +242,7 @@ def main(argv=None):
     run.record["scale"] = [scores.mean().item(), max(scores.std().item(), 1e-6)]
     if not rank():
         write_json(run.out / "args.json", run.record)
-    bundled = "data/prefs_test.jsonl" if args.pairs == PAIRS else "YOUR_PAIRS.jsonl"
-    words = shlex.join([args.out, "--pairs", *(args.eval_pairs or [bundled])])
+    words = shlex.join([args.out, "--pairs", *(args.eval_pairs or ["YOUR_PAIRS.jsonl"])])
     return run.finish(f"python evaluate.py reward --reward-model {words}")
 
 

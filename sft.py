@@ -118,29 +118,29 @@ def encode_answers(tokenizer, row, max_length):
         return [encode_pair(tokenizer, turns[:i], turns[i : i + 1], **more) for i in places]
     if row.get("completion"):
         return [encode_pair(tokenizer, row["prompt"], row["completion"], **more)]
-    if not words(row["text"]):
-        return []
     ids, ends = common.encode(tokenizer, row["text"], rendered=False), end_ids(tokenizer)
-    if ids[-1] not in ends:  # a corpus may bring its own
+    if not ids or ids[-1] not in ends:  # a corpus may bring its own
         ids.append(ends[-1])
-    return [(ids[:1], ids[1:max_length])]
+    return [(ids[:1], ids[1:max_length])] if words(row["text"]) and len(ids) > 1 else []
 
 
-def join_answers(answers, trained):
-    """[(ids, mask)], mask True at tokens that are trained: an answer that stands in the one before
-    it here, as all of a dialogue do but where the template writes them otherwise once it goes on
-    (Qwen3 drops its thought) or where they are cut, shares its row.
+def join_answers(answers, trained, counts):
+    """[(ids, mask)], mask True at tokens that are trained: the answers of a dialogue share a row. A
+    row of its own has an answer that the template writes otherwise once the dialogue goes on (Qwen3
+    drops its thought), or that is cut.
 
-    answers   of `encode_answers`
+    answers   of `encode_answers`: each begins the one before it, if it shares its row
     trained   hashes of the tokens up to the end of each answer so far, to which these are added;
-              one that is there already is left out: it stands in an earlier row
+              one that is there already is counted and left out: an earlier row trains it
     """
     rows = []
     for prompt, answer in answers:
         ids = prompt + answer
-        if hash(tuple(ids)) in trained:
+        written = hash(tuple(ids))
+        if written in trained:
+            counts["answers of earlier rows"] += 1
             continue
-        trained.add(hash(tuple(ids)))
+        trained.add(written)
         if not rows or rows[-1][0][: len(ids)] != ids:
             rows.append((ids, [False] * len(ids)))
         rows[-1][1][len(prompt) : len(ids)] = [True] * len(answer)
@@ -165,7 +165,7 @@ def load_rows(args, tokenizer, max_length):
     for name in args.data:
         for line, row in read_jsonl(name, check_row, numbered=True, flag="--data"):
             counts["rows"] += 1
-            key, before = prompt_key(row), len(trained)
+            key = prompt_key(row)
             if row.get("completion") and isinstance(row["prompt"], str):
                 counts["prompts given as text"] += 1
                 if args.chat:
@@ -175,13 +175,12 @@ def load_rows(args, tokenizer, max_length):
             except Refused as error:
                 counts[f"dropped: {error}"] += 1
                 continue
-            for ids, mask in join_answers(answers, trained):
+            counts["dropped: nothing to train"] += not answers
+            for ids, mask in join_answers(answers, trained, counts):
                 is_long = len(ids) >= max_length
                 counts[f"cut to --max-length {max_length}, or just as long"] += is_long
                 arrays = np.array(ids, np.int32), torch.tensor(mask)
                 rows.append(Row(*arrays, f"{name}:{line}", key, row["prompt"]))
-            counts["dropped: nothing to train"] += not answers
-            counts["answers of earlier rows"] += before + len(answers) - len(trained)
     if not rows:
         raise UserError(f"--data: no usable row ({counts_in_words(counts)})")
     train, held = split([row.key for row in rows], [False] * len(rows), args.eval_fraction)
@@ -244,8 +243,8 @@ def main(argv=None):
         load = AutoModelForCausalLM.from_config
         model = common.opened(flag, config, load, dtype=torch.float32).to(run.device).eval()
     else:
-        settings = {"trainable": True, "lora_rank": args.lora_rank, "seed": args.seed}
-        model = common.load_model(args.model, run.device, run.dtype, **settings)
+        settings = run.device, run.dtype, True, args.lora_rank, args.seed
+        model = common.load_model(args.model, *settings)
     policy, per_epoch = Policy(model, run.dtype), math.ceil(len(train) / args.batch_size)
     encoded = [row.ids for row in rows]
     optimizer = run.start({"policy": policy}, tokenizer, RATES, per_epoch, encoded)

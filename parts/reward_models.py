@@ -72,7 +72,8 @@ def reward_function(folder, device, dtype, micro_tokens=2048, raw=False, flag="-
     scorer, _ = load_scorer(folder, tokenizer, device, dtype, flag=flag)
     longest = common.max_positions(scorer.model.config)
     longest = min(record["args"].get("max_length", longest), longest)
-    max_length, chat = None if longest == math.inf else longest, record["args"].get("chat")
+    max_length = longest if longest < math.inf else None
+    chat = record["args"].get("chat")
     return RewardFunction(scorer, tokenizer, max_length, chat, micro_tokens, mean, std)
 
 

@@ -301,6 +301,9 @@ def test_sft_trains_a_text_to_its_end(encoded, tokenizer, tmp_path):
             rows, train, held = encoded([{"text": text}], "--eval-fraction 0", tokenizer=used)
             assert used.decode(rows[0].ids) == "abcd<|end|>" and rows[0].mask.tolist() == [
                 False, *[True] * 4]  # fmt: skip
+    assert (
+        len(encoded([{"text": x} for x in ("ab", "", " ", "<|end|>")], "--eval-fraction 0")[0]) == 1
+    )
     rows, _, _ = encoded([{"text": "x y " * 20}], "--eval-fraction 0", max_length=12)
     assert len(rows[0].ids) == 12
 
@@ -337,6 +340,8 @@ def test_every_turn_is_trained_once(encoded, tokenizer, capsys):
         "'user' else m.content.split('</think>')[-1] }}<|end|>{% endfor %}"
         "{% if add_generation_prompt %}<|assistant|>{% endif %}"
     )
+    rows, _, _ = encoded([{"messages": turns}], "--eval-fraction 0", max_length=12)
+    assert trained_texts(rows, tokenizer) == ["D.<|end|>", "A.<|end|>"], "none is cut away"
     turns = [user("a?"), assistant("hm</think>A."), user("b?"), assistant("ha</think>B.")]
     rows, _, _ = encoded([{"messages": turns}], "--eval-fraction 0", tokenizer=thinking)
     assert sorted(trained_texts(rows, thinking)) == ["ha</think>B.<|end|>", "hm</think>A.<|end|>"]
