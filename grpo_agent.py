@@ -103,7 +103,7 @@ def environment(args):
     made = load_function(args.env, "--env")
     try:
         make = functools.partial(made, **json.loads(args.env_args))
-        make().reset(VAL_SEEDS)  # what is wrong is said now, before a model is loaded
+        make()  # what is wrong is said now, before a model is loaded
     except (OSError, TypeError, ValueError) as error:
         raise UserError(f"--env {args.env} --env-args '{args.env_args}': {brief(error)}") from error
     return make
@@ -155,22 +155,6 @@ def draw_turns(args, policy, tokenizer, live, temperature, seed):
         live[i].draws.append((prompts[i], rollout.answer_ids[row], rollout.logps[row]))
         live[i].truncated |= not rollout.finished[row]
     return texts
-
-
-# ---- preflight ----
-
-
-def preflight(args, run, player, reference, make):
-    """Log-probs of a rollout = a teacher-forced pass = the reference's; the first episode is shown,
-    its trained tokens marked."""
-    policy, tokenizer = player
-    seeds = training_seeds(args, 0)[: 2 * args.group_size]
-    episodes = play(args, make, seeds, player, args.temperature, args.seed)
-    rows = [row for episode in episodes for row in training_rows(episode.draws)]
-    if not rows:
-        raise UserError(f"--max-length {args.max_length}: no opening fits in it with a turn")
-    b = pack(rows, run.device)
-    rollouts.preflight(run, policy, reference, tokenizer, b)
 
 
 # ---- the loop ----
@@ -279,7 +263,12 @@ def main(argv=None):
     guard = rollouts.Guard(run, args.val_episodes)
     player = policy, tokenizer
     if run.step == 0:
-        preflight(args, run, player, reference, make)
+        seeds = training_seeds(args, 0)[: 2 * g]
+        episodes = play(args, make, seeds, player, args.temperature, args.seed)
+        rows = sum((training_rows(episode.draws) for episode in episodes), [])
+        if not rows:
+            raise UserError(f"--max-length {args.max_length}: no opening fits in it with a turn")
+        rollouts.preflight(run, policy, reference, tokenizer, pack(rows, run.device))
         evaluate(args, run, guard, player, make)
 
     for step in run.steps():
@@ -295,9 +284,9 @@ def main(argv=None):
         for episode, advantage in zip(episodes, advantages_PG.view(-1).tolist()):
             episode.advantage = advantage
         # (4) update: clipped policy gradient over the policy's own tokens, see parts/grpo.py
-        rows = [(i, row) for i, e in enumerate(episodes) for row in training_rows(e.draws)]
-        places = np.array([i for i, _ in rows])  # of each row, the number of its episode
-        b, names = pack([row for _, row in rows], run.device), [f"seed {seeds[i]}" for i in places]
+        rows = [training_rows(episode.draws) for episode in episodes]
+        places = np.repeat(range(len(rows)), [*map(len, rows)])  # of each row, its episode
+        b, names = pack(sum(rows, []), run.device), [f"seed {seeds[i]}" for i in places]
         groups, advantages = places // g, advantages_PG.view(-1)[places]
         metrics = grpo.update(args, run, policy, reference, optimizer, b, groups, advantages, names)
         metrics |= grpo.group_row(rewards_PG, advantages_PG) | episode_row(episodes) | spent

@@ -416,7 +416,6 @@ def test_an_episode_that_is_seen_whole_is_one_row(tmp_path):
 flags | message
 --env chess | --env chess
 --env-args {k:4} | --env-args '{k:4}'
---env-args {"k":7} | --env-args '{"k":7}'
 --env-args {"bank":"none.json"} | none.json
 --env-args {"colour":1} | colour
 --batch-size 16 | --groups-per-batch
