@@ -79,8 +79,8 @@ class Episode:
         for m in self.messages:
             mark = ">" if m["role"] == "assistant" else " "
             lines.append(f"  {mark} " + m["content"].replace("\n", "\n    "))
-        numbers = {"reward": self.reward} | self.metrics
-        return "\n".join(lines) + "\n" + "".join(f"  {key} {x:.3g}" for key, x in numbers.items())
+        numbers = (f"  {key} {x:.3g}" for key, x in self.metrics.items() if x)
+        return "\n".join([*lines, f"  reward {self.reward:.2f}{''.join(numbers)}"])
 
     def rows_to_imitate(self, history):
         """Rows for sft.py: one dialogue of which all answers are trained; where a turn sees only

@@ -53,10 +53,7 @@ def reward_weights(args):
     >>> reward_weights(Namespace(reward=[("rubric", 3.0), ("ruler", 1.0)], **rest))
     {'rubric': 0.75, 'ruler': 0.25}
     """
-    given = args.reward or [("rubric", 1.0)]
-    weights = dict(given)
-    if len(weights) < len(given):
-        raise UserError("--reward: give each name once")
+    weights = dict(args.reward or [("rubric", 1.0)])
     if ("model" in weights) != bool(args.reward_model):
         raise UserError("--reward model and --reward-model FOLDER go together")
     if "ruler" not in weights and (args.ruler_rubric or args.judge_passes > 1):
@@ -86,16 +83,18 @@ class Graders:
         if args.reward_model:
             settings = args.reward_model, run.device, run.dtype, args.micro_tokens
             self.model = reward_function(*settings)
-            # of a long row it reads the end of the prompt, and then the answer, at least half
-            most = (self.model.max_length or math.inf) // 2
-            if args.max_new_tokens >= most:
-                wrong = f"reads answers up to {most} tokens; lower --max-new-tokens"
-                raise UserError(f"--reward-model {args.reward_model}: {wrong}")
-            given = [prompts[row.task_id] for row in train]
-            encoded = self.model.encode(given, [""] * len(given), None)
-            cut = sum(len(ids) + args.max_new_tokens > 2 * most for ids, _ in encoded)
-            print(f"reward     of {cut} of {len(train)} prompts the model does not read the "
-                  "beginning, where the answer is long")  # fmt: skip
+            self.say_what_is_read([prompts[row.task_id] for row in train])
+
+    def say_what_is_read(self, prompts):
+        """Of a long row the reward model reads the end of the prompt, and then the answer, at least
+        half; UserError if an answer could be longer."""
+        limit, reads = self.args.max_new_tokens, self.model.max_length or math.inf
+        if limit >= reads // 2:
+            raise UserError(f"--max-new-tokens {limit}: the reward model reads {reads // 2}")
+        encoded = self.model.encode(prompts, [""] * len(prompts), None)
+        cut = sum(len(ids) + limit > reads for ids, _ in encoded)
+        print(f"reward     of {cut} of {len(prompts)} prompts the model does not read the beginning, "
+              "where the answer is long")  # fmt: skip
 
     def grade(self, rows, texts, names, size=1):
         """{name: N `Grade`s}, whose score is None where grading failed. Rank 0 grades for all.
@@ -116,11 +115,10 @@ class Graders:
 
     def ruler_grades(self, rows, prompts, texts, size):
         """RULER's scores; 0 for each of a group of equals, where nothing can be learned."""
-        talks = list(map(talk, prompts, texts))
+        talks, references = list(map(talk, prompts, texts)), [row.reference for row in rows]
         groups = [talks[i : i + size] for i in range(0, len(talks), size)]
-        settings = self.judge, self.standard, self.args.judge_passes
-        references = [row.reference for row in rows[::size]]
-        grades = sum(ruler.ruler_groups(groups, *settings, references), [])
+        settings = self.judge, self.standard, self.args.judge_passes, references[::size]
+        grades = sum(ruler.ruler_groups(groups, *settings), [])
         return [Grade(0.0, error=ALONE) if g.error == ALONE else g for g in grades]
 
     def model_grades(self, prompts, texts):

@@ -373,7 +373,7 @@ def test_a_transcript_shows_each_turn():
     metrics = {"invalid": 0, "vowels": 0.5}
     episode = g.Episode(7, 0, None, None, messages, reward=0.25, metrics=metrics)
     lines = "seed 7\n    Be\n    brief.\n    Go.\n  > a\n    End.\n"
-    assert episode.transcript() == f"{lines}  reward 0.25  invalid 0  vowels 0.5"
+    assert episode.transcript() == f"{lines}  reward 0.25  vowels 0.5"
 
 
 def test_play_shows_a_baseline_and_writes_rows_that_sft_reads(tmp_path, capsys):

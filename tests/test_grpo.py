@@ -302,7 +302,6 @@ def test_a_loss_that_is_not_finite_names_its_rows(files):
 @pytest.mark.parametrize(
     "line, fact",
     [
-        ("--reward checks --reward checks:2", "--reward"),
         ("--reward model", "--reward-model"),
         ("--reward-model somewhere", "--reward model"),
         ("--judge-passes 2", "--judge-passes"),
