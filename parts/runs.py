@@ -187,7 +187,7 @@ class Run:
         if seconds and left:
             minutes = round(seconds * len(left) / world() / 60 + 0.5)
             parallel.say(
-                f"time       {len(left)} steps, about {minutes} minutes, evaluations not counted"
+                f"time       {len(left)} steps, about {minutes} min, evaluations not counted"
             )
         before = {n: signal.signal(n, self._catch) for n in (signal.SIGINT, signal.SIGTERM)}
         self.bar = parallel.progress(left, "training", self.planned, self.step)
