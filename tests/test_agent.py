@@ -326,7 +326,7 @@ def test_a_run_leaves_what_the_header_promises(folder, tmp_path, capsys):
             places = [(i, 0) for i in range(4)]
         else:
             expected |= {"reward/mean": v, "length/mean": n, "length/truncated_frac": cut}
-            expected |= {"ratio": 1, "answer_tokens": 4 * n, "episodes": 4, "sample_gap": 0}
+            expected |= {"ratio/mean": 1, "answer_tokens": 4 * n, "episodes": 4, "sample_gap": 0}
             places = [(0, 0), (0, 1), (1, 0), (1, 1)]
             assert row["tokens"] > 2 * row["answer_tokens"], "the environment's words as well"
             for a, b in (kept[:2], kept[2:]):
