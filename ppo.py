@@ -495,7 +495,7 @@ def main(argv=None):
         advantages, b["returns"] = gae(rewards, b["values"], b["mask"], GAMMA, LAM)
         b["advantages"] = masked_whiten(advantages, b["mask"])
         # (6) update: several passes of clipped policy and value loss over minibatches
-        means, losses, norms = rollouts.TokenMeans(), [], []
+        means, updates = rollouts.TokenMeans(), []
         n, lengths = len(b["texts"]), row_lengths(b)
         for update in range(args.ppo_epochs * math.ceil(n / args.batch_size)):
             batch, _ = batch_indices(n, args.batch_size, seed, update + 1)
@@ -518,18 +518,14 @@ def main(argv=None):
                 run.scaler.scale(loss).backward()
                 total, logps = total + loss.item(), logps.detach()
                 means.add(
-                    mask, (logps - mb.get("sampler_logps", old_logps)).abs() * (not losses),
+                    mask, (logps - mb.get("sampler_logps", old_logps)).abs() * (not updates),
                     policy_loss=policy_losses, value_loss=value_losses, entropy=entropies,
                     ratio=(logps - old_logps).clamp(-20, 20).exp() * mask,
                     approx_kl=kl_estimates(old_logps, logps, mask)[1],
                     clip_frac=clipped, value_clip_frac=value_clipped,
                 )  # fmt: skip
-            norms.append(run.clip())  # gradients summed over the ranks, clipped to norm 1
-            losses.append(run.check(total, norms[-1], f"{batch.tolist()} of step {step}"))
-            lr = run.set_lr(step)
-            run.scaler.step(optimizer)
-            run.scaler.update()
-        row = {"loss": fmean(losses), "lr": lr, "grad_norm": fmean(norms), **means.row()}
+            updates.append(run.update(total, f"{batch.tolist()} of step {step}"))
+        row = {key: fmean(x[key] for x in updates) for key in updates[0]} | means.row()
         guard.log({"epoch": epoch, **row, **rollout_row(args, b, kl, kl_control.value)})
         if (step - 1) % ROLLOUTS_EVERY == 0:
             columns = zip(b["prompts"], b["texts"], b["scores"], kl.sum(1), b["finished"])

@@ -9,12 +9,8 @@ calls a loss, a sampler or an evaluation.
         optimizer.zero_grad()
         for part in run.micro_batches(batch, columns):
             run.scaler.scale(loss).backward()        # the scaler does nothing but in fp16
-        grad_norm = run.clip()                       # sums gradients over the ranks, clips
-        loss = run.check(loss, grad_norm, rows)      # a loss that is not finite names its rows
-        lr = run.set_lr(step)                        # warm-up, then --schedule
-        run.scaler.step(optimizer)
-        run.scaler.update()
-        run.log({"loss": loss, …})                   # one row of metrics.jsonl
+        update = run.update(loss.item(), rows)       # sums gradients over the ranks, clips, steps
+        run.log({**update, …})                       # one row of metrics.jsonl
     return run.finish("python evaluate.py …")        # the model; numbers before and after
 
 What a later step reads is a function of (seed, step) or is in `run.state`; so a killed run that is
@@ -223,33 +219,32 @@ class Run:
         parts = parallel.share(common.micro_batches(rows, lengths, self.args.micro_tokens))
         return parts if torch.is_grad_enabled() else parallel.progress(parts, name, delay=3)
 
-    def clip(self):
-        """Sum the gradients over the ranks and clip those of each module to norm 1; returns the
-        first module's norm before. In fp16 they are unscaled first."""
+    def update(self, loss, rows):
+        """One optimiser step: gradients are summed over the ranks, those of each module are clipped
+        to norm 1, and the rate follows --schedule. In fp16 the gradients are unscaled first, and
+        the scaler skips a step that is not finite.
+
+        loss    of the rows of this rank
+        rows    the rows of the step, for the UserError if the loss or the gradient is not finite
+        returns {"loss" of all ranks, "lr", "grad_norm" of the first module before clipping}
+        """
+        loss, weights = all_sum(loss), self.modules.parameters()
         if not self.args.fsdp:  # which has summed its shards already
-            weights = self.modules.parameters()
             parallel.add_up([weight.grad for weight in weights if weight.grad is not None])
         self.scaler.unscale_(self.optimizer)
         clip = nn.utils.clip_grad_norm_
         norm, *_ = [clip(m.parameters(), MAX_GRAD_NORM) for m in self.modules.values()]
-        return (norm.full_tensor() if hasattr(norm, "full_tensor") else norm).item()
-
-    def check(self, loss, grad_norm, where):
-        """The loss, summed over the ranks; UserError that names the rows if it or the gradient is
-        not finite. In fp16 the scaler skips such a step, and MOST_SKIPS in a row end the run."""
-        loss = all_sum(loss)
-        self.skips = 0 if math.isfinite(loss + grad_norm) else self.skips + 1
+        norm = (norm.full_tensor() if hasattr(norm, "full_tensor") else norm).item()
+        self.skips = 0 if math.isfinite(loss + norm) else self.skips + 1
         if self.skips == (MOST_SKIPS if self.scaler.is_enabled() else 1):
-            wrong = f"loss {loss:g}, gradient norm {grad_norm:g}: not finite"
-            raise UserError(f"{wrong}; rows {where}. Lower --lr, or look at these rows")
-        return loss
-
-    def set_lr(self, step):
-        """Put the rate of this step into the optimiser; returns that of the first group."""
-        factor = lr_factor(step, self.planned, self.args.warmup, self.args.schedule)
+            wrong = f"loss {loss:g}, gradient norm {norm:g}: not finite"
+            raise UserError(f"{wrong}; rows {rows}. Lower --lr, or look at these rows")
+        factor = lr_factor(self.step, self.planned, self.args.warmup, self.args.schedule)
         for group in self.optimizer.param_groups:
             group["lr"] = group["base_lr"] * factor
-        return self.optimizer.param_groups[0]["lr"]
+        self.scaler.step(self.optimizer)
+        self.scaler.update()
+        return {"loss": loss, "lr": self.args.lr * factor, "grad_norm": norm}
 
     # ---- log ----
 
