@@ -206,22 +206,23 @@ def evaluate(args, run, policy, reference, pairs, answers):
         metrics |= {"eval/loss": metrics.pop("eval/pair_loss"), "eval/n": len(pairs.held)}
     sampled, samples, ids = answers(policy)
     if ids and args.loss_type != "simpo" and args.eval_temperature:
-        total = total_logps(args, run, policy, answers.ids, ids, pairs.pad)
-        with adapter_off(reference):
-            total -= total_logps(args, run, reference, answers.ids, ids, pairs.pad)
-        sampled["val/kl"] = total / len(ids)
+        rows = answers.ids, ids, pairs.pad
+        sampled["val/kl"] = kl_to_start(args, run, policy, reference, *rows)
     run.evaluation(metrics | sampled, samples)
 
 
-def total_logps(args, run, policy, prompts, answers, pad):
-    """Σ log π of all answers at --eval-temperature. Of the policy's own answers the mean difference
-    to the start's is KL(π‖π_ref) per answer, in nats: what evaluate.py compares policies at."""
+def kl_to_start(args, run, policy, reference, prompts, answers, pad):
+    """KL(π‖π_ref) per answer, in nats: the mean of log π − log π_ref over the policy's own answers,
+    at the temperature they were drawn at. It is what evaluate.py compares policies at."""
     lengths, total = [len(p) + len(a) for p, a in zip(prompts, answers)], 0.0
     for part in run.micro_batches(range(len(prompts)), lengths):
         rows = pad_rows([prompts[i] for i in part], [answers[i] for i in part], pad)
-        logps, _ = policy(*(x.to(run.device) for x in rows), args.eval_temperature)
-        total += logps.sum().item()
-    return all_sum(total)
+        rows = [x.to(run.device) for x in rows]  # (b, T) each
+        logps, _ = policy(*rows, args.eval_temperature)
+        with adapter_off(reference):
+            ref_logps, _ = reference(*rows, args.eval_temperature)
+        total += (logps - ref_logps).sum().item()
+    return all_sum(total) / len(prompts)
 
 
 # ---- the run ----

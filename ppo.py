@@ -26,7 +26,7 @@ Run          python ppo.py --reward-model runs/reward
              python ppo.py --prompts my.jsonl --reward-fn my.py:score --critic shared --lora-rank 16
              torchrun --nproc-per-node 8 ppo.py --fsdp --reward-model runs/reward
 Writes       a model folder, args.json, metrics.jsonl, samples.jsonl, rollouts.jsonl, checkpoint/
-To copy      the math needs torch, and from common.py `kl_estimates` and `same_shape`.
+To copy      the math needs torch, `kl_estimates` of parts/sampling.py and `same_shape` of common.py.
              examples/ppo_minimal.py is the same objective in 120 lines; this is the same, hardened
 Reference    Schulman et al. 2017, arXiv 1707.06347 (clip, eq. 7); GAE: 1506.02438, eq. 16; KL in
              the reward: Ziegler et al. 2019, 1909.08593, eq. 2; value clip, whitening: 2403.17031
@@ -49,7 +49,7 @@ from torch import nn
 
 import common
 import watch
-from common import Policy, batch_indices, kl_estimates, load_model, load_tokenizer, same_shape
+from common import Policy, batch_indices, load_model, load_tokenizer, same_shape
 from parts import flags, parallel, rollouts, runs
 from parts.answers import score_answers, scored, visible
 from parts.critic import PolicyWithValues, load_critic, start_at
@@ -59,7 +59,7 @@ from parts.lora import adapter_off
 from parts.pairs import add_split_arguments
 from parts.reward_models import reward_function
 from parts.rollouts import ROWS
-from parts.sampling import sample
+from parts.sampling import kl_estimates, sample
 from parts.texts import text_flags, text_metrics
 
 # --lr below 100 M parameters (3e-4: twice the KL, less reward); above (run once); LoRA: a guess

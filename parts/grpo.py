@@ -6,10 +6,11 @@ grpo_rubric.py and grpo_agent.py stand on it; an answer there may be an episode 
 import numpy as np
 import torch
 
-from common import Policy, kl_estimates, load_model, same_shape
+from common import Policy, load_model, same_shape
 from parts import parallel, rollouts
 from parts.files import UserError, number
 from parts.lora import adapter_off
+from parts.sampling import kl_estimates
 
 CLIP_LOW = 0.2  # how far below 1 a ratio may fall before it is clipped, as in both papers
 

@@ -418,9 +418,8 @@ WRONG = [None, True, -1, 0, 2.5, "x", [], [1], {}, {"a": [None]}]
 
 @pytest.mark.parametrize("wrong", WRONG, ids=map(str, WRONG))
 def test_another_type_in_args_json_is_one_line(wrong, toy, whole):
-    """Or no matter, where the flag says it, or nobody reads it."""
+    """Or no matter, where the flags say it, or nobody reads it."""
     toy.train("--stop-after 2")
-    del toy.argv[toy.argv.index("--lr") : toy.argv.index("--lr") + 2]
     before = contents(toy.out)
     record = read_json(toy.out / "args.json")
     places = [(record, key) for key in record] + [(record["args"], key) for key in record["args"]]
@@ -431,7 +430,6 @@ def test_another_type_in_args_json_is_one_line(wrong, toy, whole):
         try:
             run = toy.opened("--resume")
             run.start({"policy": toy.policy()}, toy.tokenizer, (1, 2, 3), 4, [(1, 2)])
-            assert type(run.planned) is int and type(run.args.lr) in (int, float)
         except UserError as error:
             assert "\n" not in str(error) and "--" in str(error)
         except Exception as error:
