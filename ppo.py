@@ -26,7 +26,7 @@ Run          python ppo.py --reward-model runs/reward
              python ppo.py --prompts my.jsonl --reward-fn my.py:score --critic shared --lora-rank 16
              torchrun --nproc-per-node 8 ppo.py --fsdp --reward-model runs/reward
 Writes       a model folder, args.json, metrics.jsonl, samples.jsonl, rollouts.jsonl, checkpoint/
-To copy      the math needs torch, and from common.py `kl_estimates` and `same_shape`.
+To copy      the math needs torch, `kl_estimates` of parts/sampling.py and `same_shape` of common.py.
              examples/ppo_minimal.py is the same objective in 120 lines; this is the same, hardened
 Reference    Schulman et al. 2017, arXiv 1707.06347 (clip, eq. 7); GAE: 1506.02438, eq. 16; KL in
              the reward: Ziegler et al. 2019, 1909.08593, eq. 2; value clip, whitening: 2403.17031
@@ -50,7 +50,7 @@ from torch import nn
 
 import common
 import watch
-from common import Policy, batch_indices, kl_estimates, load_model, load_tokenizer, same_shape
+from common import Policy, batch_indices, load_model, load_tokenizer, same_shape
 from parts import flags, rollouts, runs
 from parts.answers import score_answers, scored
 from parts.critic import PolicyWithValues, load_critic, start_at
@@ -59,6 +59,7 @@ from parts.flags import OUT_OF_MEMORY
 from parts.grpo import load_reference
 from parts.pairs import add_split_arguments
 from parts.reward_models import reward_function
+from parts.sampling import kl_estimates
 from parts.texts import text_flags, text_metrics
 
 # --lr below 100 M parameters (3e-4: twice the KL, less reward); above (run once); LoRA: a guess
@@ -94,7 +95,7 @@ def shape_rewards(scores, logps, ref_logps, mask, kl_coef, finished=None, no_end
     """
     same_shape(logps=logps, ref_logps=ref_logps, mask=mask)
     same_shape(scores=scores, rows=mask[:, 0], finished=finished)
-    kl = kl_estimates(logps, ref_logps, mask)[0]  # (B, T): k1 of (k1, k2, k3)
+    kl = kl_estimates(logps, ref_logps, mask)[0]  # (B, T): k1 of (k1, k3)
     if finished is not None:
         scores = scores - no_end_penalty * (~finished).to(scores.dtype)  # (B,)
     is_last = mask & (mask.cumsum(1) == mask.sum(1, keepdim=True))  # (B, T)
@@ -185,7 +186,7 @@ def explained_variance(returns, values, mask):
     0.6
     """
     returns, values = (x[mask].cpu().double() for x in (returns, values))
-    if len(returns) < 2 or returns.var() == 0:
+    if not returns.var() > 0:
         return math.nan
     return 1 - ((returns - values).var() / returns.var()).item()
 
@@ -257,9 +258,11 @@ class Models:
         return *self.policy(*rows, temperature), *values
 
 
-def load_models(args, run, tokenizer, reward, room):
+def load_models(args, run, tokenizer, room):
     """The reward, which is frozen; policy and critic, which are trained; the policy's start."""
-    if args.reward_model:
+    if args.reward_fn:
+        reward = load_function(args.reward_fn, "--reward-fn")
+    else:
         reward = reward_function(args.reward_model, run.device, run.dtype, args.micro_tokens)
         if (reward.mean, reward.std) != (0, 1):  # it has a scale, so its scores are standardised
             run.state["scale"] = [0.0, 1.0]
@@ -282,7 +285,7 @@ def rollout(args, run, models, rows, seed):
     that cannot be scored, and
 
     values             (B, T) of the critic, 0 outside mask
-    scores, finished   (B,) float64 as given; bool: ended by an end token, not cut. On the CPU
+    scores             (B,) float64 as given, on the CPU
     prompts, texts     lists of B; texts: the answers. Every rank has all B
     """
     # (1) rollout: one answer to each prompt, its log-probs under policy and reference
@@ -299,8 +302,8 @@ def rollout(args, run, models, rows, seed):
     # (3) values: what the critic expects before each token
     values = rollouts.teacher_forced(run, models.critic, b, args.temperature, -1)
     return b | {
-        "values": values, "scores": torch.tensor([scores[i] for i in kept], dtype=torch.float64),
-        "finished": torch.tensor([answers.finished[i] for i in kept]),
+        "values": values,
+        "scores": torch.tensor([scores[i] for i in kept], dtype=torch.float64),
         "prompts": [prompts[i] for i in kept], "texts": [answers.texts[i] for i in kept],
     }  # fmt: skip
 
@@ -329,7 +332,7 @@ def preflight(args, run, models, rows):
         deviation = scores.std().item() if scores.min() < scores.max() else 1.0
         run.state["scale"] = [scores.mean().item(), deviation]
     mean, deviation = run.state["scale"]
-    cut = (~b["finished"]).double().mean().item()
+    cut = (~b["finished"]).float().mean().item()
     # the mean return of the start, where the KL is 0
     expected = (scores.mean().item() - mean) / deviation - args.end_penalty * cut
     start_at(models.critic, expected, b["values"][b["mask"]], deviation)
@@ -346,11 +349,10 @@ def preflight(args, run, models, rows):
 # ---- what is logged ----
 
 
-def rollout_row(args, b, kl, kl_coef):
-    """The metrics of a rollout: means over its answers; kl: k1, (B, T). explained_variance is over
-    its actions."""
+def rollout_row(args, b, kl_ref, kl_coef):
+    """The metrics of a rollout: means over its answers, and explained_variance over its actions."""
     cut, lengths = (~b["finished"]).tolist(), b["mask"].sum(1).tolist()
-    kls = {"kl/ref": kl.sum(1).mean().item(), "kl/coef": kl_coef} if kl_coef else {}
+    kls = {"kl/ref": kl_ref, "kl/coef": kl_coef} if kl_coef else {}
     return {
         "reward/mean": b["scores"].mean().item(), "reward/std": b["scores"].std().item(),
         "reward/unscored_frac": 1 - len(cut) / args.rollouts, **kls,
@@ -373,8 +375,7 @@ def evaluate(args, guard, models, gold, rows):
         metrics |= scored("val/gold", score_answers(gold, "--gold", *given))
     if args.beta:
         metrics["val/kl"] = (b["logps"] - b["ref_logps"]).sum(1).mean().item()
-    cut = [not finished for finished in answers.finished]
-    metrics |= rollouts.val_row(b["mask"].sum(1).tolist(), cut)
+    metrics |= rollouts.val_row(b["mask"].sum(1).tolist(), (~b["finished"]).tolist())
     shown = rollouts.greedy_samples(policy, tokenizer, ids, args.max_new_tokens)
     guard.evaluation(metrics, shown)
 
@@ -385,21 +386,20 @@ def evaluate(args, guard, models, gold, rows):
 def main(argv=None):
     args = parse_args(argv)
     run = runs.Run("ppo", args, SHOW, HEADLINE)
-    # files, prompts and functions are read before a model is loaded
+    # prompts and functions are read before a model is loaded
     tokenizer, config = load_tokenizer(args.model), common.load_config(args.model)
-    reward = load_function(args.reward_fn, "--reward-fn") if args.reward_fn else None
     gold = load_function(args.gold, "--gold") if args.gold else None
     room = min(args.max_length, common.max_positions(config)) - args.max_new_tokens
     if room < 1:
         where = "in --max-length, or in the positions of the model"
         raise UserError(f"--max-new-tokens: leaves no room for a prompt {where}")
     train, val = rollouts.split_prompts(args, tokenizer)
-    models = load_models(args, run, tokenizer, reward, room)
+    models = load_models(args, run, tokenizer, room)
     policy, critic = models.policy, models.critic
     modules = {"policy": policy} if critic is policy else {"policy": policy, "critic": critic}
     own_lr = {} if critic.head.weight.any() else {critic.head: HEAD_LR}  # of a fresh head
-    encoded, per_epoch = list(map(models.encode, train)), math.ceil(len(train) / args.rollouts)
-    optimizer = run.start(modules, tokenizer, RATES, per_epoch, encoded, own_lr)
+    per_epoch = math.ceil(len(train) / args.rollouts)
+    optimizer = run.start(modules, tokenizer, RATES, per_epoch, map(models.encode, train), own_lr)
     guard, seconds = rollouts.Guard(run, len(val)), None
     if run.step == 0:  # not resumed
         rows, _ = rollouts.prompts_of_step(train, args.rollouts, args.seed, 1)
@@ -418,14 +418,14 @@ def main(argv=None):
         (mean, deviation), kl_coef = run.state["scale"], run.state["kl_coef"]
         scores = ((b["scores"] - mean) / deviation).float().to(run.device)  # (B,)
         rewards, kl = shape_rewards(
-            scores, b["logps"], b["ref_logps"], b["mask"], kl_coef,
-            b["finished"].to(run.device), args.end_penalty,
-        )  # fmt: skip
+            scores, b["logps"], b["ref_logps"], b["mask"], kl_coef, b["finished"], args.end_penalty
+        )
+        kl_ref = kl.sum(1).mean().item()  # of an answer, in nats
         # (5) advantages by GAE, whitened over the rollout
         advantages, b["returns"] = gae(rewards, b["values"], b["mask"], GAMMA, LAM)
         b["advantages"] = masked_whiten(advantages, b["mask"])
         # (6) update: several passes of clipped policy and value loss over minibatches
-        means, losses, norms = rollouts.TokenMeans(), [], []
+        means, updates = rollouts.TokenMeans(), []
         n, lengths = len(b["texts"]), b["attention_mask"].sum(1).tolist()
         for update in range(args.ppo_epochs * math.ceil(n / args.batch_size)):
             batch, _ = batch_indices(n, args.batch_size, seed, update + 1)
@@ -446,25 +446,20 @@ def main(argv=None):
                 run.scaler.scale(loss).backward()
                 total, logps = total + loss.item(), logps.detach()
                 means.add(
-                    mask, (logps - mb.get("sampler_logps", old_logps)).abs() * (not losses),
+                    mask, (logps - mb.get("sampler_logps", old_logps)).abs() * (not updates),
                     policy_loss=policy_losses, value_loss=value_losses, entropy=entropies,
                     ratio=(logps - old_logps).exp() * mask,
                     approx_kl=kl_estimates(old_logps, logps, mask)[1],
                     clip_frac=clipped, value_clip_frac=value_clipped,
                 )  # fmt: skip
-            norms.append(run.clip())  # gradients summed over the ranks, clipped to norm 1
-            losses.append(run.check(total, norms[-1], f"{batch.tolist()} of step {step}"))
-            lr = run.set_lr(step)
-            run.scaler.step(optimizer)
-            run.scaler.update()
-        row = {"loss": fmean(losses), "lr": lr, "grad_norm": fmean(norms), **means.row()}
-        guard.log({"epoch": epoch, **row, **rollout_row(args, b, kl, kl_coef)})
+            updates.append(run.update(total, f"{batch.tolist()} of step {step}"))  # clip, lr, step
+        row = {key: fmean(x[key] for x in updates) for key in updates[0]} | means.row()
+        guard.log({"epoch": epoch, **row, **rollout_row(args, b, kl_ref, kl_coef)})
         if (step - 1) % ROLLOUTS_EVERY == 0:
             columns = zip(b["prompts"], b["texts"], b["scores"], kl.sum(1), b["finished"])
             keys = "prompt", "answer", "reward", "kl", "finished"
             run.write("rollouts.jsonl", [dict(zip(keys, values)) for values in columns])
         # (7) KL coefficient: fixed, or steered to a target
-        kl_ref = kl.sum(1).mean().item()
         run.state["kl_coef"] = adapted_kl_coef(kl_coef, kl_ref, args.kl_target)
         # (8) now and then: score, gold and KL on validation prompts; the alarms of watch.py
         if run.evaluates(step):

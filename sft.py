@@ -326,13 +326,9 @@ def main(argv=None):
             # (4) update: backward, clip the gradient, step
             run.scaler.scale(loss).backward()
             total += loss.item()
-        grad_norm = run.clip()  # gradients summed over the ranks, clipped to norm 1
-        loss = run.check(total, grad_norm, [rows[i].place for i in batch[:4]])
-        lr = run.set_lr(step)
-        run.scaler.step(optimizer)
-        run.scaler.update()
-        update = {"lr": lr, "grad_norm": grad_norm, "tokens": sum(lengths[i] for i in batch)}
-        run.log({"epoch": epoch, "loss": loss, "trained_tokens": tokens, **update})
+        update = run.update(total, [rows[i].place for i in batch[:4]])
+        counts = {"trained_tokens": tokens, "tokens": sum(lengths[i] for i in batch)}
+        run.log({"epoch": epoch, **update, **counts})
         # (5) now and then: held-out loss, sample answers and their score
         if run.evaluates(step):
             evaluate(run, policy, held_rows, pad, answers)

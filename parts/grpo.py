@@ -6,10 +6,11 @@ grpo_rubric.py and grpo_agent.py stand on it; an answer there may be an episode 
 import numpy as np
 import torch
 
-from common import Policy, kl_estimates, load_model, same_shape
+from common import Policy, load_model, same_shape
 from parts import parallel, rollouts
 from parts.files import UserError, number
 from parts.lora import adapter_off
+from parts.sampling import kl_estimates
 
 CLIP_LOW = 0.2  # how far below 1 a ratio may fall before it is clipped, as in both papers
 
@@ -170,12 +171,8 @@ def update(args, run, policy, reference, optimizer, b, groups, advantages, count
             total += loss.item()
             gaps = (logps.detach() - mb.get("sampler_logps", mb["logps"])).abs()
             means.add(mb["mask"], gaps * (not steps), entropy=entropies, **columns)
-        grad_norm = run.clip()  # gradients summed over the ranks, clipped to norm 1
-        loss = run.check(total, grad_norm, [names[i] for i in active[:4]])
-        lr = run.set_lr(run.step)
-        run.scaler.step(optimizer)
-        run.scaler.update()
-        steps.append({"loss": loss, "grad_norm": grad_norm, "lr": lr, "forwarded": len(active)})
+        step = run.update(total, [names[i] for i in active[:4]])
+        steps.append({**step, "forwarded": len(active)})
     row = {key: np.mean([step[key] for step in steps]).item() for key in steps[0]} if steps else {}
     row |= means.row() | {"updates": len(steps), "forwarded": sum(x["forwarded"] for x in steps)}
     if "kl/token" in row:  # per row, as a sum over its tokens, in nats

@@ -90,12 +90,14 @@ def prompts_of_step(rows, size, seed, step):
 
 @torch.no_grad()
 def draw(run, policy, reference, tokenizer, prompt_ids, seed):
-    """(a `sampling.Rollout` of one answer to each prompt; its tensors `b`, with `ref_logps`)"""
+    """(a `sampling.Rollout` of one answer to each prompt; its tensors `b`, with `ref_logps`, and of
+    each answer `finished` (N,): ended by an end token, not cut)"""
     limits = run.args.max_new_tokens, run.args.temperature
     rollout = sample(policy, tokenizer, prompt_ids, 1, *limits, seed)
     b = rollout_tensors(rollout, pad_id(tokenizer), run.device)
     rescore(run, policy, b, run.args.temperature)
     b["ref_logps"] = reference_logps(run, reference, b)
+    b["finished"] = torch.tensor(rollout.finished, device=run.device)
     return rollout, b
 
 

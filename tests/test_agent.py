@@ -276,7 +276,13 @@ def test_a_step_is_the_closed_form_also_with_a_row_per_turn(history, folder, tmp
     episode under its advantage, its own tokens alone. Computed here turn by turn from the model's
     own logits, for one row per episode and for one per turn."""
     env, grads = echo(tmp_path, history=history), []
-    monkeypatch.setattr(runs.Run, "clip", lambda run: grads.append(gradient(run.policy)) or 0.0)
+    update = runs.Run.update
+
+    def traced(run, *given):
+        grads.append(gradient(run.policy))
+        return update(run, *given)
+
+    monkeypatch.setattr(runs.Run, "update", traced)
     g.main(line(folder, env, tmp_path / "run", "--steps 1 --seed 3"))
     args, (policy, tokenizer) = arguments("--env", env, "--seed 3"), load(folder)
     policy.requires_grad_(True)
