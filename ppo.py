@@ -97,7 +97,7 @@ def shape_rewards(scores, logps, ref_logps, mask, kl_coef, finished=None, no_end
     same_shape(scores=scores, rows=mask[:, 0], finished=finished)
     kl = kl_estimates(logps, ref_logps, mask)[0]  # (B, T): k1 of (k1, k3)
     if finished is not None:
-        scores = scores - no_end_penalty * (~finished).to(scores.dtype)  # (B,)
+        scores = scores - no_end_penalty * ~finished  # (B,)
     is_last = mask & (mask.cumsum(1) == mask.sum(1, keepdim=True))  # (B, T)
     return torch.where(is_last, scores[:, None], 0.0) - kl_coef * kl, kl
 
@@ -289,20 +289,19 @@ def rollout(args, run, models, rows, seed):
     prompts, texts     lists of B; texts: the answers. Every rank has all B
     """
     # (1) rollout: one answer to each prompt, its log-probs under policy and reference
-    ids = [models.encode(row) for row in rows]
+    ids = list(map(models.encode, rows))
     answers, b = rollouts.draw(run, models.policy, models.reference, models.tokenizer, ids, seed)
     # (2) score: the reward model, or a function, reads the whole answer
     prompts, flag = [row["prompt"] for row in rows], reward_flag(args)
     scores = score_answers(models.reward, flag, rows, prompts, answers.texts)
     kept = [i for i, score in enumerate(scores) if score is not None]
     if 2 * len(kept) < len(rows):
-        missing = f"{len(rows) - len(kept)} of {len(rows)} answers got no score (None)"
-        raise UserError(f"{flag}: {missing}; more than half stops the run")
+        missing = len(rows) - len(kept)
+        raise UserError(f"{flag}: {missing} of {len(rows)} answers got no score, more than half")
     b = {key: x[kept] for key, x in b.items()}
     # (3) values: what the critic expects before each token
-    values = rollouts.teacher_forced(run, models.critic, b, args.temperature, -1)
     return b | {
-        "values": values,
+        "values": rollouts.teacher_forced(run, models.critic, b, args.temperature, -1),
         "scores": torch.tensor([scores[i] for i in kept], dtype=torch.float64),
         "prompts": [prompts[i] for i in kept], "texts": [answers.texts[i] for i in kept],
     }  # fmt: skip
@@ -391,8 +390,9 @@ def main(argv=None):
     gold = load_function(args.gold, "--gold") if args.gold else None
     room = min(args.max_length, common.max_positions(config)) - args.max_new_tokens
     if room < 1:
-        where = "in --max-length, or in the positions of the model"
-        raise UserError(f"--max-new-tokens: leaves no room for a prompt {where}")
+        raise UserError(
+            "--max-new-tokens: leaves no room for a prompt (--max-length, or the model)"
+        )
     train, val = rollouts.split_prompts(args, tokenizer)
     models = load_models(args, run, tokenizer, room)
     policy, critic = models.policy, models.critic
@@ -402,7 +402,7 @@ def main(argv=None):
     optimizer = run.start(modules, tokenizer, RATES, per_epoch, map(models.encode, train), own_lr)
     guard, seconds = rollouts.Guard(run, len(val)), None
     if run.step == 0:  # not resumed
-        rows, _ = rollouts.prompts_of_step(train, args.rollouts, args.seed, 1)
+        rows = rollouts.prompts_of_step(train, args.rollouts, args.seed, 1)[0]
         seconds = preflight(args, run, models, rows)
         run.state["kl_coef"] = args.beta
         evaluate(args, guard, models, gold, val)
@@ -444,7 +444,7 @@ def main(argv=None):
                 # a sum over this part, divided by the actions of the whole optimiser step
                 loss = (policy_losses + VALUE_COEF * value_losses).sum() / actions
                 run.scaler.scale(loss).backward()
-                total, logps = total + loss.item(), logps.detach()
+                total += loss.item()
                 means.add(
                     mask, (logps - mb.get("sampler_logps", old_logps)).abs() * (not updates),
                     policy_loss=policy_losses, value_loss=value_losses, entropy=entropies,
