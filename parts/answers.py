@@ -2,6 +2,7 @@
 
 import hashlib
 import math
+from numbers import Real
 
 import numpy as np
 import torch
@@ -31,8 +32,9 @@ def visible(text):
     >>> visible("<think>hm</think> Hello"), visible("<think>hm, hello"), visible("Hello")
     ('Hello', '', 'Hello')
     """
-    text = text.rpartition("</think>")[2].strip()
-    return "" if "<think>" in text else text
+    thought, end, answer = text.rpartition("</think>")
+    answer = answer.lstrip() if end else answer
+    return "" if "<think>" in answer else answer
 
 
 def read_prompts(path, flag, chat=False):
@@ -47,8 +49,11 @@ def read_prompts(path, flag, chat=False):
 
 def some_prompts(rows, most):
     """At most `most` rows, chosen and ordered by the prompt's hash: always the same ones."""
-    by_hash = {hashlib.sha256(prompt_key(row).encode()).digest(): row for row in rows}
-    return [by_hash[digest] for digest in sorted(by_hash)[:most]]
+
+    def digest(row):
+        return hashlib.sha256(prompt_key(row).encode()).digest()
+
+    return sorted(rows, key=digest)[:most]
 
 
 @torch.no_grad()
@@ -88,6 +93,10 @@ def score_answers(function, flag, rows, prompts, texts):
             expected = f"expected a finite number or None for each of {len(texts)} answers"
             raise UserError(f"{flag}: returned {scores!r:.200}; {expected}")
     return parallel.gather([scores])[0]
+
+
+def is_finite(x):
+    return isinstance(x, Real) and math.isfinite(x)
 
 
 def scored(key, scores):

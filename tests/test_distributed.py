@@ -107,7 +107,7 @@ def runs(world):
     process = torchrun(home / "runner.py", paths, json.dumps(jobs))
     shown, _ = process.communicate(timeout=1800)
     assert process.returncode == 0, shown[-6000:]
-    assert shown.count("preflight  log-probs") == 5, "rank 0 alone prints"
+    assert shown.count("preflight  log-probs are the model's, loss") == 6, "rank 0 alone prints"
     alone(*(job(name, "two-one", "--resume") for name in MOVING))
     return outs
 
