@@ -280,9 +280,6 @@ def save_model(model, tokenizer, folder, source):
         return
     from transformers import GenerationConfig, PretrainedConfig
 
-    ends = {"eos_token_id": end_ids(tokenizer)}
-    if model.can_generate():
-        model.generation_config = GenerationConfig(**ends)
     folder.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=folder, prefix=".writing-") as temporary:
         new = Path(temporary)
@@ -291,10 +288,12 @@ def save_model(model, tokenizer, folder, source):
         if lora_layers(model):
             save_adapter(model, new / "adapter", source)
             tokenizer.save_pretrained(new / "adapter")
-        if model.can_generate():  # the authors' temperature and the like, if they state any
-            with contextlib.suppress(OSError):
+        if model.can_generate():
+            generation = {}
+            with contextlib.suppress(OSError):  # the authors' temperature and the like, if any
                 generation = GenerationConfig.from_pretrained(source).to_diff_dict()
-                write_json(new / "generation_config.json", generation | ends)
+            generation["eos_token_id"] = end_ids(tokenizer)
+            write_json(new / "generation_config.json", generation)
         # transformers 4 and vLLM read words that version 5 leaves out, so the authors' own stay
         written = json.loads((new / "config.json").read_text(encoding="utf-8"))
         base, _ = PretrainedConfig.get_config_dict(source)
@@ -351,11 +350,14 @@ class Policy(nn.Module):
         super().__init__()
         self.model, self.dtype = model, dtype
 
-    def forward(self, ids, attention_mask, answer_mask, temperature=1.0, shared=False):
+    def forward(
+        self, ids, attention_mask, answer_mask, temperature=1.0, shared=False, with_hidden=False
+    ):
         """(log-probs, entropies), each (B, T) fp32: column t is of token t, 0 outside answers.
 
         (B, T, V) never exists: only columns that predict an answer's token pass through the head,
-        in chunks that the backward recomputes. shared: see parts/shared_prompt.py.
+        in chunks that the backward recomputes. shared: see parts/shared_prompt.py. with_hidden:
+        (…, …, the (N, H) hidden states that predict the N tokens of the answers).
         """
         if shared:
             row, column = answer_mask.nonzero(as_tuple=True)
@@ -372,18 +374,8 @@ class Policy(nn.Module):
             for h, t in chunks
         ]
         zeros = torch.zeros(ids.shape, device=ids.device)
-        return tuple(zeros.masked_scatter(answer_mask, torch.cat(x)) for x in zip(*parts))
-
-
-def kl_estimates(logps, ref_logps, mask):
-    """(k1, k3), each (B, T), 0 outside mask, of KL(π‖π_ref) from tokens drawn from π:
-    k1 = d, k3 = e^−d − 1 + d,  d = log π − log π_ref   [Schulman, "Approximating KL divergence"]
-
-    Both are right in the mean; k3 is never negative and varies less.
-    """
-    same_shape(logps=logps, ref_logps=ref_logps, mask=mask)
-    d = torch.where(mask, logps - ref_logps, 0.0)
-    return d, torch.expm1(-d.clamp(min=-20)) + d.clamp(min=-20)
+        columns = tuple(zeros.masked_scatter(answer_mask, torch.cat(x)) for x in zip(*parts))
+        return (*columns, hidden) if with_hidden else columns
 
 
 def same_shape(**tensors):

@@ -155,75 +155,89 @@ def reference_logps(args, run, policy, pairs):
 
 
 def forward(args, policy, pairs, part, ref_logps):
-    """Steps (3) and (4) for the pairs in `part`: losses (b,); rewards, logps, tokens (2, b)."""
-    logps = pair_logps(policy, pairs, part)
+    """Steps (3) and (4) for the pairs in `part`: losses (b,), log-probs of the chosen answers (b,),
+    and the columns that `means` reads, (8, b) without gradient."""
+    logps, ref = pair_logps(policy, pairs, part), ref_logps[:, part]  # (2, b) each
     sides = pairs.chosen, pairs.rejected
     tokens = torch.tensor([[len(side[i]) for i in part] for side in sides]).to(logps)
     losses, *rewards = dpo_loss(
-        *logps, *ref_logps[:, part].to(logps), args.beta, args.loss_type, args.label_smoothing,
+        *logps, *ref.to(logps), args.beta, args.loss_type, args.label_smoothing,
         *tokens, args.simpo_gamma,
     )  # fmt: skip
-    return losses, torch.stack(rewards), logps, tokens
+    columns = torch.tensor(part).to(logps), losses, *rewards, *logps, *tokens
+    return losses, logps[0], torch.stack(columns).detach().cpu().double()
 
 
-def means(parts, stats, keys):
+def means(stats, keys):
     """Means over all pairs of an update or evaluation, of all ranks, under TRL's names.
 
-    parts, stats   the pairs of each forward, and what `forward` returned for them
+    stats   the columns of each forward, see `forward`
+    keys    of each pair of the data, the key of its prompt
     """
-    stats = gather([[x.detach().cpu().double() for x in row] for row in stats])
-    losses, rewards, logps, tokens = (torch.cat(x, -1) for x in zip(*stats))
-    margins = rewards[0] - rewards[1]  # (B,)
+    pairs, losses, *sides = torch.cat(gather(stats), 1)  # (B,) each
+    chosen_rewards, rejected_rewards, chosen_logps, rejected_logps, chosen_tokens, _ = sides
+    margins = chosen_rewards - rejected_rewards
     # at the start the two rewards differ by rounding only, which counts as equal: half right
-    equal = margins.abs() <= 1e-6 * logps.abs().sum(0)
+    equal = margins.abs() <= 1e-6 * (chosen_logps + rejected_logps).abs()
     right = torch.where(equal, 0.5, (margins > 0).double())
-    low, high = share_interval(right, [keys[i] for part in gather(parts) for i in part])
-    values = {
-        "pair_loss": losses.mean(), "nll": -logps[0].sum() / tokens[0].sum(),  # per chosen token
-        "rewards/chosen": rewards[0].mean(), "rewards/rejected": rewards[1].mean(),
-        "rewards/margins": margins.mean(), "rewards/accuracies": right.mean(),
-        "logps/chosen": logps[0].mean(), "logps/rejected": logps[1].mean(),
+    low, high = share_interval(right, [keys[int(i)] for i in pairs])
+    columns = {
+        "pair_loss": losses, "rewards/chosen": chosen_rewards, "rewards/rejected": rejected_rewards,
+        "rewards/margins": margins, "rewards/accuracies": right,
+        "logps/chosen": chosen_logps, "logps/rejected": rejected_logps,
     }  # fmt: skip
-    interval = {"rewards/accuracies_low": low, "rewards/accuracies_high": high}
-    return {key: value.item() for key, value in values.items()} | interval
+    return {key: column.mean().item() for key, column in columns.items()} | {
+        "nll": -(chosen_logps.sum() / chosen_tokens.sum()).item(),  # per chosen token
+        "rewards/accuracies_low": low, "rewards/accuracies_high": high,
+    }  # fmt: skip
 
 
 # ---- evaluation ----
 
 
 @torch.no_grad()
-def evaluate(args, run, policy, reference, pairs, ref_logps, answers):
+def evaluate(args, run, policy, reference, pairs, answers):
     """Log held-out loss and accuracy; sample answers, their score and their KL."""
-    metrics = {}
+    metrics, stats = {}, []
+    for part in run.micro_batches(pairs.held, pairs.tokens()):
+        stats.append(forward(args, policy, pairs, part, run.state["reference"])[2])
     if len(pairs.held):
-        parts = list(run.micro_batches(pairs.held, pairs.tokens()))
-        stats = [forward(args, policy, pairs, part, ref_logps) for part in parts]
-        metrics = {f"eval/{key}": x for key, x in means(parts, stats, pairs.keys).items()}
+        metrics = {f"eval/{key}": x for key, x in means(stats, pairs.keys).items()}
         metrics |= {"eval/loss": metrics.pop("eval/pair_loss"), "eval/n": len(pairs.held)}
     sampled, samples, ids = answers(policy)
     if ids and args.loss_type != "simpo" and args.eval_temperature:
         rows = answers.ids, ids, pairs.pad
-        own = total_logps(args, run, policy, *rows)
-        with adapter_off(reference):
-            sampled["val/kl"] = (own - total_logps(args, run, reference, *rows)) / len(ids)
+        sampled["val/kl"] = kl_to_start(args, run, policy, reference, *rows)
     run.evaluation(metrics | sampled, samples)
 
 
-def total_logps(args, run, policy, prompts, answers, pad):
-    """Σ log π of all answers at --eval-temperature. Of the policy's own answers the mean difference
-    to the start's is KL(π‖π_ref) per answer, in nats: what evaluate.py compares policies at."""
-    home = policy.model.device
-    policy.to(run.device)
+def kl_to_start(args, run, policy, reference, prompts, answers, pad):
+    """KL(π‖π_ref) per answer, in nats: the mean of log π − log π_ref over the policy's own answers,
+    at the temperature they were drawn at. It is what evaluate.py compares policies at."""
     lengths, total = [len(p) + len(a) for p, a in zip(prompts, answers)], 0.0
     for part in run.micro_batches(range(len(prompts)), lengths):
         rows = pad_rows([prompts[i] for i in part], [answers[i] for i in part], pad)
-        logps, _ = policy(*(x.to(run.device) for x in rows), args.eval_temperature)
-        total += logps.sum().item()
-    policy.to(home)  # the reference of a GPU waits in main memory
-    return all_sum(total)
+        rows = [x.to(run.device) for x in rows]  # (b, T) each
+        logps, _ = policy(*rows, args.eval_temperature)
+        with adapter_off(reference):
+            ref_logps, _ = reference(*rows, args.eval_temperature)
+        total += (logps - ref_logps).sum().item()
+    return all_sum(total) / len(prompts)
 
 
 # ---- the run ----
+
+
+def check_start(args, run, policy, pairs):
+    """Before step one policy and reference are equal, so h = 0, and the loss is known."""
+    part, ref_logps = pairs.train[:4], run.state["reference"]
+    with torch.no_grad():
+        loss = forward(args, policy, pairs, part, ref_logps)[0].mean().item()
+    expected = {"hinge": 1.0, "ipo": 1 / (4 * args.beta**2)}.get(args.loss_type, math.log(2))
+    if args.loss_type != "simpo":  # β multiplies the rounding, too
+        bound = 1e-4 * max(1, expected, args.beta)
+        identity("loss before step one", loss, expected, bound, run.dtype, f"--model {args.model}")
+    print(f"preflight  log-probs are the model's, loss before step one {loss:.4f}: ok")
 
 
 def main(argv=None):
@@ -241,7 +255,7 @@ def main(argv=None):
     model = load_model(args.model, run.device, run.dtype, **settings)
     policy = reference = Policy(model, run.dtype)
     if args.prompts and args.loss_type != "simpo" and not args.lora_rank:  # for val/kl alone
-        reference = Policy(load_model(args.model, "cpu", run.dtype), run.dtype)
+        reference = Policy(load_model(args.model, run.device, run.dtype), run.dtype)
     longest = pairs.batch([pairs.tokens().argmax()], run.device)
     pairs.shared = can_share(model, run.dtype, *longest)
     per_epoch, seconds = math.ceil(len(pairs.train) / args.batch_size), None
@@ -253,45 +267,29 @@ def main(argv=None):
         run.state["reference"] = reference_logps(args, run, policy, pairs)
         # a forward with its backward takes three times as long as a forward
         seconds = 3 * (time.perf_counter() - start) * args.batch_size / len(pairs.places)
-        with torch.no_grad():
-            losses = forward(args, policy, pairs, pairs.train[:4], run.state["reference"])[0]
-        loss = losses.mean().item()
-        expected = {"hinge": 1.0, "ipo": 1 / (4 * args.beta**2)}.get(args.loss_type, math.log(2))
-        if args.loss_type != "simpo":  # β multiplies the rounding, too
-            bound = 1e-4 * max(1, expected, args.beta)
-            identity(
-                "loss before step one", loss, expected, bound, run.dtype, f"--model {args.model}"
-            )
-        print(f"preflight  log-probs are the model's, loss before step one {loss:.4f}: ok")
-    ref_logps, tokens = run.state["reference"], pairs.tokens()
-    evaluated = policy, reference, pairs, ref_logps, answers
-    if run.step == 0:
-        evaluate(args, run, *evaluated)
+        check_start(args, run, policy, pairs)
+        evaluate(args, run, policy, reference, pairs, answers)
 
+    ref_logps, tokens = run.state["reference"], pairs.tokens()
     for step in run.steps(seconds):
         places, epoch = batch_indices(len(pairs.train), args.batch_size, args.seed, step)
         batch, stats, total = pairs.train[places], [], 0.0
-        parts = run.micro_batches(batch, tokens)
         chosen_tokens = sum(len(pairs.chosen[i]) for i in batch)  # of the whole step
         optimizer.zero_grad()
-        for part in parts:
+        for part in run.micro_batches(batch, tokens):
             # (3) policy: log-probs of both answers; (4) loss and implicit rewards
-            stats.append(forward(args, policy, pairs, part, ref_logps))
-            losses, _, logps, _ = stats[-1]
+            losses, logps, columns = forward(args, policy, pairs, part, ref_logps)
             # (5) update: a sum over this part, divided by the whole step's count
-            loss = losses.sum() / len(batch) - args.nll_coef * logps[0].sum() / chosen_tokens
+            loss = losses.sum() / len(batch) - args.nll_coef * logps.sum() / chosen_tokens
             run.scaler.scale(loss).backward()
             total += loss.item()
-        grad_norm = run.clip()  # gradients summed over the ranks, clipped to norm 1
-        loss = run.check(total, grad_norm, [pairs.places[i] for i in batch[:4]])
-        lr = run.set_lr(step)
-        run.scaler.step(optimizer)
-        run.scaler.update()
-        update = {"loss": loss, "lr": lr, "grad_norm": grad_norm, "tokens": tokens[batch].sum()}
-        run.log({"epoch": epoch, "n": len(batch), **means(parts, stats, pairs.keys), **update})
+            stats.append(columns)
+        update = run.update(total, [pairs.places[i] for i in batch[:4]])  # clip the gradient, step
+        counts = {"epoch": epoch, "n": len(batch), "tokens": tokens[batch].sum()}
+        run.log(means(stats, pairs.keys) | counts | update)
         # (6) now and then: held-out loss and accuracy, sample answers and their score
         if run.evaluates(step):
-            evaluate(args, run, *evaluated)
+            evaluate(args, run, policy, reference, pairs, answers)
 
     words = "--model", args.model, args.out, "--prompts", args.prompts or "YOUR_PROMPTS.jsonl"
     return run.finish(f"python evaluate.py compare {shlex.join(words)}")

@@ -27,9 +27,9 @@ Run          python grpo_rubric.py
              torchrun --nproc-per-node 8 grpo_rubric.py --fsdp --data mine.json
 Writes       a model folder, args.json, metrics.jsonl, samples.jsonl, rollouts.jsonl, checkpoint/,
              judge/ (its replies, and those that could not be read)
-To copy      `group_advantages` and `grpo_loss` of parts/grpo.py need torch alone, and from common.py
-             `kl_estimates` and `same_shape`. examples/grpo_minimal.py is the same objective in 120
-             lines; this script is the same, hardened
+To copy      `group_advantages` and `grpo_loss` of parts/grpo.py need torch, `kl_estimates` of
+             parts/sampling.py and `same_shape` of common.py. examples/grpo_minimal.py is the same
+             objective in 120 lines; this script is the same, hardened
 Reference    Shao et al. 2024, arXiv 2402.03300, eq. 3 (GRPO); DAPO: 2503.14476; Dr. GRPO:
              2503.20783; rubrics as rewards: 2507.17746
 Axes         P prompts, G answers per prompt, N = P·G, T tokens

@@ -226,15 +226,10 @@ def main(argv=None):
             run.scaler.scale(loss).backward()
             total += loss.item()
             stats.append(torch.stack([chosen, rejected, ties[part]]).detach().cpu())
-        grad_norm = run.clip()  # gradients summed over the ranks, clipped to norm 1
-        loss = run.check(total, grad_norm, [pairs.places[i] for i in batch[:4]])
-        lr = run.set_lr(step)
-        run.scaler.step(optimizer)
-        run.scaler.update()
+        update = run.update(total, [pairs.places[i] for i in batch[:4]])
         stats = torch.cat(gather(stats), 1)  # (3, B) of all ranks
         metrics = pair_metrics(*stats, [pairs.keys[i] for x in gather(parts) for i in x])
-        update = {"lr": lr, "grad_norm": grad_norm, "tokens": tokens[batch].sum()}
-        run.log({"epoch": epoch, "loss": loss, **metrics, **update})
+        run.log({"epoch": epoch, **metrics, **update, "tokens": tokens[batch].sum()})
         # (5) now and then: held-out accuracy, beside that of "the longer answer wins"
         if run.evaluates(step):
             evaluate(run, scorer, pairs, ties)

@@ -274,13 +274,9 @@ def main(argv=None):
             # (4) update: backward, clip the gradient, step
             run.scaler.scale(loss).backward()
             total += loss.item()
-        grad_norm = run.clip()  # gradients summed over the ranks, clipped to norm 1
-        loss = run.check(total, grad_norm, [rows[i].place for i in batch[:4]])
-        lr = run.set_lr(step)
-        run.scaler.step(optimizer)
-        run.scaler.update()
+        update = run.update(total, [rows[i].place for i in batch[:4]])
         tokens = {"tokens": sum(lengths[i] for i in batch), "trained_tokens": trained}
-        run.log({"epoch": epoch, "loss": loss, "lr": lr, "grad_norm": grad_norm, **tokens})
+        run.log({"epoch": epoch, **update, **tokens})
         # (5) now and then: held-out loss, sample answers and their score
         if run.evaluates(step):
             evaluate(run, policy, rows, held, pad, answers)

@@ -64,9 +64,9 @@ def generate(policy, tokenizer, prompt_ids, max_new_tokens, temperature, seed=0,
     Under torchrun every process draws all answers, so that their number changes none.
     """
     model, ends, pad, answers = policy.model, end_ids(tokenizer), pad_id(tokenizer), []
-    settings = {"temperature": temperature, "top_k": 0} if temperature else {}
-    settings |= {"max_new_tokens": max_new_tokens, "do_sample": temperature > 0}
-    settings |= {"eos_token_id": ends, "pad_token_id": pad}
+    settings = {"max_new_tokens": max_new_tokens, "eos_token_id": ends, "pad_token_id": pad}
+    if temperature:  # else the most likely token, which is the default
+        settings |= {"do_sample": True, "temperature": temperature, "top_k": 0}
     torch.manual_seed(seed)
     with parallel.decoding(policy), parallel.autocast(model.device, policy.dtype):
         for start in range(0, len(prompt_ids), rows):
@@ -144,15 +144,15 @@ class Answers:
     def __call__(self, policy):
         """(metrics, two samples, answers as lists of ids): scored are answers at
         --eval-temperature; shown are greedy ones, the model's first choice."""
-        args, tokenizer, decode = self.args, self.tokenizer, self.tokenizer.batch_decode
-        shown = generate(policy, tokenizer, self.ids[:2], args.max_new_tokens, temperature=0)
-        shown = decode([ids for ids, _ in shown], skip_special_tokens=True)
-        samples = [{"prompt": p, "answer": a} for p, a in zip(decode(self.ids[:2]), shown)]
-        if not args.prompts:
-            return {}, samples, []
-        settings = args.max_new_tokens, args.eval_temperature, args.seed
-        answers, ended = zip(*generate(policy, tokenizer, self.ids, *settings))
-        metrics = {"val/n": len(answers), "val/cut": 1 - np.mean(ended)}
+        args, ids, decode = self.args, self.ids, self.tokenizer.batch_decode
+        drawn_by, most, metrics, answers = (policy, self.tokenizer), args.max_new_tokens, {}, []
+        greedy, _ = zip(*generate(*drawn_by, ids[:2], most, temperature=0))
+        shown = zip(decode(ids[:2]), decode(greedy, skip_special_tokens=True))
+        samples = [{"prompt": prompt, "answer": answer} for prompt, answer in shown]
+        if args.prompts:
+            drawn = generate(*drawn_by, ids, most, args.eval_temperature, args.seed)
+            answers, ended = zip(*drawn)
+            metrics = {"val/n": len(answers), "val/cut": 1 - np.mean(ended)}
         if self.gold:
             texts = decode(answers, skip_special_tokens=True)
             prompts = [row["prompt"] for row in self.rows]
@@ -174,9 +174,10 @@ def check_policy(policy, tokenizer, ids, attention_mask, answer_mask, flag):
     own = logits[:, :-1].float().log_softmax(-1).gather(-1, ids[:1, 1:, None]).squeeze(-1)
     gap = (logps[:, 1:] - own)[answer_mask[:1, 1:]].abs().mean().item()
     identity("gap between our log-probs and the model's", gap, 0, 1e-4, policy.dtype, flag)
-    row = zip(ids[0][attention_mask[0]].tolist(), answer_mask[0].tolist())
-    strip = "".join("▮" * trained + tokenizer.decode([i]) for i, trained in row)
-    strip = strip if len(strip) < 1200 else f"{strip[:400]} … {strip[-800:]}"
+    row = zip(ids[0][attention_mask[0]], answer_mask[0])
+    strip = "".join("▮" * trained + tokenizer.decode(token) for token, trained in row)
+    if len(strip) > 1200:
+        strip = f"{strip[:400]} … {strip[-800:]}"
     print(f"first row, ▮ before each trained token:\n{strip}")
 
 

@@ -114,8 +114,10 @@ def read_record(folder, flag="", fix=""):
     """What a run writes into its folder's args.json: {"stage", "args", …}. None where there is
     none, or another tool's; UserError for one that is cut."""
     file = Path(folder) / "args.json"
+    if not file.is_file():
+        return None
     try:
-        record = parse_json(file.read_text(encoding="utf-8")) if file.is_file() else {}
+        record = parse_json(file.read_text(encoding="utf-8"))
     except (ValueError, RecursionError) as error:
         raise UserError(f"{flag} {file}: {brief(error)}; {fix}".strip(" ;")) from None
     ours = isinstance(record, dict) and isinstance(record.get("args"), dict) and "stage" in record

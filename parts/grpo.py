@@ -8,10 +8,11 @@ from collections import Counter
 import numpy as np
 import torch
 
-from common import Policy, kl_estimates, load_model, same_shape
+from common import Policy, load_model, same_shape
 from parts import parallel, rollouts
 from parts.files import UserError, number
 from parts.lora import adapter_off
+from parts.sampling import kl_estimates
 
 # ---- the math ----
 
@@ -163,12 +164,8 @@ def update(args, run, policy, reference, optimizer, b, groups, advantages, names
             total += loss.item()
             gaps = (logps.detach() - mb.get("sampler_logps", mb["logps"])).abs()
             means.add(mb["mask"], gaps * (not sums), entropy=entropies, **columns)
-        grad_norm = run.clip()  # gradients summed over the ranks, clipped to norm 1
-        loss = run.check(total, grad_norm, [names[i] for i in active[:4]])
-        lr = run.set_lr(run.step)
-        run.scaler.step(optimizer)
-        run.scaler.update()
-        sums.update(loss=loss, grad_norm=grad_norm, lr=lr, updates=1, forwarded=len(active))
+        step = run.update(total, [names[i] for i in active[:4]])
+        sums.update(step, updates=1, forwarded=len(active))
     row = {key: sums[key] / sums["updates"] for key in ("loss", "grad_norm", "lr") if sums}
     row |= means.row() | {key: sums[key] for key in ("updates", "forwarded")}
     if "kl/token" in row:  # per row, as a sum over its tokens, in nats

@@ -87,8 +87,8 @@ def merged_state(model):
         path = key.removesuffix(".weight")
         if value.is_floating_point():
             value = value.float()
-        if f"{path}.lora_A.weight" in state:
-            a, b = state[f"{path}.lora_A.weight"], state[f"{path}.lora_B.weight"]
+        a, b = (state.get(f"{path}.lora_{side}.weight") for side in "AB")
+        if a is not None:
             value = value + SCALE * b.float() @ a.float()
         if not value.isfinite().all():
             raise UserError("--lr: the weights are no longer finite; lower it, and --overwrite")
@@ -109,7 +109,7 @@ def save_adapter(model, folder, source):
     has_head, rank = hasattr(model, "score"), layers[0][1].lora_A.out_features
     config = {
         "peft_type": "LORA", "task_type": "SEQ_CLS" if has_head else "CAUSAL_LM",
-        "r": rank, "lora_alpha": SCALE * rank, "lora_dropout": 0.0, "bias": "none",
+        "r": rank, "lora_alpha": SCALE * rank,
         "target_modules": sorted({path.split(".")[-1] for path, _ in layers}),
         "modules_to_save": ["score"] if has_head else None,
         "base_model_name_or_path": str(source), "inference_mode": True,

@@ -54,7 +54,7 @@ def check_text(row, key):
             raise ValueError(f'"{key}": each message needs a "content" that is one text')
     if not isinstance(value, str) and not messages:
         raise ValueError(f'"{key}": expected text or a list of messages, found {value!r:.60}')
-    if not words(value) and not (messages and messages[-1].get("tool_calls")):
+    if not words(value):
         raise ValueError(f'"{key}" is empty; fill it in or delete the line')
 
 
@@ -106,15 +106,22 @@ def split_prompt(chosen, rejected):
     >>> split_prompt("\\n\\nHuman: 2+2?\\n\\nAssistant: 4", "\\n\\nHuman: 2+2?\\n\\nAssistant: 5")[1:]
     (' 4', ' 5')
     """
-    if isinstance(chosen, str) != isinstance(rejected, str):
-        raise ValueError('"chosen" and "rejected" must both be text or both be lists of messages')
     most = min(len(chosen), len(rejected)) - (not isinstance(chosen, str))
     n = next((i for i in range(most) if chosen[i] != rejected[i]), most)
     if isinstance(chosen, str):
-        n = chosen.rfind(ASSISTANT, 0, n) + len(ASSISTANT)
-        if n < len(ASSISTANT):
-            raise ValueError('"prompt" is missing, and the answers share no "Assistant:"')
+        n = len("".join(chosen[:n].rpartition(ASSISTANT)[:2]))
+    if not n:
+        raise ValueError(
+            '"prompt" is missing, and "chosen" and "rejected" do not begin with the same messages '
+            'or, as texts, with the same text up to "Assistant:"'
+        )
     return chosen[:n], chosen[n:], rejected[n:]
+
+
+def is_rated_below(row):
+    """Is the chosen answer rated, and not above the rejected one? The label may be the other."""
+    scores = [row.get(key) for key in SCORES]
+    return None not in scores and not scores[0] > scores[1]
 
 
 def as_chat(row, *keys):
@@ -136,10 +143,11 @@ def say_how_text_is_read(tokenizer, texts, chat):
 
 
 def words(text_or_messages):
-    """The characters of a text, or of all messages, without blanks and case."""
-    if not isinstance(text_or_messages, str):
-        text_or_messages = "".join(turn["content"] or "" for turn in text_or_messages)
-    return "".join(text_or_messages.split()).casefold()
+    """The characters of a text, or of all messages and tool calls, without blanks and case."""
+    text = text_or_messages
+    if not isinstance(text, str):
+        text = "".join(f"{turn['content']}{turn.get('tool_calls') or ''}" for turn in text)
+    return "".join(text.split()).casefold()
 
 
 def prompt_key(row):
@@ -176,8 +184,8 @@ def split(keys, is_eval, fraction):
     held = np.array(is_eval if any(is_eval) else [held_out(key, fraction) for key in keys])
     held_keys = {key for key, is_held in zip(keys, held) if is_held}
     train = np.array([key not in held_keys for key in keys])
-    if not train.all() and any(is_eval):
-        n = len(keys) - train.sum() - held.sum()
+    n = len(keys) - train.sum() - held.sum()
+    if n:
         print(f"data       {n} rows have a prompt of --eval-pairs and are not trained on")
     if not train.any():
         raise UserError("every prompt is held out, none is left to train on: --eval-fraction 0")
@@ -209,16 +217,15 @@ class Pairs:
     its columns. shared: does a forward compute each prompt once for both answers?"""
 
     def __init__(self, args, tokenizer, max_length, keep_ties=False, columns=()):
-        self.prompts, self.chosen, self.rejected = [], [], []
-        self.places, self.keys, self.rows, self.shared = [], [], [], False
-        self.pad, counts, is_eval, texts = pad_id(tokenizer), Counter(), [], 0
+        usable, is_eval, counts, texts = [], [], Counter(), 0
         for name in [*args.pairs, *args.eval_pairs]:
             for line, row in read_jsonl(name, check_pair, numbered=True, flag="--pairs"):
+                key, tools = prompt_key(row), row.get("tools")
                 counts["rows"] += 1
-                key, texts = prompt_key(row), texts + isinstance(row["prompt"], str)
+                texts += isinstance(row["prompt"], str)
                 if args.chat:
                     as_chat(row, *SIDES)
-                sides, tools = [row[side] for side in SIDES], row.get("tools")
+                sides = [row[side] for side in SIDES]
                 try:
                     ids = encode_pair(tokenizer, *sides, max_length=max_length, tools=tools)
                     dropped = "equal answers" if ids[1] == ids[2] else None
@@ -229,18 +236,16 @@ class Pairs:
                     continue
                 is_long = len(ids[0]) + max(map(len, ids[1:])) >= max_length
                 counts[f"cut to --max-length {max_length}, or just as long"] += is_long
-                scores = [row.get(key) for key in SCORES]
-                if None not in scores and not scores[0] > scores[1]:
-                    counts["score_chosen not above score_rejected"] += 1
-                for column, values in zip((self.prompts, self.chosen, self.rejected), ids):
-                    column.append(np.array(values, np.int32))
+                counts["score_chosen not above score_rejected"] += is_rated_below(row)
+                kept = {column: row.get(column) for column in ("prompt", "tie", *columns)}
+                ids = [np.array(side, np.int32) for side in ids]
+                usable.append((*ids, f"{name}:{line}", key, kept))
                 is_eval.append(name in args.eval_pairs)
-                self.places.append(f"{name}:{line}")
-                self.keys.append(key)
-                self.rows.append({name: row.get(name) for name in ("prompt", "tie", *columns)})
-        if not self.places:
+        if not usable:
             raise UserError(f"--pairs: no usable row ({counts_in_words(counts)})")
+        self.prompts, self.chosen, self.rejected, self.places, self.keys, self.rows = zip(*usable)
         self.train, self.held = split(self.keys, is_eval, args.eval_fraction)
+        self.pad, self.shared = pad_id(tokenizer), False
         for rows in (len(self.train) % args.batch_size, len(self.held)):
             if rows:  # the short last batch of an epoch must not end a run of several processes
                 share([range(rows)])
@@ -255,9 +260,10 @@ class Pairs:
     def tokens(self):
         """(n,) tokens that the forward of each pair computes: the prompt once, or twice."""
         sides = self.prompts, self.chosen, self.rejected
-        prompt, chosen, rejected = (np.array([len(ids) for ids in side]) for side in sides)
-        once, twice = prompt + chosen + rejected, 2 * (prompt + np.maximum(chosen, rejected))
-        return once if self.shared else twice
+        prompt, chosen, rejected = np.array([[len(ids) for ids in side] for side in sides])
+        if self.shared:
+            return prompt + chosen + rejected
+        return 2 * (prompt + np.maximum(chosen, rejected))
 
     def batch(self, indices, device):
         """(ids, attention_mask, answer_mask), (2b, T) each: b chosen rows, then b rejected."""

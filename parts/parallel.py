@@ -94,13 +94,9 @@ def say(line):
 # ---- numbers and rows over the processes ----
 
 
-def all_sum(*numbers):
-    """The sum of each number over the ranks; a single number comes back bare."""
-    if world() > 1:
-        total = torch.tensor(numbers, dtype=torch.float64)
-        dist.all_reduce(total)
-        numbers = total.tolist()
-    return numbers if len(numbers) > 1 else numbers[0]
+def all_sum(number):
+    """The sum of a number over the ranks."""
+    return sum(gather([number]))
 
 
 def gather(values):

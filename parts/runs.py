@@ -9,12 +9,8 @@ calls a loss, a sampler or an evaluation.
         optimizer.zero_grad()
         for part in run.micro_batches(batch, columns):
             run.scaler.scale(loss).backward()        # the scaler does nothing but in fp16
-        grad_norm = run.clip()                       # sums gradients over the ranks, clips
-        loss = run.check(loss, grad_norm, rows)      # a loss that is not finite names its rows
-        lr = run.set_lr(step)                        # warm-up, then --schedule
-        run.scaler.step(optimizer)
-        run.scaler.update()
-        run.log({"loss": loss, …})                   # one row of metrics.jsonl
+        update = run.update(loss.item(), rows)       # sums gradients over the ranks, clips, steps
+        run.log({**update, …})                       # one row of metrics.jsonl
     return run.finish("python evaluate.py …")        # the model; numbers before and after
 
 What a later step reads is a function of (seed, step) or is in `run.state`; so a killed run that is
@@ -43,14 +39,7 @@ from tqdm import tqdm
 import common
 from parts import parallel
 from parts.card import shown_value, write_card
-from parts.files import (
-    UserError,
-    read_log,
-    read_record,
-    replacing,
-    write_json,
-    write_jsonl,
-)
+from parts.files import UserError, read_log, read_record, replacing, write_json, write_jsonl
 from parts.flags import LEAST_STEPS, lr_factor
 from parts.parallel import all_sum, gather, rank, world
 
@@ -59,13 +48,20 @@ LOSS_SCALE = 2.0**10  # of fp16; torch's 65536 overflows in the first steps of m
 MOST_SKIPS = 11  # in a row; each overflow halves the scale, this one brings it below 1
 MICRO_TOKENS = {"cpu": 1024}  # by default; 8192 elsewhere
 CHECKPOINTS = "checkpoint/step-*.pt"
-NUMBERS = {"lr": float, "steps": int, "epochs": int}
+PLAN = "steps", "epochs"
 LOGS = "metrics.jsonl", "samples.jsonl", "rollouts.jsonl"
 # flags that --resume may change; with more of the last four a run that has ended goes on
 MAY_DIFFER = """
     out resume overwrite eval_every save_every stop_after wandb_project fsdp device micro_tokens
     grad_checkpoint steps epochs judge_budget target
 """.split()
+
+
+def inputs(args):
+    """The files and folders that the flags name, as absolute paths; of FILE:FUNCTION the file."""
+    words = [str(x) for k, value in vars(args).items() if k != "out" for x in np.atleast_1d(value)]
+    paths = [path for word in words for path in (word, word.rpartition(":")[0]) if path]
+    return [Path(path).resolve() for path in paths if os.path.exists(path)]
 
 
 class Run:
@@ -97,20 +93,15 @@ class Run:
             "versions": versions,
         }
         self.old = read_record(self.out, "--out", "choose another folder")
-        self._check_out(stage)
+        self._check_out()
 
-    def _check_out(self, stage):
+    def _check_out(self):
         """Refuse an --out in use, and a --resume of another run; nothing in --out is touched."""
-        args, out, old, wrong = self.args, self.out, self.old, None
-        given = [str(x) for k, v in vars(args).items() if k != "out" for x in np.atleast_1d(v)]
-        paths = [x for name in given for x in (name, name.rpartition(":")[0])]  # FILE:FUNCTION
-        paths = [Path(x).resolve() for x in paths if x and os.path.exists(x)]
-        inside = [x for x in paths if out.resolve() in (x, *x.parents)]
+        args, out, old, stage = self.args, self.out, self.old, self.record["stage"]
+        wrong = None
         if args.resume and args.overwrite:
             wrong = "--resume continues a run, --overwrite replaces it; pass one of them"
-        elif args.overwrite and inside:
-            wrong = f"--overwrite: {out} contains the input {inside[0]}; move it first"
-        elif args.resume and not (old and old["stage"] == stage and list(out.glob(CHECKPOINTS))):
+        elif args.resume and not (old and old["stage"] == stage and any(out.glob(CHECKPOINTS))):
             wrong = f"--resume: {out} holds no run of {stage}.py with a checkpoint"
         elif args.resume:
             wrong = self._differences(old["args"])
@@ -118,24 +109,23 @@ class Run:
             wrong = f"--out {out}: holds a run; pass --resume, --overwrite or another --out"
         elif not old and out.exists() and any(out.iterdir()):
             wrong = f"--out {out}: holds files that are no run; choose another folder"
+        elif inside := [path for path in inputs(args) if path.is_relative_to(out.resolve())]:
+            wrong = f"--overwrite: {out} contains the input {inside[0]}; move it first"
         if wrong:
             raise UserError(wrong)
 
     def _differences(self, was):
         """Which flags of a resumed run are others; what was left to a default stays what it was."""
-        now, differs = vars(self.args), []
-        given = now["steps"] or now["epochs"]
+        now, differences = vars(self.args), []
+        replanned = now["steps"] or now["epochs"]
         for key in sorted(now):
-            fixed = key not in MAY_DIFFER
-            if now[key] is None and (fixed or key in ("steps", "epochs") and not given):
+            may_differ = key in MAY_DIFFER
+            if now[key] is None and (not may_differ or key in PLAN and not replanned):
                 now[key] = was.get(key)
-                value, kind = now[key], NUMBERS.get(key)
-                if kind and value is not None and not (isinstance(value, kind) and value > 0):
-                    differs.append(f"--{key} was {value!r}, which is no number above 0")
-            elif now[key] != was.get(key) and fixed:
+            elif now[key] != was.get(key) and not may_differ:
                 flag = f"--{key.replace('_', '-')}"
-                differs.append(f"{flag} was {was.get(key)!r}, is {now[key]!r}")
-        return differs and f"--resume: not the run in {self.out}: {'; '.join(differs)}"
+                differences.append(f"{flag} was {was.get(key)!r}, is {now[key]!r}")
+        return differences and f"--resume: not the run in {self.out}: {'; '.join(differences)}"
 
     def start(self, modules, tokenizer, rates, per_epoch, encoded, own_lr=None):
         """The optimiser, AdamW over the trained weights; sets `planned`, the number of steps; with
@@ -161,13 +151,14 @@ class Run:
                 parallel.shard(module)
         small = self.policy.model.num_parameters() < 100e6
         args.lr = args.lr or rates[2 if args.lora_rank else 0 if small else 1]
-        own = {w: rate for part, rate in (own_lr or {}).items() for w in part.parameters()}
-        weights, groups = [w for w in self.modules.parameters() if w.requires_grad], {}
-        for weight in weights:
-            groups.setdefault(own.get(weight, args.lr), []).append(weight)
-        groups = [{"params": group, "lr": r, "base_lr": r} for r, group in groups.items()]
+        rate = {w: lr for part, lr in (own_lr or {}).items() for w in part.parameters()}
+        weights = [w for w in self.modules.parameters() if w.requires_grad]
+        groups = [
+            {"params": [w for w in weights if rate.get(w, args.lr) == lr], "lr": lr, "base_lr": lr}
+            for lr in sorted({args.lr, *rate.values()})
+        ]
         self.optimizer = torch.optim.AdamW(groups, weight_decay=0.0, fused=True)
-        epochs = args.epochs or max(1, math.ceil(LEAST_STEPS / per_epoch))
+        epochs = args.epochs or math.ceil(LEAST_STEPS / per_epoch)
         self.planned = args.steps or epochs * per_epoch
         if args.resume:
             self._load_checkpoint()
@@ -182,13 +173,11 @@ class Run:
 
         seconds   what a step will take, as measured before the first one
         """
+        args, left = self.args, range(self.step + 1, self.planned + 1)
         self.open()
-        left = range(self.step + 1, self.planned + 1)
         if seconds and left:
-            minutes = round(seconds * len(left) / world() / 60 + 0.5)
-            parallel.say(
-                f"time       {len(left)} steps, about {minutes} min, evaluations not counted"
-            )
+            minutes = math.ceil(seconds * len(left) / world() / 60)
+            parallel.say(f"time       {len(left)} steps, about {minutes} min without evaluations")
         before = {n: signal.signal(n, self._catch) for n in (signal.SIGINT, signal.SIGTERM)}
         self.bar = parallel.progress(left, "training", self.planned, self.step)
         self.last = time.perf_counter()
@@ -197,13 +186,13 @@ class Run:
                 break
             self.step = step
             yield step
-            # one rank's signal stops all; -1 is --stop-after
-            stop = max(gather([self.caught])) or -(step == self.args.stop_after)
             last = step == self.planned or self.state.get("ended")
-            if stop or last or step % self.args.save_every == 0:
+            self.caught = max(gather([self.caught]))  # one rank's signal stops all
+            if not self.caught and step == args.stop_after and not last:
+                self.caught = -1
+            if self.caught or last or step % args.save_every == 0:
                 self._save_checkpoint()
-            if stop and not last:
-                self.caught = stop
+            if self.caught:
                 break
         for signum, handler in before.items():
             signal.signal(signum, handler)
@@ -223,40 +212,39 @@ class Run:
         parts = parallel.share(common.micro_batches(rows, lengths, self.args.micro_tokens))
         return parts if torch.is_grad_enabled() else parallel.progress(parts, name, delay=3)
 
-    def clip(self):
-        """Sum the gradients over the ranks and clip those of each module to norm 1; returns the
-        first module's norm before. In fp16 they are unscaled first."""
+    def update(self, loss, rows):
+        """One optimiser step: gradients are summed over the ranks, those of each module are clipped
+        to norm 1, and the rate follows --schedule. In fp16 the gradients are unscaled first, and
+        the scaler skips a step that is not finite.
+
+        loss    of the rows of this rank
+        rows    the rows of the step, for the UserError if the loss or the gradient is not finite
+        returns {"loss" of all ranks, "lr", "grad_norm" of the first module before clipping}
+        """
+        loss, weights = all_sum(loss), self.modules.parameters()
         if not self.args.fsdp:  # which has summed its shards already
-            weights = self.modules.parameters()
             parallel.add_up([weight.grad for weight in weights if weight.grad is not None])
         self.scaler.unscale_(self.optimizer)
         clip = nn.utils.clip_grad_norm_
         norm, *_ = [clip(m.parameters(), MAX_GRAD_NORM) for m in self.modules.values()]
-        return (norm.full_tensor() if hasattr(norm, "full_tensor") else norm).item()
-
-    def check(self, loss, grad_norm, where):
-        """The loss, summed over the ranks; UserError that names the rows if it or the gradient is
-        not finite. In fp16 the scaler skips such a step, and MOST_SKIPS in a row end the run."""
-        loss = all_sum(loss)
-        self.skips = 0 if math.isfinite(loss + grad_norm) else self.skips + 1
+        norm = (norm.full_tensor() if hasattr(norm, "full_tensor") else norm).item()
+        self.skips = 0 if math.isfinite(loss + norm) else self.skips + 1
         if self.skips == (MOST_SKIPS if self.scaler.is_enabled() else 1):
-            wrong = f"loss {loss:g}, gradient norm {grad_norm:g}: not finite"
-            raise UserError(f"{wrong}; rows {where}. Lower --lr, or look at these rows")
-        return loss
-
-    def set_lr(self, step):
-        """Put the rate of this step into the optimiser; returns that of the first group."""
-        factor = lr_factor(step, self.planned, self.args.warmup, self.args.schedule)
+            wrong = f"loss {loss:g}, gradient norm {norm:g}: not finite"
+            raise UserError(f"{wrong}; rows {rows}. Lower --lr, or look at these rows")
+        factor = lr_factor(self.step, self.planned, self.args.warmup, self.args.schedule)
         for group in self.optimizer.param_groups:
             group["lr"] = group["base_lr"] * factor
-        return self.optimizer.param_groups[0]["lr"]
+        self.scaler.step(self.optimizer)
+        self.scaler.update()
+        return {"loss": loss, "lr": self.args.lr * factor, "grad_norm": norm}
 
     # ---- log ----
 
     def log(self, row):
         """One row of metrics.jsonl, with the step, and the seconds since the last row."""
-        seconds = time.perf_counter() - self.last
-        self.last += seconds
+        now = time.perf_counter()
+        seconds, self.last = now - self.last, now
         row = {**row, "time_s": round(seconds, 4)}
         if "tokens" in row:
             row["tokens_per_s"] = round(row["tokens"] / seconds)
@@ -295,21 +283,21 @@ class Run:
         if self.is_open:
             return
         all_sum(0)  # all ranks have looked at the folder as it was
-        self.is_open = True
+        self.is_open, args, out = True, self.args, self.out
         if rank():
             return
-        if self.args.overwrite and self.old:
-            shutil.rmtree(self.out)
-        (self.out / "checkpoint").mkdir(parents=True, exist_ok=True)
-        (self.out / "config.json").unlink(missing_ok=True)  # until the run ends it is no model
-        write_json(self.out / "args.json", self.record)
-        for log in [self.out / name for name in LOGS if (self.out / name).is_file()]:
-            write_jsonl(log, self.rows(log.name))
-        if self.args.wandb_project:
+        if args.overwrite and self.old:
+            shutil.rmtree(out)
+        (out / "checkpoint").mkdir(parents=True, exist_ok=True)
+        (out / "config.json").unlink(missing_ok=True)  # until the run ends it is no model
+        write_json(out / "args.json", self.record)
+        for name in LOGS:
+            if (out / name).is_file():
+                write_jsonl(out / name, self.rows(name))
+        if args.wandb_project:
             import wandb
 
-            project, name = self.args.wandb_project, self.out.name
-            self.wandb = wandb.init(project=project, name=name, config=vars(self.args))
+            self.wandb = wandb.init(project=args.wandb_project, name=out.name, config=vars(args))
 
     # ---- checkpoint, end ----
 
@@ -325,9 +313,8 @@ class Run:
         all_sum(0)
 
     def _load_checkpoint(self):
-        file = max(self.out.glob(CHECKPOINTS))
-        common.opened("--resume", file, self._read_checkpoint)
-        was, now = self.old["args"], vars(self.args)
+        common.opened("--resume", max(self.out.glob(CHECKPOINTS)), self._read_checkpoint)
+        now, was = vars(self.args), self.old["args"]
         if any(now.get(key) != was.get(key) for key in MAY_DIFFER[-4:]):
             self.state.pop("ended", None)
         print(f"resumed    at step {self.step}")
@@ -352,8 +339,8 @@ class Run:
             where = f"stopped after step {self.step} of {self.planned}; its weights are in"
             print(f"{where} {self.out}\ncontinue with the same command and --resume")
             return 128 + self.caught if self.caught > 0 else 0
-        self.step, numbers = min(step, self.step), []
-        rows = self.rows()
+        self.step = min(step, self.step)
+        rows, numbers = self.rows(), []
         for key in self.headline:
             values = [shown_value(row, key) for row in rows if row.get(key) is not None]
             if values:

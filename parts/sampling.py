@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch.nn.functional import softmax
 
-from common import end_ids, head_logits, hidden_states, pad_left
+from common import end_ids, head_logits, hidden_states, pad_left, same_shape
 from parts.parallel import autocast, decoding, gather, progress, rank, world
 
 
@@ -112,3 +112,14 @@ def decode(policy, prompts, n, uniform, ends, temperature):
         mask = torch.cat([mask, mask.new_ones(len(row), 1)], 1)
         hidden = hidden_states(model, token[:, None], mask, policy.dtype, **cache)[:, -1]
     return answers, scores
+
+
+def kl_estimates(logps, ref_logps, mask):
+    """(k1, k3), each (B, T), 0 outside mask, of KL(π‖π_ref) from tokens drawn from π:
+    k1 = d, k3 = e^−d − 1 + d,  d = log π − log π_ref   [Schulman, "Approximating KL divergence"]
+
+    Both are right in the mean; k3 is never negative and varies less.
+    """
+    same_shape(logps=logps, ref_logps=ref_logps, mask=mask)
+    d = torch.where(mask, logps - ref_logps, 0.0)
+    return d, torch.expm1(-d.clamp(min=-20)) + d.clamp(min=-20)

@@ -11,6 +11,8 @@ r1 sees     ✓   ✓               ✓   ✓       c0 and r0 are both predicted
 Exact wherever the attention takes such masks; `can_share` asks before the first step.
 """
 
+import math
+
 import torch
 
 from parts.parallel import autocast
@@ -64,18 +66,16 @@ def can_share(model, dtype, ids, attention_mask, answer_mask):
 
     Exact: within 1e-4 of a hidden state's norm in fp32 (rounding is 2e-6), 5e-2 in fp16 and bf16.
     """
-    exact, answers = False, answer_mask.nonzero(as_tuple=True)
+    row, column = answer_mask.nonzero(as_tuple=True)
+    with autocast(ids.device, dtype):
+        alone = model.base_model(input_ids=ids, attention_mask=attention_mask.long())[0]
+    alone = alone[row, column].float()
     try:
-        with autocast(ids.device, dtype):
-            alone = model.base_model(input_ids=ids, attention_mask=attention_mask.long())[0]
-        alone = alone[answers].float()
-        shared = shared_hidden(model, dtype, ids, attention_mask, answer_mask, *answers).float()
+        shared = shared_hidden(model, dtype, ids, attention_mask, answer_mask, row, column).float()
         gap = ((shared - alone).norm(dim=1) / alone.norm(dim=1)).max().item()
-        exact, reason = gap < (1e-4 if dtype == torch.float32 else 5e-2), f"differs by {gap:.1e}"
-    except (ValueError, RuntimeError, TypeError) as error:  # of a family that knows no such masks
-        if isinstance(error, torch.OutOfMemoryError):
-            raise
-        reason = f"{type(error).__name__} in the model"
+    except (ValueError, RuntimeError, TypeError):  # of a family that takes no such masks
+        gap = math.inf
+    exact = gap < (1e-4 if dtype == torch.float32 else 5e-2)
     if not exact:
-        print(f"prompts    computed twice per pair: one shared row is not exact here ({reason})")
+        print(f"prompts    computed twice per pair: one shared row is off by {gap:.1e} here")
     return exact

@@ -277,7 +277,13 @@ def test_a_step_is_the_closed_form_also_with_a_row_per_turn(history, folder, tmp
     episode under its advantage, its own tokens alone. Computed here turn by turn from the model's
     own logits, for one row per episode and for one per turn."""
     env, grads = echo(tmp_path, history=history), []
-    monkeypatch.setattr(runs.Run, "clip", lambda run: grads.append(gradient(run.policy)) or 0.0)
+    update = runs.Run.update
+
+    def traced(run, *given):
+        grads.append(gradient(run.policy))
+        return update(run, *given)
+
+    monkeypatch.setattr(runs.Run, "update", traced)
     g.main(line(folder, env, tmp_path / "run", "--steps 1 --seed 3"))
     args, (policy, tokenizer) = arguments("--env", env, "--seed 3"), load(folder)
     policy.requires_grad_(True)
@@ -326,7 +332,7 @@ def test_a_run_leaves_what_the_header_promises(folder, tmp_path, capsys):
             assert [r["seed"] for r in kept] == [*range(g.VAL_SEEDS, g.VAL_SEEDS + 4)]
         else:
             expected |= {"reward/mean": v, "length/mean": n, "length/truncated_frac": cut}
-            expected |= {"ratio": 1, "answer_tokens": 4 * n, "episodes": 4, "sample_gap": 0}
+            expected |= {"ratio/mean": 1, "answer_tokens": 4 * n, "episodes": 4, "sample_gap": 0}
             assert row["tokens"] > 2 * row["answer_tokens"], "the environment's words as well"
             for a, b in (kept[:2], kept[2:]):
                 gain = (a["reward"] - b["reward"]) / 2

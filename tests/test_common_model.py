@@ -13,7 +13,7 @@ from transformers import AutoModelForCausalLM, AutoModelForSequenceClassificatio
 
 import common
 from common import Policy, load_model
-from parts import lora, parallel, runs
+from parts import lora, parallel, runs, sampling
 from parts.files import UserError
 from parts.shared_prompt import can_share
 from tiny import CHATML, cases, error_of, read_json, tiny_model, tiny_tokenizer
@@ -175,14 +175,14 @@ def test_kl_estimates():
     """By hand, and in the mean over all tokens: KL(π‖π_ref) itself."""
     generator = torch.Generator().manual_seed(0)
     logps, ref = torch.randn(2, 300, generator=generator).log_softmax(-1)
-    k1, k3 = common.kl_estimates(logps, ref, torch.ones(300, dtype=bool))
+    k1, k3 = sampling.kl_estimates(logps, ref, torch.ones(300, dtype=bool))
     kl = (logps.exp() * (logps - ref)).sum()
     for k in (k1, k3):
         torch.testing.assert_close((logps.exp() * k).sum(), kl)
     assert (k3 >= 0).all() and (k1 < 0).any()
-    k1, k3 = common.kl_estimates(torch.tensor([-1.0, 5.0]), torch.tensor([-2.0, 0.0]), torch.tensor([True, False]))  # fmt: skip
+    k1, k3 = sampling.kl_estimates(torch.tensor([-1.0, 5.0]), torch.tensor([-2.0, 0.0]), torch.tensor([True, False]))  # fmt: skip
     assert k1.tolist() == [1, 0] and k3.tolist() == pytest.approx([0.36788, 0], abs=1e-5)
-    k3 = common.kl_estimates(torch.tensor([-200.0]), torch.tensor([-1.0]), torch.tensor([True]))[1]
+    k3 = sampling.kl_estimates(torch.tensor([-200.0]), torch.tensor([-1.0]), torch.tensor([True]))[1]
     assert k3.isfinite().all()
 
 

@@ -318,7 +318,7 @@ def test_split_prompt(prompt, chosen, rejected):
 base | change | reason
 none | {"prompt": "Assess", "completion": "hold"} | chosen
 none | {"chosen": "alpha", "rejected": "beta"} | Assistant
-none | {"chosen": "alpha", "rejected": [{"role": "assistant", "content": "x"}]} | both be text or both be
+none | {"chosen": "alpha", "rejected": [{"role": "assistant", "content": "x"}]} | "prompt" is missing
 good | {"rejected": None} | "rejected"
 good | {"rejected": " \n "} | "rejected" is empty
 good | {"prompt": " "} | "prompt" is empty

@@ -11,7 +11,7 @@ import torch
 import common
 import dpo
 import reward_train
-from parts import answers, pairs, runs
+from parts import answers, pairs, runs, sampling
 from tiny import cases
 
 LN2 = math.log(2)
@@ -192,7 +192,7 @@ P, P_REF = t(0.7, 0.2, 0.1), t(0.2, 0.3, 0.5)
 
 def test_kl_card_values():
     """KL(π‖π_ref) = .6349 is the mean of k1 and k3, of which k3 varies less."""
-    k = common.kl_estimates(P.log()[:, None], P_REF.log()[:, None], on([1], [1], [1]))
+    k = sampling.kl_estimates(P.log()[:, None], P_REF.log()[:, None], on([1], [1], [1]))
     estimates = torch.cat(k, 1)  # (3, 2)
     means = P @ estimates
     assert close(means, [0.6349, 0.6349], 5e-5)
@@ -214,7 +214,7 @@ def test_kl_card_gradients(place, j, expected):
     loss pulls towards KL(π_ref‖π), k1 in the loss nowhere."""
     logits = P.log().requires_grad_()
     logps = torch.log_softmax(logits, -1)  # (3,) of three symbols, drawn in the shares P
-    k = common.kl_estimates(logps[:, None], P_REF.log()[:, None], on([1], [1], [1]))[j // 2][:, 0]
+    k = sampling.kl_estimates(logps[:, None], P_REF.log()[:, None], on([1], [1], [1]))[j // 2][:, 0]
     if place == "reward":  # REINFORCE: the estimate is a number, the gradient comes from log π
         k = k.detach() * logps
     elif place == "ratio":
@@ -225,7 +225,7 @@ def test_kl_card_gradients(place, j, expected):
 def test_kl_far_from_the_reference():
     """Clamped, a policy that ran away has no gradient back; k3 is bounded, or e^50 ends the run."""
     logps = torch.tensor([[-60.0, -10.0]])
-    k1, k3 = common.kl_estimates(logps, logps.flip(1), on([1, 1]))
+    k1, k3 = sampling.kl_estimates(logps, logps.flip(1), on([1, 1]))
     assert k1.tolist() == [[-50, 50]]
     assert k3.isfinite().all() and close(k3[0, 1], 49.0, 1e-5)
 
@@ -253,7 +253,7 @@ DPO = dict(zip(NAMES, PAIRS)) | LENGTHS
 LOSSES = {  # one value per row or token
     **{f"dpo {kind}": ("dpo.dpo_loss", {"loss_type": kind}, DPO) for kind in dpo.LOSS_TYPES},
     "bradley_terry": ("reward_train.bradley_terry_loss", {"center_coef": 0.01}, MARGINS),
-    "kl": ("common.kl_estimates", {}, rows("logps ref_logps")),
+    "kl": ("parts.sampling.kl_estimates", {}, rows("logps ref_logps")),
     "policy": ("ppo.ppo_policy_loss", {}, rows("logps old_logps advantages")),
     "value": ("ppo.ppo_value_loss", {}, rows("values old_values returns")),
 }
