@@ -250,11 +250,11 @@ def main(argv=None):
     answers = Answers(args, tokenizer, shown, {pairs.keys[i] for i in pairs.train})
 
     # the policy; before step one it is its own reference, and gives the log-probs of all pairs
-    settings = {"trainable": True, "lora_rank": args.lora_rank, "seed": args.seed}
-    model = load_model(args.model, run.device, run.dtype, **settings)
+    source = args.model, run.device, run.dtype
+    model = load_model(*source, trainable=True, lora_rank=args.lora_rank, seed=args.seed)
     policy = reference = Policy(model, run.dtype)
     if args.prompts and args.loss_type != "simpo" and not args.lora_rank:  # for val/kl alone
-        reference = Policy(load_model(args.model, run.device, run.dtype), run.dtype)
+        reference = Policy(load_model(*source), run.dtype)
     longest = pairs.batch([pairs.tokens().argmax()], run.device)
     pairs.shared = can_share(model, run.dtype, *longest)
     per_epoch, seconds = math.ceil(len(pairs.train) / args.batch_size), None
@@ -284,7 +284,7 @@ def main(argv=None):
             total += loss.item()
             stats.append(columns)
         update = run.update(total, [pairs.places[i] for i in batch[:4]])  # clip the gradient, step
-        counts = {"epoch": epoch, "n": len(batch), "tokens": tokens[batch].sum()}
+        counts = dict(epoch=epoch, n=len(batch), tokens=tokens[batch].sum())
         run.log(means(stats, pairs.keys) | counts | update)
         # (6) now and then: held-out loss and accuracy, sample answers and their score
         if run.evaluates(step):

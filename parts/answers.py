@@ -59,9 +59,9 @@ def generate(policy, tokenizer, prompt_ids, max_new_tokens, temperature, seed=0,
     Under torchrun every process draws all answers, so that their number changes none.
     """
     model, ends, pad, answers = policy.model, end_ids(tokenizer), pad_id(tokenizer), []
-    settings = {"max_new_tokens": max_new_tokens, "eos_token_id": ends, "pad_token_id": pad}
+    settings = dict(max_new_tokens=max_new_tokens, eos_token_id=ends, pad_token_id=pad)
     if temperature:  # else the most likely token, which is the default
-        settings |= {"do_sample": True, "temperature": temperature, "top_k": 0}
+        settings |= dict(do_sample=True, temperature=temperature, top_k=0)
     torch.manual_seed(seed)
     with parallel.decoding(policy), parallel.autocast(model.device, policy.dtype):
         for start in range(0, len(prompt_ids), rows):

@@ -75,8 +75,9 @@ def autocast(device, dtype):
 def progress(rows, name, total=None, initial=0, delay=0):
     """A bar on rank 0; in a log file a line per minute."""
     every = 0.1 if sys.stderr.isatty() else 60
-    settings = {"initial": initial, "mininterval": every, "delay": delay, "disable": rank() > 0}
-    return tqdm(rows, name, total, **settings)
+    return tqdm(
+        rows, name, total, initial=initial, mininterval=every, delay=delay, disable=rank() > 0
+    )
 
 
 def say(line):
@@ -118,8 +119,8 @@ def share(parts):
         rows = parts.pop(max(range(len(parts)), key=lambda i: len(parts[i])))
         if len(rows) < 2:
             raise UserError(
-                f"{world()} processes need as many rows in each batch, and in what is held out; "
-                "raise --batch-size or --eval-fraction, or start fewer processes"
+                f"{world()} processes need as many rows in each batch and in what is held out: raise "
+                "--batch-size or --eval-fraction, or start fewer"
             )
         parts += [rows[::2], rows[1::2]]
     return parts[rank() :: world()]

@@ -86,12 +86,7 @@ class Run:
         self.bar, self.last = tqdm(disable=True), time.perf_counter()
         torch.manual_seed(args.seed)
         versions = {name: version(name) for name in ("torch", "transformers", "tokenizers")}
-        self.record = {
-            "stage": stage,
-            "command": sys.argv,
-            "args": vars(args),
-            "versions": versions,
-        }
+        self.record = dict(stage=stage, command=sys.argv, args=vars(args), versions=versions)
         self.old = read_record(self.out, "--out", "choose another folder")
         self._check_out()
 
@@ -154,7 +149,7 @@ class Run:
         rate = {w: lr for part, lr in (own_lr or {}).items() for w in part.parameters()}
         weights = [w for w in self.modules.parameters() if w.requires_grad]
         groups = [
-            {"params": [w for w in weights if rate.get(w, args.lr) == lr], "lr": lr, "base_lr": lr}
+            dict(params=[w for w in weights if rate.get(w, args.lr) == lr], lr=lr, base_lr=lr)
             for lr in sorted({args.lr, *rate.values()})
         ]
         self.optimizer = torch.optim.AdamW(groups, weight_decay=0.0, fused=True)
@@ -237,7 +232,7 @@ class Run:
             group["lr"] = group["base_lr"] * factor
         self.scaler.step(self.optimizer)
         self.scaler.update()
-        return {"loss": loss, "lr": self.args.lr * factor, "grad_norm": norm}
+        return dict(loss=loss, lr=self.args.lr * factor, grad_norm=norm)
 
     # ---- log ----
 
@@ -275,8 +270,7 @@ class Run:
     def write(self, name, rows):
         """Append rows to one of the run's logs."""
         if not rank():
-            rows = [{"step": self.step, **row} for row in rows]
-            write_jsonl(self.out / name, rows, append=True)
+            write_jsonl(self.out / name, [{"step": self.step, **row} for row in rows], append=True)
 
     def open(self):
         """Before the first row: replace the run in --out, or cut its logs to the checkpoint."""
