@@ -220,6 +220,14 @@ def max_positions(config):
     return getattr(config.get_text_config(), "max_position_embeddings", None) or math.inf
 
 
+def check_ids(config, *rows):
+    """UserError if a token has no row in the embedding: the tokenizer was extended, the model not."""
+    size, largest = config.get_text_config().vocab_size, max(int(max(ids)) for ids in rows)
+    if largest >= size:
+        fix = "call resize_token_embeddings, and save the model"
+        raise UserError(f"--model: token {largest} has no row in its embedding of {size}; {fix}")
+
+
 def load_tokenizer(name, flag="--model"):
     from transformers import AutoTokenizer
 

@@ -236,7 +236,7 @@ def check_start(args, run, policy, pairs):
     expected = {"hinge": 1.0, "ipo": 1 / (4 * args.beta**2)}.get(args.loss_type, math.log(2))
     if args.loss_type != "simpo":  # β multiplies the rounding, too
         bound = 1e-4 * max(1, expected, args.beta)
-        identity("loss before step one", loss, expected, bound, run.dtype, "--model")
+        identity("loss before step one", loss, expected, bound, run.dtype, f"--model {args.model}")
     print(f"preflight  log-probs are the model's, loss before step one {loss:.4f}: ok")
 
 
@@ -246,8 +246,9 @@ def main(argv=None):
     tokenizer, config = load_tokenizer(args.model), common.load_config(args.model)
     # (1) read pairs; render the prompt; mark the answer tokens
     pairs = Pairs(args, tokenizer, min(args.max_length, common.max_positions(config)))
+    common.check_ids(config, [pairs.pad], *pairs.ids())
     shown = [pairs.rows[i] for i in [*pairs.held, *pairs.train][:2]]
-    answers = Answers(args, tokenizer, shown, {pairs.keys[i] for i in pairs.train})
+    answers = Answers(args, tokenizer, config, shown, {pairs.keys[i] for i in pairs.train})
 
     # the policy; before step one it is its own reference, and gives the log-probs of all pairs
     source = args.model, run.device, run.dtype

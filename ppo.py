@@ -384,7 +384,7 @@ def preflight(args, run, models, rows):
         run.state["scale"] = [scores.mean().item(), deviation]
     cut = args.end_penalty * (~b["finished"]).double().mean().item()
     expected = standardised(b, run.state["scale"]).mean().item() - cut  # the KL is 0 yet
-    start_at(models.critic.head, expected, b["values"][b["mask"]], run.state["scale"][1])
+    start_at(models.critic, expected, b["values"][b["mask"]], run.state["scale"][1])
     print("reward     {:.4g} over {} answers of the start; trained on is (score − {:.4g}) / {:.4g}, "
           "the critic starts at {:.3g}".format(scores.mean(), n, *run.state["scale"], expected))  # fmt: skip
     if args.reward_model:

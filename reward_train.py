@@ -181,6 +181,7 @@ def main(argv=None):
     # (1) read pairs; render the prompt; mark the answer tokens
     longest = min(args.max_length, common.max_positions(config))
     pairs = Pairs(args, tokenizer, longest, keep_ties=True, columns=[args.margin])
+    common.check_ids(config, [pairs.pad], *pairs.ids())
     margins, ties = (x.to(run.device) for x in read_labels(args, pairs))  # (n,) each
 
     # the trunk of --model with one output: all of it is trained, or adapters and that output
@@ -199,7 +200,9 @@ def main(argv=None):
         # forward and backward take three times as long as a forward
         seconds = 3 * (time.perf_counter() - start)
         if fresh:
-            identity("loss before step one", loss, math.log(2), 1e-4, run.dtype, "--model")
+            identity(
+                "loss before step one", loss, math.log(2), 1e-4, run.dtype, f"--model {args.model}"
+            )
         *read, last = *pairs.prompts[first[0]], *pairs.chosen[first[0]]
         print(f"row        its score is read at ▮: {tokenizer.decode(read)}▮"
               f"{tokenizer.decode(last)}\npreflight  loss before step one {loss:.4f}: ok")  # fmt: skip

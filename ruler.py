@@ -135,7 +135,7 @@ def order_effect(groups):
 
 
 def add_ruler_arguments(parser):
-    add = parser.add_argument_group("RULER").add_argument
+    add = parser.add_argument
     # fmt: off
     add("--ruler-rubric", metavar="FILE", help="text file with grading instructions of your own")
     add("--judge-passes", type=int, choices=(1, 2), default=1, help="2 asks again with every attempt at another place and takes the mean (default %(default)s)")

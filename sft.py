@@ -295,9 +295,10 @@ def main(argv=None):
     rows, train, held = load_rows(
         args, tokenizer, min(args.max_length, common.max_positions(config))
     )
+    common.check_ids(config, [pad], *(row.ids for row in rows))
     held_rows, lengths = [rows[i] for i in held], [len(row.ids) for row in rows]
     shown = [{"prompt": rows[i].prompt} for i in (*held, *train)[:2]]
-    answers = Answers(args, tokenizer, shown, {rows[i].key for i in train})
+    answers = Answers(args, tokenizer, config, shown, {rows[i].key for i in train})
 
     policy = load_policy(args, run, config)
     per_epoch, encoded = math.ceil(len(train) / args.batch_size), [row.ids for row in rows]

@@ -2,11 +2,12 @@
 
 import hashlib
 import math
+from numbers import Real
 
 import numpy as np
 import torch
 
-from common import encode_prompt, end_ids, pad_id, pad_left
+from common import check_ids, encode_prompt, end_ids, max_positions, pad_id, pad_left
 from parts import parallel
 from parts.files import UserError, existing_file, load_function, number, read_jsonl
 from parts.pairs import as_chat, check_prompt, prompt_key
@@ -31,8 +32,9 @@ def visible(text):
     >>> visible("<think>hm</think> Hello"), visible("<think>hm, hello"), visible("Hello")
     ('Hello', '', 'Hello')
     """
-    text = text.rpartition("</think>")[2].strip()
-    return "" if "<think>" in text else text
+    thought, end, answer = text.rpartition("</think>")
+    answer = answer.lstrip() if end else answer
+    return "" if "<think>" in answer else answer
 
 
 def read_prompts(path, flag, chat=False):
@@ -47,8 +49,11 @@ def read_prompts(path, flag, chat=False):
 
 def some_prompts(rows, most):
     """At most `most` rows, chosen and ordered by the prompt's hash: always the same ones."""
-    by_hash = {hashlib.sha256(prompt_key(row).encode()).digest(): row for row in rows}
-    return [by_hash[digest] for digest in sorted(by_hash)[:most]]
+
+    def digest(row):
+        return hashlib.sha256(prompt_key(row).encode()).digest()
+
+    return sorted(rows, key=digest)[:most]
 
 
 @torch.no_grad()
@@ -78,11 +83,20 @@ def score_answers(function, flag, rows, prompts, texts):
     cannot score. Asked on rank 0 alone; it reads what is graded, see `visible`."""
     scores = None
     if not parallel.rank():
-        scores = list(function(prompts, [visible(text) for text in texts], rows))
-        if len(scores) != len(texts) or not all(x is None or math.isfinite(x) for x in scores):
+        scores = function(prompts, [visible(text) for text in texts], rows)
+        try:
+            scores = [x if x is None else float(x) for x in scores]
+            wrong = len(scores) != len(texts) or not all(math.isfinite(x or 0) for x in scores)
+        except (TypeError, ValueError):
+            wrong = True
+        if wrong:
             expected = f"expected a finite number or None for each of {len(texts)} answers"
             raise UserError(f"{flag}: returned {scores!r:.200}; {expected}")
     return parallel.gather([scores])[0]
+
+
+def is_finite(x):
+    return isinstance(x, Real) and math.isfinite(x)
 
 
 def scored(key, scores):
@@ -106,12 +120,13 @@ class Answers:
     trained   the keys of the prompts that are trained on, see `pairs.prompt_key`
     """
 
-    def __init__(self, args, tokenizer, otherwise, trained):
+    def __init__(self, args, tokenizer, config, otherwise, trained):
         self.args, self.tokenizer, self.rows = args, tokenizer, otherwise
         self.gold = load_function(args.gold, "--gold") if args.gold else None
-        room = args.max_length - args.max_new_tokens
+        room = min(args.max_length, max_positions(config)) - args.max_new_tokens
         if room < 1:
-            raise UserError("--max-new-tokens: leaves no room for a prompt in --max-length")
+            wrong = "leaves no room for a prompt in --max-length, or in the model's positions"
+            raise UserError(f"--max-new-tokens: {wrong}")
         if args.gold and not args.prompts:
             raise UserError("--gold scores answers to prompts: add --prompts FILE")
         if args.prompts:
@@ -124,6 +139,7 @@ class Answers:
                 print(f"prompts    {seen} and {fate}")
             self.rows = some_prompts(unseen or rows, MOST_PROMPTS)
         self.ids = [encode_prompt(tokenizer, row["prompt"], room) for row in self.rows]
+        check_ids(config, *self.ids)
 
     def __call__(self, policy):
         """(metrics, two samples, answers as lists of ids): scored are answers at

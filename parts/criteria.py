@@ -52,7 +52,7 @@ def load_items(path, responses=None, flag="--criteria"):
 
 def answer_of(item):
     """What the judge grades of an answer: the text behind its thought."""
-    return visible(response_text(item.get("response")))
+    return visible(response_text(item.get("response"))).strip()
 
 
 def criteria_of(item):

@@ -84,8 +84,10 @@ def load_critic(args, run, reward, tokenizer):
 
 
 @torch.no_grad()
-def start_at(head, expected, values, deviation):
+def start_at(critic, expected, values, deviation):
     """Put a head whose values are in the unit of the scores into deviations, and move its bias, so
     that the mean of these values becomes `expected`, a mean return in deviations."""
-    head.weight.div_(deviation)
-    head.bias.add_(expected - values.mean().item() / deviation)
+    if hasattr(critic, "reshard"):  # with --fsdp, change the shards and not a gathered copy
+        critic.reshard()
+    critic.head.weight.div_(deviation)
+    critic.head.bias.add_(expected - values.mean().item() / deviation)

@@ -83,7 +83,7 @@ def answer_calls(prompt):
     """The Calls for an answer in each manner."""
 
     def parse(reply):
-        text = visible(reply)
+        text = visible(reply).strip()
         return text or None, None if text else "an answer without text"
 
     turns = talk(prompt, None)[:-1]

@@ -31,7 +31,9 @@ def command(main, out_of_memory=""):
     except KeyboardInterrupt:  # the second Ctrl-C; after the first one the step is finished
         status = 130
     except Exception as error:
-        if isinstance(error.__context__, OSError):  # torch.save hides a full disk
+        if not isinstance(error, UserError) and isinstance(
+            error.__context__, OSError
+        ):  # torch.save hides a full disk
             error = error.__context__
         is_memory = type(error).__name__ == "OutOfMemoryError"  # of torch, not imported for it
         if not is_memory and not isinstance(error, (UserError, OSError, ModuleNotFoundError)):
@@ -194,10 +196,12 @@ class _Help(ArgumentDefaultsHelpFormatter):
     """--reward-model MODEL, --max-new-tokens N; a default is shown where there is one."""
 
     def _get_default_metavar_for_optional(self, action):
-        return "N" if action.type else action.dest.split("_")[-1].upper()
+        words = {None: action.dest.split("_")[-1].upper(), existing_file: "FILE"}
+        return words.get(action.type, "N")
 
     def _get_help_string(self, action):
-        is_said = action.default in (None, False, [], "", SUPPRESS) or "default" in action.help
+        flag = action.nargs == 0 or action.default in (None, "", SUPPRESS) or action.default == []
+        is_said = flag or "default" in action.help
         return action.help + " (default %(default)s)" * (not is_said)
 
 

@@ -78,8 +78,11 @@ def merged_state(model):
     """{name: tensor on the CPU} as a checkpoint holds it, in fp32, adapters added to their layers.
     With --fsdp every rank must ask; rank 0 alone gets it."""
     state, merged = full_state(model), {}
+    names, once = (
+        {k for k, _ in model.named_parameters(remove_duplicate=x)} for x in (False, True)
+    )
     for key, value in state.items():
-        if ".lora_" in key:
+        if ".lora_" in key or key in names - once:  # tied weights are written once
             continue
         path = key.removesuffix(".weight")
         if value.is_floating_point():

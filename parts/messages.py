@@ -8,13 +8,12 @@ ROLES = ("system", "developer", "user", "assistant", "tool")
 
 
 def visible(text):
-    """What is graded, as in parts/answers.py: the text behind the last </think>; nothing where a
-    <think> never closes.
+    """What is graded: the text behind the last </think>; nothing where a <think> never closes.
 
     >>> visible("<think>hm</think> Hello"), visible("<think>hm, hello"), visible("Hello")
-    ('Hello', '', 'Hello')
+    (' Hello', '', 'Hello')
     """
-    text = text.rpartition("</think>")[2].strip()
+    text = text.rpartition("</think>")[2]
     return "" if "<think>" in text else text
 
 

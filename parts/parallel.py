@@ -6,6 +6,7 @@ every process as many forwards as every other.
 """
 
 import contextlib
+import math
 import os
 import sys
 
@@ -20,7 +21,7 @@ from torch.distributed.checkpoint.state_dict import (
 )
 from tqdm import tqdm
 
-from parts.files import UserError
+from parts.files import UserError, brief
 
 DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
 
@@ -40,7 +41,11 @@ def pick(device, dtype):
     """(device, compute dtype) of --device and --dtype; auto: a GPU if there is one, and there
     bf16, or fp16 on those older than Ampere; on a CPU fp32."""
     name = "cuda" if device == "auto" and torch.cuda.is_available() else device
-    device = torch.device("cpu" if name == "auto" else name)
+    try:
+        device = torch.device("cpu" if name == "auto" else name)
+        torch.ones(1, device=device).item()
+    except (RuntimeError, AssertionError) as error:  # torch built without CUDA asserts
+        raise UserError(f"--device {name}: {brief(error, 200)}") from None
     if dtype == "auto":  # is_bf16_supported() says True on a T4, because it counts emulation
         newer = device.type == "cuda" and torch.cuda.get_device_capability(device)[0] >= 8
         dtype = "bf16" if newer else "fp16" if device.type == "cuda" else "fp32"
@@ -113,16 +118,22 @@ def add_up(tensors):
 
 def share(parts):
     """This rank's micro-batches, each a list of rows: as many on every rank. Where they do not
-    divide, the largest is split; the update is a sum over rows, so it stays the same."""
+    divide, the largest are split, or, of single rows, the shortest joined; the update is a sum over
+    rows, so it stays the same."""
     parts = [list(part) for part in parts]
-    while len(parts) % world():
-        rows = parts.pop(max(range(len(parts)), key=lambda i: len(parts[i])))
-        if len(rows) < 2:
-            raise UserError(
-                f"{world()} processes need as many rows in each batch and in what is held out: raise "
-                "--batch-size or --eval-fraction, or start fewer"
-            )
-        parts += [rows[::2], rows[1::2]]
+    rows = sum(map(len, parts))
+    n = min(math.ceil(len(parts) / world()), rows // world()) * world()  # forwards of all ranks
+    if rows and not n:
+        raise UserError(
+            f"{world()} processes need as many rows in each batch, and in what is held out; "
+            "raise --batch-size or --eval-fraction, or start fewer processes"
+        )
+    while len(parts) != n:
+        parts.sort(key=len, reverse=True)  # those of equal length stay in order, the longest first
+        if len(parts) > n:
+            parts[-2:] = [parts[-2] + parts[-1]]
+        else:
+            parts[:1] = parts[0][::2], parts[0][1::2]
     return parts[rank() :: world()]
 
 

@@ -172,7 +172,8 @@ class Run:
         self.open()
         if seconds and left:
             minutes = math.ceil(seconds * len(left) / world() / 60)
-            parallel.say(f"time       {len(left)} steps, about {minutes} min without evaluations")
+            shown = f"time       {len(left)} steps, about {minutes} min, evaluations not counted"
+            parallel.say(shown)
         before = {n: signal.signal(n, self._catch) for n in (signal.SIGINT, signal.SIGTERM)}
         self.bar = parallel.progress(left, "training", self.planned, self.step)
         self.last = time.perf_counter()

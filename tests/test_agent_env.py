@@ -173,11 +173,11 @@ def test_free_questions_are_read(text, expected):
 
 def test_free_questions_are_read_rightly_nine_times_in_ten():
     text = (REPO / "tests" / "interview_questions.tsv").read_text(encoding="utf-8")
-    rows, right = [line.split("\t") for line in text.splitlines()], [0, 0, 0]
+    bank, rows = read_bank(str(BANK)), [line.split("\t") for line in text.splitlines()]
+    right = np.zeros(3)
     for requests, kind, topic, question in rows:
-        n, found, topics = read_turn(read_bank(str(BANK)), question)
-        same = n == int(requests), found == kind, (topics or ["-"])[0] == topic
-        right = [a + b for a, b in zip(right, same)]
+        n, found, topics = read_turn(bank, question)
+        right += n == int(requests), found == kind, [*topics, "-"][0] == topic
     assert len(rows) >= 150 and min(right) >= 0.9 * len(rows), right
 
 
@@ -187,19 +187,17 @@ def test_a_bank_of_your_own(tmp_path):
 
     def change(bank):
         bank["cues"]["behavioural"].append("Erzählen Sie")
-        bank["competencies"]["sales"]["phrases"] += ["Konflikt im Verkauf", "Großschadenslage"]
+        bank["competencies"]["sales"]["phrases"].append("Großschadenslage")
         for old, new in (("conflict", "5S audits"), ("planning", "c_sharp")):
-            bank["competencies"][new] = competency = bank["competencies"].pop(old)
-            competency["phrases"].append(new)
-            for item in competency["evidence"]:
-                item["short"] = item["short"].replace(old, new, 1)
-            for names in bank["roles"].values():
-                names[:] = [new if name == old else name for name in names]
+            text = json.dumps(bank["competencies"].pop(old)).replace(f"{old}:", f"{new}:")
+            bank["competencies"][new] = json.loads(text)
+            bank["competencies"][new]["phrases"].append(new)
+            for role, names in bank["roles"].items():
+                bank["roles"][role] = [new if name == old else name for name in names]
 
     own = changed(BANK, tmp_path, change)
-    for noun in ("Konflikt im Verkauf", "einer Großschadenslage"):
-        question = read_turn(read_bank(own), f"Erzählen Sie von {noun}?")
-        assert question == (1, "behavioural", ["sales"])
+    question = read_turn(read_bank(own), "Erzählen Sie von einer Großschadenslage?")
+    assert question == (1, "behavioural", ["sales"])
     assert means(Interview(bank=own), "oracle", range(100)) == (1, 1)
 
 
@@ -282,13 +280,20 @@ def test_a_summary_line_is_worth(reward, text, why, asked):
     assert info["reported"] == (reward > 0) / asked
 
 
-@pytest.mark.parametrize("line", ["no evidence.", "No evidence", "n/a", "no experience"])
-def test_a_gap_is_reported_in_the_words_of_the_task(line):
+@cases("""
+line | reward
+no evidence. | 0.25
+No evidence | 0.25
+no evidence, but a great talent | -0.15
+n/a | -0.15
+no experience | -0.15
+""")
+def test_a_gap_is_reported_in_the_words_of_the_task(line, reward):
     """The prompt asks for "no evidence"; no list of what else might mean it is searched."""
     env = with_states("none", "open", "open", "open")
     ask_about(env, env.competencies[:1])
-    reward = say(env, f"SUMMARY\n{env.competencies[0]}: {line}")[1]
-    assert reward == pytest.approx(0.25 if "o evidence" in line else -0.15)
+    earned = say(env, f"SUMMARY\n{env.competencies[0]}: {line}")[1]
+    assert earned == pytest.approx(reward)
 
 
 @cases("""
@@ -321,9 +326,10 @@ def test_a_repeated_question_costs():
 
 def test_no_summary_costs_and_ends():
     env = with_states()
-    questions = [f"Are you good at {c}?" for c in env.competencies] + ["Are you ok?", "Is it you?"]
-    _, reward, done, info = say(env, *questions, "Goodbye.")
-    assert done and info["fault/no_summary"] == 1 and reward == pytest.approx(-0.25)
+    ask_about(env, ["hobbies"] * 6)
+    before = env.faults["repeated"] * 0.1
+    _, reward, done, info = say(env, "Goodbye.")
+    assert done and info["fault/no_summary"] == 1 and reward == pytest.approx(-0.25 - before)
     assert say(with_states(), "SUMMARY")[1] == with_states().run_out()[0] == pytest.approx(-0.25)
 
 
@@ -368,8 +374,8 @@ def test_profiles_are_as_dealt():
     env, states = Interview(), []
     for seed in range(400):
         env.reset(seed)
-        states.append(sorted(env.states.values()))
-    assert all(s.count("reserved") == 2 and "open" in s for s in states)
+        states.append(" ".join(sorted(env.states.values())))
+    assert {*states} == {"none open reserved reserved", "open open reserved reserved"}
     assert sum("none" in s for s in states) / 400 == pytest.approx(0.5, abs=0.1)
     assert (env.turns, env.max_turns) == (6, 7)
 
@@ -454,9 +460,7 @@ def test_what_an_answer_about_the_mailbox_earns(answer, topic, source, reward):
 
 
 def test_running_out_of_turns():
-    env = Inbox(max_turns=4)
-    assert play(env, lambda env, rng: '{"search": "day"}', 0)[1] == -0.1
-    assert play(env, env.baselines["oracle"], 0)[1] == pytest.approx(0.9 + 0.1 * (1 - 3 / 4))
+    assert play(Inbox(max_turns=2), lambda env, rng: '{"search": "day"}', 0)[1] == -0.1
 
 
 def test_the_mailbox_and_its_baselines():
@@ -479,19 +483,19 @@ def test_the_mailbox_and_its_baselines():
 def test_one_message_proves_each_answer():
     """Three corrections said what the first message had said, and only the later one counted."""
     messages, _, sides = read_mailbox(str(BOX))
-    for q in (q for rows in sides for q in rows):
+    for q in sum(sides, []):
         about = [m for m in messages.values() if q["about"] in str(m)]
-        matches = {m["id"]: re.search(q["pattern"], m["text"]) for m in about}
-        values = {i: match[1] for i, match in matches.items() if match}
-        assert [i for i, value in values.items() if value in q["answers"]] == [q["source"]]
-        assert max(values) == q["source"] and not {*q["answers"]} & {*q["outdated"]}
+        values = {m["id"]: re.findall(q["pattern"], m["text"]) for m in about}
+        assert [i for i in values if {*values[i]} & {*q["answers"]}] == [q["source"]]
+        assert max(i for i in values if values[i]) == q["source"]
+        assert not {*q["answers"]} & {*q["outdated"]}
 
 
 def test_a_search_is_the_same_in_every_process():
     """Weights were added in the order of a set, which differs from process to process: of hits whose
     sums were equal but for rounding, now one came first, now the other."""
     code = "import envs.inbox as e; env = e.Inbox(); env.reset(0); print(env.search('%s'))"
-    words = [sys.executable, "-c", code % "is clerk ximena recruiting raul imke you hear"]
+    words = [sys.executable, "-c", code % "is krueger pham raul about"]
     found = {
         subprocess.check_output(words, cwd=REPO, env=dict(os.environ, PYTHONHASHSEED=seed))
         for seed in "0123"

@@ -42,7 +42,11 @@ def test_arrows_point_down_and_no_stage_imports_a_stage():
             return
         path.append(name)
         for other in sorted(imports(name) & set(FILES)):
-            judged = other in ("judge", "ruler") and name in ("annotate", "grpo_rubric", "grpo_agent")
+            judged = other in ("judge", "ruler") and name in (
+                "annotate",
+                "grpo_rubric",
+                "grpo_agent",
+            )
             assert other not in STAGES or judged, f"{name} imports the stage {other}"
             walk(other)
         done.add(path.pop())

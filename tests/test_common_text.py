@@ -16,7 +16,9 @@ from parts.files import UserError
 from parts.pairs import Pairs, check_pair, held_out, prompt_key, share_interval, split_prompt
 from tiny import CHATML, cases, pair_rows, table, tiny_model, tiny_tokenizer, write_rows
 
-settings.register_profile("tests", deadline=None, max_examples=60, suppress_health_check=[HealthCheck.too_slow])
+settings.register_profile(
+    "tests", deadline=None, max_examples=60, suppress_health_check=[HealthCheck.too_slow]
+)
 settings.load_profile("tests")
 
 
@@ -42,7 +44,7 @@ CHAT = {"prompt": USER, "chosen": ANSWER, "rejected": said("no")}
 def read(tokenizer, *paths, max_length=64, eval_pairs=(), fraction=0.0, chat=False, **options):
     """`Pairs` of these files."""
     args = {"pairs": [*map(str, paths)], "eval_pairs": [*map(str, eval_pairs)]}
-    args = SimpleNamespace(**args, eval_fraction=fraction, chat=chat, max_length=max_length)
+    args = SimpleNamespace(**args, eval_fraction=fraction, chat=chat, batch_size=4)
     return Pairs(args, tokenizer, max_length, **options)
 
 
@@ -201,11 +203,9 @@ def test_plain_template_is_saved_with_the_tokenizer(tmp_path, capsys):
      (None, CHATML, ["<|im_end|>"]), ("<|end|>", None, ["<|end|>"])],
 )  # fmt: skip
 def test_end_ids(eos, template, ends):
-    """What the template writes behind an answer, then EOS; a new template is looked at anew."""
+    """What the template writes behind an answer, then EOS."""
     tokenizer = tiny_tokenizer(eos=eos, template=template)
     assert common.end_ids(tokenizer) == tokenizer.convert_tokens_to_ids(ends)
-    tokenizer.chat_template = CHATML.replace("im_end", "reserved")
-    assert common.end_ids(tokenizer)[0] == tokenizer.convert_tokens_to_ids("<|reserved|>")
 
 
 def test_a_model_without_end_token_is_refused(tmp_path):
@@ -504,16 +504,18 @@ def test_it_holds_the_share_and_stays_within_0_and_1(right, keys):
     assert -1e-9 <= low <= np.mean(right) + 1e-9 and np.mean(right) - 1e-9 <= high <= 1 + 1e-9
 
 
-@pytest.mark.parametrize("prompts, rows, mean", [(40, 8, 0.8), (60, 5, 0.6), (100, 8, 0.8)])
-def test_it_covers_in_19_of_20_samples(prompts, rows, mean):
-    """Each prompt has a share of its own, Beta-distributed around `mean` with a deviation of .2. The
-    interval of rows that stand for themselves covers less."""
+@pytest.mark.parametrize("prompts, rows, mean", [(50, 8, 0.7), (60, 5, 0.6), (100, 8, 0.8)])
+@pytest.mark.parametrize("agree", [True, False])
+def test_it_covers_in_19_of_20_samples(prompts, rows, mean, agree):
+    """Where the rows of a prompt agree, all or none is right; else each prompt has a share of its own,
+    Beta-distributed around `mean` with a deviation of .2, and the interval covers more. That of rows
+    which stand for themselves covers less than 19 of 20 in both."""
     generator, covered, n = np.random.default_rng(0), np.zeros(2), 2000
-    spread = mean * (1 - mean) / 0.2**2 - 1
+    spread = 1e-6 if agree else mean * (1 - mean) / 0.2**2 - 1
     keys = np.repeat(np.arange(prompts), rows)
     for _ in range(n):
         shares = generator.beta(mean * spread, (1 - mean) * spread, prompts)
         right = generator.random(prompts * rows) < shares[keys]
-        ends = [share_interval(right, names) for names in (keys, range(len(right)))]
+        ends = [share_interval(right.tolist(), names) for names in (keys, range(len(right)))]
         covered += [low <= mean <= high for low, high in ends]
-    assert 0.93 <= covered[0] / n <= 0.965 and covered[1] / n < 0.89
+    assert 0.93 <= covered[0] / n <= (0.965 if agree else 1) and covered[1] / n < 0.89

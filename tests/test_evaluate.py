@@ -30,8 +30,8 @@ from parts import (
     reward_models,
     sampling,
 )
+from parts.answers import visible
 from parts.means import wilson
-from parts.messages import visible
 from parts.stats import mean_number, number
 from tiny import cases, error_of, printed
 
@@ -368,7 +368,7 @@ def test_numbers_are_those_of_the_samples(written, world):
     drawn = rows[24:48]
     assert model["length"]["value"] == np.mean([len(row["response_ids"]) for row in drawn])
     assert rows[0]["response_ids"] != rows[96]["response_ids"]
-    scores = scorer(world["rm"])(*zip(*((r["prompt"], r["response"]) for r in drawn)))
+    scores = scorer(world["rm"])(*zip(*((r["prompt"], visible(r["response"])) for r in drawn)))
     assert [row["proxy"] for row in drawn] == pytest.approx(scores, abs=1e-4)
     policy, tokenizer = reports.load_policy(world["ppo"], SimpleNamespace(device="cpu"))
     prompts = [common.encode_prompt(tokenizer, row["prompt"]) for row in drawn[::2]]

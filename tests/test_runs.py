@@ -571,8 +571,7 @@ def test_rows_are_written_at_once(toy, monkeypatch, capsys):
     assert second["tokens_per_s"] > 0 and second["time_s"] >= 0
     assert toy.rows("samples") == [{"step": s, "prompt": "p", "answer": f"é {s}"} for s in (0, 6)]
     out = capsys.readouterr().out
-    for part in ("eval/loss  *before 2.000  after 0.167", "before.*é 0", "after.*é 6"):
-        assert re.search(part, out)
+    assert re.search("eval/loss  *before 2.000  after 0.167", out)
     assert out.rstrip().endswith("next: python evaluate.py")
 
 

@@ -95,7 +95,9 @@ def test_dpo_loss_and_gradients(kind, loss_type, beta, smoothing, world, tokeniz
     flags += f" {loss_type} --beta {beta} --label-smoothing {smoothing} --out {world['place']}/none"
     args = dpo.parse_args(flags.split())
     run = runs.Run("dpo", args, (), ())
-    policy, frozen = (load_policy(world[name], trainable=name == "policy") for name in ("policy", "ref"))
+    policy, frozen = (
+        load_policy(world[name], trainable=name == "policy") for name in ("policy", "ref")
+    )
     pairs = Pairs(args, common.load_tokenizer(world["policy"]), 256)
     ref_logps = torch.zeros(2, N)
     if kind == "DPO":
