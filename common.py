@@ -298,7 +298,7 @@ def save_model(model, tokenizer, folder, source):
         written = json.loads((new / "config.json").read_text(encoding="utf-8"))
         base, _ = PretrainedConfig.get_config_dict(source)
         ours = {key: x for key, x in written.items() if key not in base or key in OURS}
-        types = {"dtype": "float32", "torch_dtype": "float32"}
+        types = dict.fromkeys(("dtype", "torch_dtype"), "float32")
         write_json(new / "config.json", base | ours | types)
         for file in sorted(new.rglob("*.*"), key=lambda file: file.name == "config.json"):
             target = folder / file.relative_to(new)

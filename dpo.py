@@ -251,11 +251,11 @@ def main(argv=None):
     answers = Answers(args, tokenizer, config, shown, {pairs.keys[i] for i in pairs.train})
 
     # the policy; before step one it is its own reference, and gives the log-probs of all pairs
-    settings = {"trainable": True, "lora_rank": args.lora_rank, "seed": args.seed}
-    model = load_model(args.model, run.device, run.dtype, **settings)
+    source = args.model, run.device, run.dtype
+    model = load_model(*source, trainable=True, lora_rank=args.lora_rank, seed=args.seed)
     policy = reference = Policy(model, run.dtype)
     if args.prompts and args.loss_type != "simpo" and not args.lora_rank:  # for val/kl alone
-        reference = Policy(load_model(args.model, run.device, run.dtype), run.dtype)
+        reference = Policy(load_model(*source), run.dtype)
     longest = pairs.batch([pairs.tokens().argmax()], run.device)
     pairs.shared = can_share(model, run.dtype, *longest)
     per_epoch, seconds = math.ceil(len(pairs.train) / args.batch_size), None
@@ -284,8 +284,12 @@ def main(argv=None):
             run.scaler.scale(loss).backward()
             total += loss.item()
             stats.append(columns)
-        update = run.update(total, [pairs.places[i] for i in batch[:4]])  # clip the gradient, step
-        counts = {"epoch": epoch, "n": len(batch), "tokens": tokens[batch].sum()}
+        loss, grad_norm = run.clip(total, [pairs.places[i] for i in batch[:4]])
+        lr = run.set_lr(step)
+        run.scaler.step(optimizer)
+        run.scaler.update()
+        update = {"loss": loss, "lr": lr, "grad_norm": grad_norm}
+        counts = dict(epoch=epoch, n=len(batch), tokens=tokens[batch].sum())
         run.log(means(stats, pairs.keys) | counts | update)
         # (6) now and then: held-out loss and accuracy, sample answers and their score
         if run.evaluates(step):

@@ -452,7 +452,11 @@ def main(argv=None):
                     approx_kl=kl_estimates(old_logps, logps, mask)[1],
                     clip_frac=clipped, value_clip_frac=value_clipped,
                 )  # fmt: skip
-            updates.append(run.update(total, f"{batch.tolist()} of step {step}"))  # clip, lr, step
+            loss, grad_norm = run.clip(total, f"{batch.tolist()} of step {step}")
+            lr = run.set_lr(step)
+            run.scaler.step(optimizer)
+            run.scaler.update()
+            updates.append({"loss": loss, "grad_norm": grad_norm, "lr": lr})
         row = {key: fmean(x[key] for x in updates) for key in updates[0]} | means.row()
         guard.log({"epoch": epoch, **row, **rollout_row(args, b, kl_ref, kl_coef)})
         if (step - 1) % ROLLOUTS_EVERY == 0:

@@ -226,7 +226,11 @@ def main(argv=None):
             run.scaler.scale(loss).backward()
             total += loss.item()
             stats.append(torch.stack([chosen, rejected, ties[part]]).detach().cpu())
-        update = run.update(total, [pairs.places[i] for i in batch[:4]])
+        loss, grad_norm = run.clip(total, [pairs.places[i] for i in batch[:4]])
+        lr = run.set_lr(step)
+        run.scaler.step(optimizer)
+        run.scaler.update()
+        update = {"loss": loss, "lr": lr, "grad_norm": grad_norm}
         stats = torch.cat(gather(stats), 1)  # (3, B) of all ranks
         metrics = pair_metrics(*stats, [pairs.keys[i] for x in gather(parts) for i in x])
         run.log({"epoch": epoch, **metrics, **update, "tokens": tokens[batch].sum()})

@@ -274,9 +274,13 @@ def main(argv=None):
             # (4) update: backward, clip the gradient, step
             run.scaler.scale(loss).backward()
             total += loss.item()
-        update = run.update(total, [rows[i].place for i in batch[:4]])
-        tokens = {"tokens": sum(lengths[i] for i in batch), "trained_tokens": trained}
-        run.log({"epoch": epoch, **update, **tokens})
+        loss, grad_norm = run.clip(total, [rows[i].place for i in batch[:4]])
+        lr = run.set_lr(step)
+        run.scaler.step(optimizer)
+        run.scaler.update()
+        update = {"loss": loss, "lr": lr, "grad_norm": grad_norm}
+        counts = {"tokens": sum(lengths[i] for i in batch), "trained_tokens": trained}
+        run.log({"epoch": epoch, **update, **counts})
         # (5) now and then: held-out loss, sample answers and their score
         if run.evaluates(step):
             evaluate(run, policy, rows, held, pad, answers)

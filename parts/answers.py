@@ -64,9 +64,9 @@ def generate(policy, tokenizer, prompt_ids, max_new_tokens, temperature, seed=0,
     Under torchrun every process draws all answers, so that their number changes none.
     """
     model, ends, pad, answers = policy.model, end_ids(tokenizer), pad_id(tokenizer), []
-    settings = {"max_new_tokens": max_new_tokens, "eos_token_id": ends, "pad_token_id": pad}
+    settings = dict(max_new_tokens=max_new_tokens, eos_token_id=ends, pad_token_id=pad)
     if temperature:  # else the most likely token, which is the default
-        settings |= {"do_sample": True, "temperature": temperature, "top_k": 0}
+        settings |= dict(do_sample=True, temperature=temperature, top_k=0)
     torch.manual_seed(seed)
     with parallel.decoding(policy), parallel.autocast(model.device, policy.dtype):
         for start in range(0, len(prompt_ids), rows):
@@ -144,15 +144,15 @@ class Answers:
     def __call__(self, policy):
         """(metrics, two samples, answers as lists of ids): scored are answers at
         --eval-temperature; shown are greedy ones, the model's first choice."""
-        args, ids, decode = self.args, self.ids, self.tokenizer.batch_decode
-        drawn_by, most, metrics, answers = (policy, self.tokenizer), args.max_new_tokens, {}, []
-        greedy, _ = zip(*generate(*drawn_by, ids[:2], most, temperature=0))
-        shown = zip(decode(ids[:2]), decode(greedy, skip_special_tokens=True))
-        samples = [{"prompt": prompt, "answer": answer} for prompt, answer in shown]
-        if args.prompts:
-            drawn = generate(*drawn_by, ids, most, args.eval_temperature, args.seed)
-            answers, ended = zip(*drawn)
-            metrics = {"val/n": len(answers), "val/cut": 1 - np.mean(ended)}
+        args, tokenizer, decode = self.args, self.tokenizer, self.tokenizer.batch_decode
+        shown = generate(policy, tokenizer, self.ids[:2], args.max_new_tokens, temperature=0)
+        shown = decode([ids for ids, _ in shown], skip_special_tokens=True)
+        samples = [{"prompt": p, "answer": a} for p, a in zip(decode(self.ids[:2]), shown)]
+        if not args.prompts:
+            return {}, samples, []
+        settings = args.max_new_tokens, args.eval_temperature, args.seed
+        answers, ended = zip(*generate(policy, tokenizer, self.ids, *settings))
+        metrics = {"val/n": len(answers), "val/cut": 1 - np.mean(ended)}
         if self.gold:
             texts = decode(answers, skip_special_tokens=True)
             prompts = [row["prompt"] for row in self.rows]

@@ -164,8 +164,11 @@ def update(args, run, policy, reference, optimizer, b, groups, advantages, names
             total += loss.item()
             gaps = (logps.detach() - mb.get("sampler_logps", mb["logps"])).abs()
             means.add(mb["mask"], gaps * (not sums), entropy=entropies, **columns)
-        step = run.update(total, [names[i] for i in active[:4]])
-        sums.update(step, updates=1, forwarded=len(active))
+        loss, grad_norm = run.clip(total, [names[i] for i in active[:4]])
+        lr = run.set_lr(run.step)
+        run.scaler.step(optimizer)
+        run.scaler.update()
+        sums.update(loss=loss, grad_norm=grad_norm, lr=lr, updates=1, forwarded=len(active))
     row = {key: sums[key] / sums["updates"] for key in ("loss", "grad_norm", "lr") if sums}
     row |= means.row() | {key: sums[key] for key in ("updates", "forwarded")}
     if "kl/token" in row:  # per row, as a sum over its tokens, in nats

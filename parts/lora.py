@@ -107,11 +107,11 @@ def save_adapter(model, folder, source):
     folder.mkdir(parents=True, exist_ok=True)
     save_file(state, folder / "adapter_model.safetensors", metadata={"format": "pt"})
     has_head, rank = hasattr(model, "score"), layers[0][1].lora_A.out_features
-    config = {
-        "peft_type": "LORA", "task_type": "SEQ_CLS" if has_head else "CAUSAL_LM",
-        "r": rank, "lora_alpha": SCALE * rank,
-        "target_modules": sorted({path.split(".")[-1] for path, _ in layers}),
-        "modules_to_save": ["score"] if has_head else None,
-        "base_model_name_or_path": str(source), "inference_mode": True,
-    }  # fmt: skip
+    config = dict(
+        peft_type="LORA", task_type="SEQ_CLS" if has_head else "CAUSAL_LM",
+        r=rank, lora_alpha=SCALE * rank,
+        target_modules=sorted({path.split(".")[-1] for path, _ in layers}),
+        modules_to_save=["score"] if has_head else None,
+        base_model_name_or_path=str(source), inference_mode=True,
+    )  # fmt: skip
     write_json(folder / "adapter_config.json", config)

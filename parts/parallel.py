@@ -80,8 +80,9 @@ def autocast(device, dtype):
 def progress(rows, name, total=None, initial=0, delay=0):
     """A bar on rank 0; in a log file a line per minute."""
     every = 0.1 if sys.stderr.isatty() else 60
-    settings = {"initial": initial, "mininterval": every, "delay": delay, "disable": rank() > 0}
-    return tqdm(rows, name, total, **settings)
+    return tqdm(
+        rows, name, total, initial=initial, mininterval=every, delay=delay, disable=rank() > 0
+    )
 
 
 def say(line):

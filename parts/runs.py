@@ -9,8 +9,11 @@ calls a loss, a sampler or an evaluation.
         optimizer.zero_grad()
         for part in run.micro_batches(batch, columns):
             run.scaler.scale(loss).backward()        # the scaler does nothing but in fp16
-        update = run.update(loss.item(), rows)       # sums gradients over the ranks, clips, steps
-        run.log({**update, …})                       # one row of metrics.jsonl
+        loss, grad_norm = run.clip(loss, rows)       # over the ranks; names rows if not finite
+        lr = run.set_lr(step)                        # warm-up, then --schedule
+        run.scaler.step(optimizer)
+        run.scaler.update()
+        run.log({"loss": loss, …})                   # one row of metrics.jsonl
     return run.finish("python evaluate.py …")        # the model; numbers before and after
 
 What a later step reads is a function of (seed, step) or is in `run.state`; so a killed run that is
@@ -86,12 +89,7 @@ class Run:
         self.bar, self.last = tqdm(disable=True), time.perf_counter()
         torch.manual_seed(args.seed)
         versions = {name: version(name) for name in ("torch", "transformers", "tokenizers")}
-        self.record = {
-            "stage": stage,
-            "command": sys.argv,
-            "args": vars(args),
-            "versions": versions,
-        }
+        self.record = dict(stage=stage, command=sys.argv, args=vars(args), versions=versions)
         self.old = read_record(self.out, "--out", "choose another folder")
         self._check_out()
 
@@ -154,7 +152,7 @@ class Run:
         rate = {w: lr for part, lr in (own_lr or {}).items() for w in part.parameters()}
         weights = [w for w in self.modules.parameters() if w.requires_grad]
         groups = [
-            {"params": [w for w in weights if rate.get(w, args.lr) == lr], "lr": lr, "base_lr": lr}
+            dict(params=[w for w in weights if rate.get(w, args.lr) == lr], lr=lr, base_lr=lr)
             for lr in sorted({args.lr, *rate.values()})
         ]
         self.optimizer = torch.optim.AdamW(groups, weight_decay=0.0, fused=True)
@@ -212,14 +210,12 @@ class Run:
         parts = parallel.share(common.micro_batches(rows, lengths, self.args.micro_tokens))
         return parts if torch.is_grad_enabled() else parallel.progress(parts, name, delay=3)
 
-    def update(self, loss, rows):
-        """One optimiser step: gradients are summed over the ranks, those of each module are clipped
-        to norm 1, and the rate follows --schedule. In fp16 the gradients are unscaled first, and
-        the scaler skips a step that is not finite.
+    def clip(self, loss, rows):
+        """(loss, gradient norm): both summed over the ranks; the gradients of each module are
+        clipped to norm 1. In fp16 they are unscaled first, and the scaler skips a step that is not
+        finite; elsewhere, or MOST_SKIPS in a row, it is a UserError that names the rows.
 
-        loss    of the rows of this rank
-        rows    the rows of the step, for the UserError if the loss or the gradient is not finite
-        returns {"loss" of all ranks, "lr", "grad_norm" of the first module before clipping}
+        loss   of the rows of this rank; the norm is the first module's, before clipping
         """
         loss, weights = all_sum(loss), self.modules.parameters()
         if not self.args.fsdp:  # which has summed its shards already
@@ -232,12 +228,14 @@ class Run:
         if self.skips == (MOST_SKIPS if self.scaler.is_enabled() else 1):
             wrong = f"loss {loss:g}, gradient norm {norm:g}: not finite"
             raise UserError(f"{wrong}; rows {rows}. Lower --lr, or look at these rows")
-        factor = lr_factor(self.step, self.planned, self.args.warmup, self.args.schedule)
+        return loss, norm
+
+    def set_lr(self, step):
+        """Put the rate of this step, warm-up and --schedule, into the optimiser; returns it."""
+        factor = lr_factor(step, self.planned, self.args.warmup, self.args.schedule)
         for group in self.optimizer.param_groups:
             group["lr"] = group["base_lr"] * factor
-        self.scaler.step(self.optimizer)
-        self.scaler.update()
-        return {"loss": loss, "lr": self.args.lr * factor, "grad_norm": norm}
+        return self.args.lr * factor
 
     # ---- log ----
 
@@ -275,8 +273,7 @@ class Run:
     def write(self, name, rows):
         """Append rows to one of the run's logs."""
         if not rank():
-            rows = [{"step": self.step, **row} for row in rows]
-            write_jsonl(self.out / name, rows, append=True)
+            write_jsonl(self.out / name, [{"step": self.step, **row} for row in rows], append=True)
 
     def open(self):
         """Before the first row: replace the run in --out, or cut its logs to the checkpoint."""

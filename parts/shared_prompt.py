@@ -77,5 +77,6 @@ def can_share(model, dtype, ids, attention_mask, answer_mask):
         gap = math.inf
     exact = gap < (1e-4 if dtype == torch.float32 else 5e-2)
     if not exact:
-        print(f"prompts    computed twice per pair: one shared row is off by {gap:.1e} here")
+        why = f"one shared row is not exact here (differs by {gap:.1e})"
+        print(f"prompts    computed twice per pair: {why}")
     return exact

@@ -87,31 +87,33 @@ def test_a_batch_keeps_pairs_together():
 
 @pytest.mark.usefixtures("quiet_process")
 def test_kl_of_sample_answers(tokenizer, llama_folder):
-    """Its terms, Σ log π of all answers' tokens, at --eval-temperature: 2 halves the logits."""
+    """Σ log π − log π_ref of all answers' tokens, at --eval-temperature: 2 halves the logits."""
     args = dpo.parse_args("--out no/folder --eval-temperature 2 --micro-tokens 9".split())
     run, device = runs.Run("dpo", args, (), ()), torch.device("cpu")
     policy = common.Policy(common.load_model(llama_folder, device, torch.float32), torch.float32)
+    reference = common.Policy(common.load_model(llama_folder, device, torch.float32), torch.float32)
+    reference.model.lm_head.weight.data *= 3
     prompts = [common.encode_prompt(tokenizer, text) for text in ("sql", "Assess: kafka.")]
     found = [ids for ids, _ in answers.generate(policy, tokenizer, prompts, 5, 1.0, seed=1)]
     expected = 0.0
     with torch.no_grad():
         for prompt, answer in zip(prompts, found):
             ids = torch.tensor([prompt + answer])
-            logps = (policy.model(ids).logits[0, :-1] / 2).log_softmax(-1)
-            expected += logps.gather(-1, ids[0, 1:, None])[len(prompt) - 1 :].sum().item()
-        total = dpo.total_logps(args, run, policy, prompts, found, tokenizer.pad_token_id)
-    assert total == pytest.approx(expected, rel=1e-5)
+            for model, sign in ((policy.model, 1), (reference.model, -1)):
+                logps = (model(ids).logits[0, :-1] / 2).log_softmax(-1)
+                logps = logps.gather(-1, ids[0, 1:, None])[len(prompt) - 1 :]
+                expected += sign * logps.sum().item() / len(prompts)
+        rows = prompts, found, tokenizer.pad_token_id
+        kl = dpo.kl_to_start(args, run, policy, reference, *rows)
+    assert kl == pytest.approx(expected, rel=1e-5) and abs(expected) > 0.1
 
 
 def test_metrics_of_a_step_are_sums_divided_once():
     """Parts of 3 and 1 pairs, rewards 0, 0, 0 and 4: the mean is 1, a mean of means 2. `nll`: 3·6 +
     2 over 3·2 + 4 tokens. Three equal pairs count as half."""
-    equal, other = ([0, 0], [-6, -6], [2, 2]), ([4, 0], [-2, -2], [4, 4])
-    stats = [
-        (torch.ones(n), *(t(*sides)[:, None].expand(2, n) for sides in columns))
-        for n, columns in ((3, equal), (1, other))
-    ]
-    means = dpo.means([[0, 1, 2], [3]], stats, "abcd")
+    equal, other = [1, 0, 0, -6, -6, 2, 2], [1, 4, 0, -2, -2, 4, 4]  # loss, rewards, logps, tokens
+    stats = [t(*([i, *equal] for i in range(3))).T, t([3, *other]).T]
+    means = dpo.means(stats, "abcd")
     assert means["rewards/chosen"] == means["rewards/margins"] == 1 and means["nll"] == 2
     assert means["rewards/accuracies"] == 0.625  # (3·½ + 1)/4
     low, high = (means[f"rewards/accuracies_{end}"] for end in ("low", "high"))

@@ -204,14 +204,14 @@ def traced(world, out, *flags, family="llama"):
     and of each optimiser step the gradient before it is clipped."""
     gradients = []
 
-    def update(run, *given, real=runs.Run.update):
+    def clip(run, *given, real=runs.Run.clip):
         weights = [w for w in run.modules.parameters() if w.grad is not None]
         gradients.append(torch.cat([w.grad.flatten() for w in weights]))
         return real(run, *given)
 
     with pytest.MonkeyPatch.context() as patch:
         spy = Spy(patch, ppo, "rollout")
-        patch.setattr(runs.Run, "update", update)
+        patch.setattr(runs.Run, "clip", clip)
         if "--lr 1e-12" in " ".join(map(str, flags)):  # nothing moves, not even a fresh head
             patch.setattr(ppo, "HEAD_LR", 1e-12)
         assert ppo.main(line(world, out, *flags, family=family)) == 0

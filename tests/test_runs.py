@@ -67,8 +67,12 @@ class Toy:
             extra = during(run, step) if during else None
             run.state["steps"].append(step)
             run.state["last"] = torch.tensor([step, 0.5])
-            update = run.update(loss.item() if extra is None else extra, [f"file:{step}"])
-            run.log({**update, "tokens": 50})
+            total = loss.item() if extra is None else extra
+            total, norm = run.clip(total, [f"file:{step}"])
+            lr = run.set_lr(step)
+            run.scaler.step(optimizer)
+            run.scaler.update()
+            run.log({"loss": total, "lr": lr, "grad_norm": norm, "tokens": 50})
             if run.evaluates(step):
                 samples = [{"prompt": "p", "answer": f"é {step}"}]
                 run.evaluation({"eval/loss": 1 / step}, samples)
@@ -175,11 +179,11 @@ def test_one_optimiser_over_several_modules(toy, tmp_path, capsys):
     assert f"{trained:.2f} M of {total:.2f} M weights are trained" in capsys.readouterr().out
     (100 * sum(w.sum() for w in weights)).backward()
     before = norm(policy)
-    run.step = 5  # of 6, the first 3 rise: two thirds are left
-    update = run.update(0.0, [])
-    assert update["grad_norm"] == pytest.approx(before) and before > 1
+    _, grad_norm = run.clip(0.0, [])
+    assert grad_norm == pytest.approx(before) and before > 1
     assert [norm(policy), norm(critic)] == pytest.approx([1, 1], abs=1e-4)
-    assert update["lr"] == pytest.approx(2e-2 / 3)
+    # step 5 of 6, of which the first 3 rise: two thirds are left
+    assert run.set_lr(5) == pytest.approx(2e-2 / 3)
     assert sorted(group["lr"] for group in groups) == pytest.approx([2e-2 / 3, 2e-1 / 3])
 
 
