@@ -17,8 +17,8 @@ Left out     1. a value model, for the mean of the group is the baseline
              2. rewards of single steps, for a rubric reads the whole answer
              3. groups of equal reward drawn again (at best .02 more), other ratios and other means:
                 none was better by more than the seeds differ (reports/README.md)
-             4. a penalty that grows with length: its gain was never measured; a cut answer is
-                graded as it is, or gets reward 0 by --zero-if-cut
+             4. a penalty for length, or for a cut answer, which is graded as it is: no gain was
+                measured
              Not the paper's: rewards are centred, not divided by the group's deviation, which makes
              near ties pull as hard as clear cases (Dr. GRPO; --scale std is the paper's); every
              token weighs the same and the ratio may rise to 1.28 (DAPO); β is 0, as in both
@@ -162,8 +162,6 @@ def answer(args, policy, tokenizer, ids, graders, rows, n, names, temperature, s
     grades = graders.grade(rows, rollout.texts, names, n)
     scores = rewards.scores_of(grades).items()
     total = sum(args.reward.get(name, 1.0) * column for name, column in scores)
-    if args.zero_if_cut and n > 1:
-        total = total * rollout.finished
     return rows, rollout, grades, total
 
 
@@ -278,18 +276,14 @@ def main(argv=None):
         advantages_PG = grpo.group_advantages(rewards_PG, args.scale)
         # (4) update: clipped policy gradient, --num-substeps optimiser steps: parts/grpo.py
         groups, names = np.arange(len(rows)) // g, [row.task_id for row in rows]
-        counts, advantages = grpo.comparable(rewards_PG).view(-1), advantages_PG.view(-1)
-        update = grpo.update(
-            args, run, policy, reference, optimizer, b, groups, advantages, counts, names
-        )
+        advantages = advantages_PG.view(-1)
+        update = grpo.update(args, run, policy, reference, optimizer, b, groups, advantages, names)
         update |= grpo.group_row(rewards_PG, advantages_PG) | rollout_row(rows, rollout, grades, b)
         guard.log({"epoch": epoch, **update, **graders.spent()})
         write_answers(run, "train", rows, rollout, grades, total, advantages.tolist())
         # (5) now and then: answers to held-out prompts; the alarms of watch.py
         if run.evaluates(step):
             validate(args, guard, policy, tokenizer, ids, graders, val)
-        if graders.over_budget(run):
-            run.state["ended"] = "judge_budget"
         guard.end_step()
 
     if test and not run.caught:

@@ -38,15 +38,12 @@ from parts.answers import identity
 from parts.files import UserError, command, number, write_json
 from parts.pairs import Pairs, add_pair_arguments, share_interval
 from parts.parallel import add_up, gather, rank
-from parts.reward_models import load_scorer, scorer_config
+from parts.reward_models import load_scorer
 from parts.shared_prompt import can_share
 
 RATES = 5e-4, 3e-5, 3e-4  # below 100 M parameters (data/tiny-base), above (SmolLM2), with LoRA
-PAIRS = ["data/prefs_train.jsonl", "data/rank_train.jsonl"]
 LEAST_STEPS = 6  # a small file is repeated to make so many: five passes learn 162 pairs by heart
-SCALE_PAIRS = (
-    256  # at most: they give the mean of the scores to .06 of a deviation, the deviation to 4 %
-)
+SCALE_PAIRS = 256  # at most: they give the scores' mean to .06 of a deviation, that itself to 4 %
 HEAD_LR = 1e-3  # of a fresh head: after 32 steps the loss is still log 2 at 1e-5, but .677 at 1e-3
 SHOW = ("loss", "accuracy", "margin", "lr", "grad_norm")
 HEADLINE = ("eval/loss", "eval/accuracy", "eval/accuracy_longer")
@@ -98,7 +95,7 @@ def pair_metrics(chosen_rewards, rejected_rewards, tie, keys):
     [0.375, 0.325, 0.6481]
     """
     same_shape(chosen=chosen_rewards, rejected=rejected_rewards, tie=tie)
-    delta = (chosen_rewards - rejected_rewards).double()[tie == 0]  # (n,)
+    delta = (chosen_rewards - rejected_rewards)[tie == 0].double()  # (n,)
     counts = {"n": len(delta), "n_ties": len(tie) - len(delta)}
     if not len(delta):
         return counts
@@ -121,7 +118,7 @@ def parse_args(argv=None):
     add = parser.add_argument
     # fmt: off
     add_pair_arguments(parser)
-    parser.set_defaults(pairs=PAIRS)
+    parser.set_defaults(pairs=["data/prefs_train.jsonl", "data/rank_train.jsonl"])
     add("--margin", help="column that says how much better the chosen answer is: a number, 0 or more (default: no margin)")
     add("--margin-scale", type=number(at_least=0), default=1.0, help="score difference per unit of that column, 0.1 to 1")
     add("--label-smoothing", type=number(at_least=0, below=0.5), default=0.0, help="chance that a label is wrong, 0 to 0.2")
@@ -133,13 +130,13 @@ def parse_args(argv=None):
 def read_labels(args, pairs):
     """(margins, ties), (n,) each: margins in units of the score, 0 for ties and what is held out.
     UserError for one below 0, which would let the rejected answer score higher."""
-    margins = torch.zeros(len(pairs.places))
     ties = torch.tensor([bool(row["tie"]) for row in pairs.rows])
-    for i in pairs.train[~ties[pairs.train].numpy()] if args.margin else ():
-        value = pairs.rows[i][args.margin]
-        if not isinstance(value, (int, float)) or not 0 <= value < math.inf:
-            wrong = f'"{args.margin}" is {value!r}, expected a number, 0 or more'
-            raise UserError(f"--margin {args.margin}: {pairs.places[i]}: {wrong}")
+    margins = torch.zeros(len(ties))
+    for i in pairs.train if args.margin else ():
+        value = 0 if ties[i] else pairs.rows[i][args.margin]
+        if not (isinstance(value, (int, float)) and 0 <= value < math.inf):
+            wrong = f'{pairs.places[i]}: "{args.margin}" is {value!r}, expected a number, 0 or more'
+            raise UserError(f"--margin {args.margin}: {wrong}")
         margins[i] = args.margin_scale * value
     return margins, ties
 
@@ -147,13 +144,18 @@ def read_labels(args, pairs):
 # ---- scores and evaluation ----
 
 
+def pair_scores(scorer, pairs, part):
+    """(2, b) scores of the chosen and the rejected answers of `part`, read at their last token."""
+    rows = pairs.batch(part, scorer.model.device)  # (2b, T) each
+    return scorer(*rows, shared=pairs.shared).view(2, -1)  # all chosen rows come first
+
+
 @torch.no_grad()
 def score_pairs(run, scorer, pairs, indices):
-    """(2, len(indices)) scores of the chosen and the rejected answers, on the CPU."""
+    """(2, len(indices)): `pair_scores` of these pairs, on the CPU."""
     scores = torch.zeros(2, len(pairs.places))
     for part in run.micro_batches(indices, pairs.tokens()):
-        rows = pairs.batch(part, run.device)
-        scores[:, part] = scorer(*rows, shared=pairs.shared).view(2, -1).cpu()
+        scores[:, part] = pair_scores(scorer, pairs, part).cpu()
     add_up([scores])  # over the ranks, each of which scored its share
     return scores[:, indices]
 
@@ -162,22 +164,25 @@ def evaluate(run, scorer, pairs, ties):
     """Log held-out loss and accuracy, beside the accuracy of "the longer answer wins"."""
     if not len(pairs.held):
         return
-    tie, keys = ties[pairs.held].cpu(), [pairs.keys[i] for i in pairs.held]
-    scores = score_pairs(run, scorer, pairs, pairs.held)
-    tokens = [[len(side[i]) for i in pairs.held] for side in (pairs.chosen, pairs.rejected)]
-    metrics = {f"eval/{key}": x for key, x in pair_metrics(*scores, tie, keys).items()}
-    metrics["eval/loss"] = bradley_terry_loss(*scores, tie=tie).mean().item()
-    longer = pair_metrics(*torch.tensor(tokens), tie, keys)
-    run.evaluation(metrics | {"eval/accuracy_longer": longer.get("accuracy")}, [])
+    held, tie, keys = pairs.held, ties[pairs.held].cpu(), [pairs.keys[i] for i in pairs.held]
+    scores = score_pairs(run, scorer, pairs, held)
+    metrics = pair_metrics(*scores, tie, keys)
+    metrics["loss"] = bradley_terry_loss(*scores, tie=tie).mean().item()
+    tokens = [[len(side[i]) for i in held] for side in (pairs.chosen, pairs.rejected)]
+    metrics["accuracy_longer"] = pair_metrics(*torch.tensor(tokens), tie, keys).get("accuracy")
+    run.evaluation({f"eval/{key}": value for key, value in metrics.items()}, [])
 
 
 # ---- the run ----
 
 
 def main(argv=None):
+    from transformers import AutoConfig
+
     args = parse_args(argv)
     run = runs.Run("reward_train", args, SHOW, HEADLINE)
-    tokenizer, config = load_tokenizer(args.model), scorer_config(args.model, "--model", True)
+    tokenizer = load_tokenizer(args.model)
+    config = common.opened("--model", args.model, AutoConfig.from_pretrained)
     # (1) read pairs; render the prompt; mark the answer tokens
     longest = min(args.max_length, common.max_positions(config))
     pairs = Pairs(args, tokenizer, longest, keep_ties=True, columns=[args.margin])
@@ -189,23 +194,20 @@ def main(argv=None):
     scorer, fresh = load_scorer(*settings, flag="--model")
     longest = pairs.batch([pairs.tokens().argmax()], run.device)
     pairs.shared = can_share(scorer.model, run.dtype, *longest)
-    per_epoch, seconds = math.ceil(len(pairs.train) / args.batch_size), None
+    per_epoch, tokens = math.ceil(len(pairs.train) / args.batch_size), pairs.tokens()
     args.epochs = args.epochs or math.ceil(LEAST_STEPS / per_epoch)
-    own_lr = {scorer.model.score: HEAD_LR} if fresh else {}
+    own_lr, seconds = {scorer.model.score: HEAD_LR} if fresh else {}, None
     optimizer = run.start({"scorer": scorer}, tokenizer, RATES, per_epoch, pairs.ids(), own_lr)
-    tokens = pairs.tokens()
     if run.step == 0:
-        start, first = time.perf_counter(), pairs.train[: args.batch_size]
+        first, start = pairs.train[: args.batch_size], time.perf_counter()
         loss = bradley_terry_loss(*score_pairs(run, scorer, pairs, first)).mean().item()
-        # forward and backward take three times as long as a forward
-        seconds = 3 * (time.perf_counter() - start)
+        seconds = 3 * (time.perf_counter() - start)  # a step has a backward, too
         if fresh:
-            identity(
-                "loss before step one", loss, math.log(2), 1e-4, run.dtype, f"--model {args.model}"
-            )
+            identity("loss before step one", loss, math.log(2), 1e-4, run.dtype, "--model")
         *read, last = *pairs.prompts[first[0]], *pairs.chosen[first[0]]
-        print(f"row        its score is read at ▮: {tokenizer.decode(read)}▮"
-              f"{tokenizer.decode(last)}\npreflight  loss before step one {loss:.4f}: ok")  # fmt: skip
+        read, last = tokenizer.decode(read), tokenizer.decode(last)
+        print(f"row        its score is read at ▮: {read}▮{last}")
+        print(f"preflight  loss before step one {loss:.4f}: ok")
         evaluate(run, scorer, pairs, ties)
 
     for step in run.steps(seconds):
@@ -215,8 +217,7 @@ def main(argv=None):
         optimizer.zero_grad()
         for part in parts:
             # (2) scores of both answers, read at their last token
-            rows = pairs.batch(part, run.device)
-            chosen, rejected = scorer(*rows, shared=pairs.shared).view(2, -1)  # (b,)
+            chosen, rejected = pair_scores(scorer, pairs, part)  # (b,)
             # (3) loss: Bradley-Terry
             labels = margins[part], ties[part], args.label_smoothing, args.center_coef
             losses = bradley_terry_loss(chosen, rejected, *labels)  # (b,)
@@ -244,8 +245,7 @@ def main(argv=None):
     run.record["scale"] = [scores.mean().item(), max(scores.std().item(), 1e-6)]
     if not rank():
         write_json(run.out / "args.json", run.record)
-    bundled = ["data/prefs_test.jsonl" if args.pairs == PAIRS else "YOUR_PAIRS.jsonl"]
-    words = shlex.join([args.out, "--pairs", *(args.eval_pairs or bundled)])
+    words = shlex.join([args.out, "--pairs", *(args.eval_pairs or ["YOUR_PAIRS.jsonl"])])
     return run.finish(f"python evaluate.py reward --reward-model {words}")
 
 

@@ -2,10 +2,10 @@
 
 Objective    stop a run whose reward rises while its held-out score falls; with --patience N also a
              run whose held-out score no longer rises
-Algorithm    (1) read the log, and the flags of its run
+Algorithm    (1) read the log
              (2) measure: each evaluation against the best before it
              (3) the rules R1, R2, R3, R6, R7, R9, R12: where did each begin to hold?
-             (4) the answer first: stop or not, finished or not; then curves, then alarms
+             (4) the answer first: stop or not, finished or not; then the alarms
 Conventions  v is the first of these that the run logs: val/gold (the recruiter's score, utility),
              val/score (the reward model's or the rubric's), eval/accuracy,
              eval/rewards/accuracies, −eval/loss. s is the median of the last 3 v (before the third,
@@ -39,7 +39,6 @@ LEAST = 8  # held-out answers or pairs that R2 and R3 need
 # the held-out score is the first of these that the log has; 1: higher is better
 VALIDATION = {"val/gold": 1, "val/score": 1, "eval/accuracy": 1, "eval/rewards/accuracies": 1,
               "eval/loss": -1}  # fmt: skip
-CURVES = (*VALIDATION, "reward/mean", "kl/ref", "val/kl", "length/mean")
 DEFAULTS = Namespace(patience=0, target=None, baseline=None, margin=0, on_hack="stop")
 
 # ---- 3. the math ----
@@ -85,7 +84,7 @@ class Evaluation(NamedTuple):
     best: int  # place of the evaluation with the highest s so far
     best_s: float
     fell: bool  # s is below that of the best, beyond its limit
-    rose: bool | None  # r has risen since the best, beyond its limit; None: fewer than 8 r
+    rose: bool  # r has risen since the best, beyond its limit; None: fewer than 8 r
     words: str  # the numbers that were compared
 
 
@@ -152,8 +151,8 @@ def plateau(rows, args):
     >>> [[(a.step, a.rule) for a in alarms(rows, args)] for rows in (flat, slow)]
     [[(13, 'R1 plateau')], []]
     """
-    n, points = int(args.patience), evaluations(rows)
-    for i in range(max(FEWEST, 2 * n), len(points) + 1) if n > 0 else ():
+    n, points = args.patience, evaluations(rows)
+    for i in range(max(FEWEST, 2 * n), len(points) + 1) if n else ():
         p, v = points[i - 1], [p.v for p in points[i - 2 * n : i]]
         words = f"{validation_key(rows)} has not risen for {i - 1 - p.best} evaluations"
         if args.baseline is not None:  # .3 − .2 is .1, whatever floating point makes of it
@@ -246,7 +245,7 @@ def alarms(rows, args=DEFAULTS):
         level = args.on_hack if "hacking" in name else "stop" if name in STOPS else "warn"
         judged = [(0, ""), *rule(rows, args)]
         found += [
-            Alarm(step, name, level, words, holds=judged[-1][1] != "")
+            Alarm(step, name, level, words, holds=bool(judged[-1][1]))
             for (_, before), (step, words) in pairwise(judged)
             if words and not before
         ]
@@ -259,8 +258,7 @@ def stop_reason(rows, args=DEFAULTS):
     Ask when all rows of a step are logged, and before the first step of a resumed run: with other
     flags, such as a higher --target, the answer may be another.
     """
-    stops = (a.rule for a in alarms(rows, args) if a.level == "stop" and a.holds)
-    return next(stops, None)
+    return next((a.rule for a in alarms(rows, args) if a.level == "stop" and a.holds), None)
 
 
 def exit_code(reason):
@@ -287,33 +285,15 @@ def promise(args, validates=True):
     """The line that a trainer prints at its start: what will end this run early.
     validates: does the run evaluate on held-out prompts? UserError for a flag without effect.
     >>> promise(DEFAULTS)
-    'stops early only for reward hacking (--on-hack warn to go on; --patience N to stop on a plateau)'
+    'stops early by --patience 0, --target None, --on-hack stop'
     """
-    if args.margin and args.baseline is None:
-        raise UserError("--margin has no effect without --baseline; add --baseline")
-    if args.baseline is not None and not args.patience:
-        raise UserError("--baseline is compared with a plateau; add --patience 5")
+    if args.margin and args.baseline is None or args.baseline is not None and not args.patience:
+        raise UserError("--margin needs --baseline, which needs a plateau: add --patience 5")
     if not validates and (args.patience or args.target is not None):
         raise UserError("--patience, --target: no effect without validation; set --eval-every")
     if not validates:
         return "no validation, so over-optimisation would go unnoticed"
-    hints = "--on-hack warn to go on; --patience N to stop on a plateau"
-    if (args.patience, args.target, args.on_hack) == (0, None, "stop"):
-        return f"stops early only for reward hacking ({hints})"
     return f"stops early by --patience {args.patience}, --target {args.target}, --on-hack {args.on_hack}"
-
-
-def run_options(folder):
-    """The watch's flags in a run's args.json; {} where its trainer has none (reward_train.py's
-    --margin is another). UserError for a value of another type."""
-    saved = (read_record(folder) or {"args": {}})["args"]
-    names = vars(DEFAULTS) if "on_hack" in saved else ()
-    options = {name: saved[name] for name in names if saved.get(name) is not None}
-    for name, value in options.items():
-        if value not in ("stop", "warn") if name == "on_hack" else not is_number(value):
-            fix = "delete the file to read the log with the default flags"
-            raise UserError(f"{folder / 'args.json'}: {name} is {value!r}; {fix}")
-    return options
 
 
 # ---- 5. the data ----
@@ -325,24 +305,21 @@ def main(argv=None):
     cli.add_argument("log", type=Path, help="run folder, or its metrics.jsonl")
     cli.add_argument("--html", action="store_true", help="write RUN/watch.html, a page")
     add_watch_arguments(cli)
-    cli.set_defaults(patience=None, margin=None, on_hack=None)  # where not given, those of the run
-    given = {name: value for name, value in vars(cli.parse_args(argv)).items() if value is not None}
+    args = cli.parse_args(argv)
+    promise(args)  # refuses a flag without effect
 
-    # (1) read the log, and the flags of its run
-    path = given["log"]
-    path = path / "metrics.jsonl" if path.is_dir() else path
+    # (1) read the log
+    path = args.log / "metrics.jsonl" if args.log.is_dir() else args.log
     rows, torn = read_log(path)
     if not rows:
         raise UserError(f"{path}: no complete row; wait for the run's first step")
-    args = Namespace(**vars(DEFAULTS) | run_options(path.parent) | given)
-    promise(args)  # refuses a flag without effect
     # (2), (3) measure, and where each rule began to hold
     found = alarms(rows, args)
     stop = next((alarm for alarm in found if alarm.level == "stop"), None)
     # (4) the answer first
     head = [f"Stop: {stop}." if stop else "No reason to stop."]
     head += [*progress(path.parent, rows, stop), *validation(rows)]
-    print(*head, "", *curves(rows), "", *found, unjudged(rows, args), sep="\n")
+    print(*head, "", *found, unjudged(rows, args), sep="\n")
     if torn:
         print(f"{path}, line {len(rows) + 1}: cut off by a kill, and left out")
     if args.html:
@@ -359,44 +336,33 @@ def progress(folder, rows, stop):
     """Is the run finished? Its folder gets the model, and so config.json, at the end, and when it
     is stopped (Ctrl-C), which the planned steps tell."""
     record, last = read_record(folder), rows[-1]["step"]
-    planned = record and record["args"].get("steps")
-    done = stop or not is_number(planned) or last >= planned
-    done = done and (folder / "config.json").is_file()
+    if not record:
+        return
+    planned = record["args"].get("steps")
+    done = (folder / "config.json").is_file() and (stop or last >= (planned or 0))
     state = "Finished" if done else "Not finished (it is running, or --resume continues it)"
-    if record:
-        yield f"{state}: step {last}{f' of {planned}' if planned else ''}."
+    yield f"{state}: step {last}{f' of {planned}' if planned else ''}."
 
 
 def validation(rows):
     """What was held out, how often it was measured, and what that is too little for."""
-    key, count, last = validation_key(rows), len(evaluations(rows)), rows[-1]["step"]
+    key, count = validation_key(rows), len(evaluations(rows))
     if not count:
         yield "Nothing held out was measured, so R1, R2 and R3 cannot judge this run."
         return
     n = held_out(rows_with(rows, key)[-1], key)
     yield f"Validation: {key}, n = {n}, {count} evaluations; best (median of 3) at step {best_step(rows)}."
     if count < FEWEST:
-        fix = f" Use --eval-every {last // FEWEST}." if last >= FEWEST else ""
-        yield f"This run has only {count} evaluations; R1, R2 and R3 need {FEWEST}.{fix}"
+        fix = f"use --eval-every {rows[-1]['step'] // FEWEST or 1}"
+        yield f"This run has only {count} evaluations; R1, R2 and R3 need {FEWEST}: {fix}."
     if n < LEAST:
         yield f"R2 and R3 need n of {LEAST} or more."
 
 
-def curves(rows):
-    """A line for each signal; --html draws them."""
-    for key in CURVES:
-        if values := [row[key] for row in rows_with(rows, key)]:
-            ends = f"first {values[0]:.3f}, last {values[-1]:.3f}"
-            yield f"{key}: {ends}, lowest {min(values):.3f}, highest {max(values):.3f}"
-
-
 def unjudged(rows, args):
     """Which rules had nothing to judge by."""
-    lacking = {name.split()[0] for name, rule in RULES.items() if not [*rule(rows, args)]}
-    names = ", ".join(sorted(sorted(lacking - {"target_reached"}), key=len))
-    off = "" if args.patience else "; R1 is off without --patience"
-    names = f"{names or 'none'} (see docs/metrics.md)"
-    return f"Rules that need data this run did not log: {names}{off}"
+    names = ", ".join(name for name, rule in RULES.items() if not [*rule(rows, args)])
+    return f"Rules without the data or the flag that they need: {names or 'none'}."
 
 
 # ---- 10. the guard ----

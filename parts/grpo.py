@@ -3,6 +3,8 @@
 grpo_rubric.py and grpo_agent.py stand on it; an answer there may be an episode of several rows.
 """
 
+from collections import Counter
+
 import numpy as np
 import torch
 
@@ -10,8 +12,6 @@ from common import Policy, kl_estimates, load_model, same_shape
 from parts import parallel, rollouts
 from parts.files import UserError, number
 from parts.lora import adapter_off
-
-CLIP_LOW = 0.2  # how far below 1 a ratio may fall before it is clipped, as in both papers
 
 # ---- the math ----
 
@@ -21,24 +21,23 @@ def group_advantages(rewards_PG, scale="center"):
 
     "center" is Dr. GRPO's (2503.20783), "std" the GRPO paper's (2402.03300, section 4.1.2).
 
-    rewards_PG   (P, G), one row per prompt; NaN is no reward: it is in no mean and no deviation,
-                 and its advantage is 0
-    returns      (P, G), each row sums to 0; deviations are unbiased
+    rewards_PG   (P, G), one row per prompt; NaN is no reward: it is in no mean and no deviation
+    returns      (P, G), each row sums to 0; deviations are unbiased. NaN for an answer without a
+                 reward, or without another one to compare it with
 
-    A group with fewer than two rewards, or whose rewards agree to 1e-6, says nothing: all 0.
+    A group whose rewards agree to 1e-6 says nothing: all 0.
     >>> group_advantages(torch.tensor([[1., 0, 0, 1], [3., 1, 2, float("nan")]]))
     tensor([[ 0.5000, -0.5000, -0.5000,  0.5000],
-            [ 1.0000, -1.0000,  0.0000,  0.0000]])
+            [ 1.0000, -1.0000,  0.0000,     nan]])
     """
-    valid = ~rewards_PG.isnan()  # (P, G)
-    n = valid.sum(1, keepdim=True)  # (P, 1)
-    means = rewards_PG.nansum(1, keepdim=True) / n.clamp(min=1)  # (P, 1)
-    centred = torch.where(valid, rewards_PG - means, 0.0)  # (P, G)
-    lowest, highest = torch.where(valid, rewards_PG, means).aminmax(dim=1, keepdim=True)
+    n = (~rewards_PG.isnan()).sum(1, keepdim=True)  # (P, 1)
+    centred = rewards_PG - rewards_PG.nanmean(1, keepdim=True)  # (P, G)
+    largest = centred.abs().nan_to_num().amax(1, keepdim=True)  # (P, 1)
     if scale == "std":
-        deviations = ((centred**2).sum(1, keepdim=True) / (n - 1).clamp(min=1)).sqrt()  # (P, 1)
-        centred = centred / (deviations + 1e-4)
-    return torch.where(highest - lowest > 1e-6, centred, 0.0)
+        variances = (centred**2).nansum(1, keepdim=True) / (n - 1)  # (P, 1)
+        centred = centred / (variances.sqrt() + 1e-4)
+    centred = torch.where(largest > 1e-6, centred, 0 * centred)
+    return torch.where(n > 1, centred, torch.nan)
 
 
 def grpo_loss(
@@ -71,7 +70,6 @@ def grpo_loss(
     bounded = -advantages[:, None] * ratio.clamp(1 - clip_low, 1 + clip_high)
     losses, clipped = torch.maximum(plain, bounded), bounded > plain  # (N, T)
     columns = {"ratio": ratio, "clip_frac": clipped}
-    columns["approx_kl"] = kl_estimates(old_logps, logps.detach(), mask)[1]
     if beta:
         columns["kl/token"], columns["kl/k3"] = kl_estimates(logps, ref_logps, mask)
         losses = losses + beta * ratio * columns["kl/k3"]
@@ -87,7 +85,7 @@ def add_group_arguments(parser):
     add, whole = parser.add_argument, number(int, at_least=1)
     # fmt: off
     add("--group-size", type=number(int, at_least=2), default=8, help="G of the paper: answers to each prompt, 4 to 16")
-    add("--groups-per-batch", type=whole, default=8, help="prompts per rollout, 4 to 64; or set answers per step by --batch-size")
+    add("--groups-per-batch", type=whole, default=8, help="prompts per rollout, 4 to 64, in place of --batch-size")
     add("--num-substeps", type=whole, default=1, help="optimiser steps per rollout, each of whole groups; with 1 nothing is clipped")
     add("--scale", choices=("center", "std"), default="center", help="reward − group mean (Dr. GRPO), or that ÷ deviation (GRPO)")
     add("--clip-high", type=number(above=0), default=0.28, help="the ratio is clipped below 0.8, and above 1 + this: 0.28 is DAPO's")
@@ -98,19 +96,19 @@ def add_group_arguments(parser):
 
 
 def check_groups(args):
-    """Set --groups-per-batch from --batch-size, where that is given."""
-    answers = (args.batch_size or 0) * args.num_substeps
-    args.groups_per_batch = answers // args.group_size or args.groups_per_batch
-    if answers % args.group_size or args.num_substeps > args.groups_per_batch:
-        raise UserError("--num-substeps, --batch-size: each optimiser step must have whole groups")
+    """UserError for flags of the groups that contradict one another."""
+    if args.batch_size:
+        raise UserError("--batch-size: a step has whole groups; use --groups-per-batch")
+    if args.num_substeps > args.groups_per_batch:
+        raise UserError(f"--num-substeps {args.num_substeps}: more than --groups-per-batch")
 
 
 # ---- the update ----
 
 
 def load_reference(args, run, policy):
-    """The policy's start for the KL: with LoRA the policy, whose adapter is switched off; else a
-    frozen copy. None without --beta."""
+    """The policy's start for the KL, or None without --beta: with LoRA the policy itself, whose
+    adapter is switched off; else a frozen copy."""
     if not args.beta or args.lora_rank:
         return policy if args.beta else None
     reference = Policy(load_model(args.model, run.device, run.dtype), run.dtype)
@@ -119,19 +117,12 @@ def load_reference(args, run, policy):
     return reference
 
 
-def comparable(rewards_PG):
-    """(P, G) bool: answers with a reward, in groups where another one has a reward, too."""
-    scored = ~rewards_PG.isnan()
-    return scored & (scored.sum(1, keepdim=True) > 1)
-
-
-def update(args, run, policy, reference, optimizer, b, groups, advantages, counts, names):
+def update(args, run, policy, reference, optimizer, b, groups, advantages, names):
     """--num-substeps optimiser steps on a rollout; returns the metrics of the update.
 
     b            the rollout's (N, T) tensors, see parts/rollouts.py
     groups       (N,) numpy, the number of each row's group; a group is never split
-    advantages   (N,)
-    counts       (N,) bool: rows that the loss is a mean over; those without a reward are not
+    advantages   (N,); a row of NaN is left out
     names        N texts, for an error message
 
     Without a KL term a row of advantage 0 has no gradient: it counts in the normaliser, but needs no
@@ -139,20 +130,22 @@ def update(args, run, policy, reference, optimizer, b, groups, advantages, count
     alone. With one substep the old log-probs are the policy's own, which leaves out the rounding of
     the sampler; with several they are the rollout's.
     """
-    lengths, means, steps = b["attention_mask"].sum(1).tolist(), rollouts.TokenMeans(), []
-    order = np.random.default_rng([args.seed, run.step]).permutation(np.unique(groups))
+    lengths, valid = b["attention_mask"].sum(1).tolist(), ~advantages.isnan()  # (N,)
+    learns = valid & ((advantages != 0) | (args.beta > 0))  # (N,) rows that have a gradient
+    means, sums = rollouts.TokenMeans(), Counter()
     if args.num_substeps > 1:
         rollouts.rescore(run, policy, b, args.temperature)
+    order = np.random.default_rng([args.seed, run.step]).permutation(np.unique(groups))
     for substep in np.array_split(order, args.num_substeps):
-        rows = [i for i in range(len(groups)) if groups[i] in substep and counts[i]]
-        active = [i for i in rows if args.beta or advantages[i] != 0]
-        if not active:
+        rows = valid & torch.from_numpy(np.isin(groups, substep))  # (N,)
+        active = rows & learns
+        if not active.any():
             continue
-        idle = [i for i in rows if i not in active]
-        active += idle[: max(0, parallel.world() - len(active))]  # every rank needs a row
-        tokens = b["mask"][rows].sum().item()  # of the whole optimiser step
+        if active.sum() < parallel.world():  # every rank needs a row
+            active = rows
+        active = active.nonzero().view(-1).tolist()
+        tokens, total = b["mask"][rows].sum().item(), 0.0  # of the whole optimiser step
         optimizer.zero_grad()
-        total = 0.0
         for part in run.micro_batches(active, lengths):
             mb = rollouts.cut(b, part)
             given = mb["ids"], mb["attention_mask"], mb["mask"], args.temperature
@@ -164,49 +157,40 @@ def update(args, run, policy, reference, optimizer, b, groups, advantages, count
                     ref_logps, _ = reference(*given)
             loss, columns = grpo_loss(
                 logps, old_logps, advantages[part].to(logps), mb["mask"], ref_logps,
-                CLIP_LOW, args.clip_high, args.beta, tokens,
+                clip_high=args.clip_high, beta=args.beta, normalizer=tokens,
             )  # fmt: skip
             run.scaler.scale(loss).backward()
             total += loss.item()
             gaps = (logps.detach() - mb.get("sampler_logps", mb["logps"])).abs()
-            means.add(mb["mask"], gaps * (not steps), entropy=entropies, **columns)
+            means.add(mb["mask"], gaps * (not sums), entropy=entropies, **columns)
         grad_norm = run.clip()  # gradients summed over the ranks, clipped to norm 1
         loss = run.check(total, grad_norm, [names[i] for i in active[:4]])
         lr = run.set_lr(run.step)
         run.scaler.step(optimizer)
         run.scaler.update()
-        steps.append({"loss": loss, "grad_norm": grad_norm, "lr": lr, "forwarded": len(active)})
-    row = {key: np.mean([step[key] for step in steps]).item() for key in steps[0]} if steps else {}
-    row |= means.row() | {"updates": len(steps), "forwarded": sum(x["forwarded"] for x in steps)}
+        sums.update(loss=loss, grad_norm=grad_norm, lr=lr, updates=1, forwarded=len(active))
+    row = {key: sums[key] / sums["updates"] for key in ("loss", "grad_norm", "lr") if sums}
+    row |= means.row() | {key: sums[key] for key in ("updates", "forwarded")}
     if "kl/token" in row:  # per row, as a sum over its tokens, in nats
-        row["kl/ref"] = row["kl/token"] * (b["mask"][counts].sum() / counts.sum()).item()
-    return row | {"kl/coef": args.beta}
+        row["kl/ref"] = row.pop("kl/token") * (b["mask"][valid].sum() / valid.sum()).item()
+    return row
 
 
 # ---- the metrics of a rollout ----
 
 
-def group_row(rewards_PG, advantages_PG, middle=0.5):
-    """The metrics of reward/*, groups/* and advantage/*.
+def group_row(rewards_PG, advantages_PG):
+    """The metrics of reward/* and groups/*.
 
-    NaN is no reward. A share is over the groups with two rewards at least; a group of equals is
-    good from `middle` on.
     >>> rewards = torch.tensor([[1.0, 0.0], [0.0, 0.0]])
-    >>> row = group_row(rewards, torch.tensor([[0.5, -0.5], [0.0, 0.0]]))
-    >>> row["reward/mean"], row["reward/frac_mixed"], row["reward/frac_all_bad"]
-    (0.25, 0.5, 0.5)
+    >>> group_row(rewards, group_advantages(rewards))["reward/frac_mixed"]
+    0.5
     """
-    scored = ~rewards_PG.isnan()
-    compared = comparable(rewards_PG).any(1)  # (P,)
-    mixed = (advantages_PG != 0).any(1)[compared]  # groups from which something is learned
-    good = rewards_PG.nanmean(1)[compared] >= middle
+    compared = advantages_PG[~advantages_PG.isnan().all(1)]  # groups of two rewards or more
     row = {
         "reward/mean": rewards_PG.nanmean(),
-        "reward/std": rewards_PG[scored].std() if scored.sum() > 1 else torch.tensor(np.nan),
-        "reward/unscored_frac": 1 - scored.float().mean(), "reward/frac_mixed": mixed.float().mean(),
-        "reward/frac_all_good": (~mixed & good).float().mean(),
-        "reward/frac_all_bad": (~mixed & ~good).float().mean(),
-        "groups/scored": compared.sum(), "groups/skipped": len(rewards_PG) - mixed.sum(),
-        "advantage/abs_mean": advantages_PG.abs().mean(),
-    }  # fmt: skip
-    return {key: value.item() for key, value in row.items()}
+        "reward/unscored_frac": rewards_PG.isnan().float().mean(),
+        "reward/frac_mixed": compared.nan_to_num().any(1).float().mean(),
+        "groups/scored": len(compared),
+    }
+    return {key: float(value) for key, value in row.items()}

@@ -38,34 +38,21 @@ class Scorer(nn.Module):
         return self.model.score(hidden.float()).squeeze(-1)
 
 
-def is_causal(config):
-    return "ForSequenceClassification" not in str(config.architectures)
-
-
-def scorer_config(name, flag, trainable):
-    """The config of a folder or hub id that `load_scorer` can load; UserError for a classifier of
-    several labels, and for a causal model that is not to be trained."""
-    from transformers import AutoConfig
-
-    config = common.opened(flag, name, AutoConfig.from_pretrained)
-    fresh = is_causal(config)
-    if fresh and not trainable or not fresh and config.num_labels != 1:
-        raise UserError(f"{flag} {name}: not a reward model; train one with reward_train.py")
-    return config
-
-
 def load_scorer(
     name, tokenizer, device, dtype, trainable=False, lora_rank=0, seed=0, flag="--reward-model"
 ):
     """(Scorer, is its head fresh?). One that is trained may start from a causal model: its fresh
-    head is zero, so it scores everything 0, and the Bradley-Terry loss starts at log 2."""
-    from transformers import AutoModelForSequenceClassification
+    head is zero, so it scores everything 0, and the Bradley-Terry loss starts at log 2. UserError
+    for a causal model that is not to be trained, and for a classifier of several labels."""
+    from transformers import AutoConfig, AutoModelForSequenceClassification
 
-    fresh = is_causal(scorer_config(name, flag, trainable))
-    model = common.load_model(
-        name, device, dtype, trainable, lora_rank, seed, flag, AutoModelForSequenceClassification,
-        num_labels=1, pad_token_id=pad_id(tokenizer),
-    )  # fmt: skip
+    config = common.opened(flag, name, AutoConfig.from_pretrained)
+    fresh = "ForSequenceClassification" not in str(config.architectures)
+    if not (trainable if fresh else config.num_labels == 1):
+        raise UserError(f"{flag} {name}: not a reward model; train one with reward_train.py")
+    settings = name, device, dtype, trainable, lora_rank, seed, flag
+    one_output = {"num_labels": 1, "pad_token_id": pad_id(tokenizer)}
+    model = common.load_model(*settings, AutoModelForSequenceClassification, **one_output)
     if fresh:
         nn.init.zeros_(model.score.weight)
     return Scorer(model, dtype), fresh
@@ -78,18 +65,15 @@ def reward_function(folder, device, dtype, micro_tokens=2048, raw=False, flag="-
     reward_train.py, unless raw; those of another tool's model have none, which is said.
     """
     record = read_record(folder, flag) or {"args": {}}
-    trained, scale = record["args"], [0, 1] if raw else record.get("scale")
-    if scale is None:
+    if not raw and "scale" not in record:
         print(f"{flag} {folder}: no scale in its args.json, so scores are taken as they are")
+    mean, std = (0, 1) if raw else record.get("scale", (0, 1))
     tokenizer = common.load_tokenizer(folder, flag)
     scorer, _ = load_scorer(folder, tokenizer, device, dtype, flag=flag)
     longest = common.max_positions(scorer.model.config)
-    try:
-        mean, std = map(float, scale or (0, 1))
-        max_length = min(float(trained.get("max_length") or math.inf), longest)
-    except (TypeError, ValueError):
-        raise UserError(f"{flag} {folder}: args.json: scale or max_length is no number") from None
-    max_length, chat = int(max_length) if math.isfinite(max_length) else None, trained.get("chat")
+    longest = min(record["args"].get("max_length", longest), longest)
+    max_length = longest if longest < math.inf else None
+    chat = record["args"].get("chat")
     return RewardFunction(scorer, tokenizer, max_length, chat, micro_tokens, mean, std)
 
 
@@ -113,11 +97,10 @@ class RewardFunction:
     def __call__(self, prompts, answers, rows=None):
         encoded = self.encode(prompts, answers, self.max_length)
         scores, lengths = torch.zeros(len(encoded)), [len(p) + len(a) for p, a in encoded]
-        for part in progress(
-            micro_batches(range(len(encoded)), lengths, self.micro_tokens), "scoring", delay=3
-        ):
-            batch = pad_rows(*zip(*(encoded[i] for i in part)), pad_id(self.tokenizer))
-            scores[part] = self.scorer(*(x.to(self.scorer.model.device) for x in batch)).cpu()
+        parts = micro_batches(range(len(encoded)), lengths, self.micro_tokens)
+        for part in progress(parts, "scoring", delay=3):
+            rows = pad_rows(*zip(*(encoded[i] for i in part)), pad_id(self.tokenizer))
+            scores[part] = self.scorer(*(x.to(self.scorer.model.device) for x in rows)).cpu()
         return ((scores.double() - self.mean) / self.std).tolist()
 
     def encode(self, prompts, answers, max_length):
@@ -134,5 +117,4 @@ class RewardFunction:
         """How many of these rows are read only in part; answers_only: of which the answer is, so
         that whatever stands behind the cut is free."""
         whole, read = (self.encode(prompts, answers, n) for n in (None, self.max_length))
-        first = 1 if answers_only else 0
-        return sum(a[first:] != b[first:] for a, b in zip(whole, read))
+        return sum(a[answers_only:] != b[answers_only:] for a, b in zip(whole, read))

@@ -5,7 +5,7 @@ reward model scores them. A score that could not be found is None, and NaN in an
 """
 
 import math
-import re
+from argparse import ArgumentTypeError
 from collections import Counter
 
 import numpy as np
@@ -14,7 +14,7 @@ import ruler
 from judge import grade_answers
 from parts import parallel
 from parts.answers import score_answers, visible
-from parts.files import UserError, load_function
+from parts.files import UserError, load_function, number
 from parts.grades import ALONE, Grade
 from parts.questions import talk
 from parts.reward_models import reward_function
@@ -27,36 +27,35 @@ def add_reward_arguments(parser):
     """The flags of rewards, of RULER and of the judge."""
     add = parser.add_argument
     # fmt: off
-    add("--reward", action="append", metavar="NAME[:WEIGHT]", help="rubric, checks, ruler or model; repeat to mix (default: rubric)")
+    add("--reward", type=weighted, action="append", metavar="NAME[:WEIGHT]", help="rubric (default), checks, ruler, model; repeat to mix")
     add("--reward-model", help="folder of a reward model, as reward_train.py writes it, for --reward model")
     add("--allow-code-execution", action="store_true", help="run the code in answers for code:tests: with limits, but in no sandbox")
-    add("--zero-if-cut", action="store_true", help="give reward 0 to an answer that is cut at --max-new-tokens")
     add("--gold", help="FILE:FUNCTION that scores validation answers alone, such as data/recruiter.py:reward")
     # fmt: on
     ruler.add_ruler_arguments(parser)
     add_judge_arguments(parser)
 
 
-def reward_weights(args):
-    """{name: weight} of --reward, NAME or NAME:WEIGHT each, divided by their sum, so that rewards
-    keep their range; UserError for flags that contradict them.
+def weighted(text):
+    """An argparse type: "rubric:3" → ("rubric", 3.0); "rubric" has weight 1."""
+    name, _, weight = text.partition(":")
+    if name not in REWARDS:
+        raise ArgumentTypeError(f"{text!r} given, expected NAME or NAME:WEIGHT of {REWARDS}")
+    return name, number(above=0)(weight or 1)
 
-    >>> from types import SimpleNamespace
-    >>> rest = {"reward_model": None, "zero_if_cut": False, "ruler_rubric": None, "judge_passes": 1}
-    >>> reward_weights(SimpleNamespace(reward=["rubric:3", "ruler"], **rest))
+
+def reward_weights(args):
+    """{name: weight} of --reward, divided by their sum, so that rewards keep their range; UserError
+    for flags that contradict them.
+
+    >>> from argparse import Namespace
+    >>> rest = {"reward_model": None, "ruler_rubric": None, "judge_passes": 1}
+    >>> reward_weights(Namespace(reward=[("rubric", 3.0), ("ruler", 1.0)], **rest))
     {'rubric': 0.75, 'ruler': 0.25}
     """
-    weights = {}
-    for spec in args.reward or ["rubric"]:
-        match = re.fullmatch(rf"({'|'.join(REWARDS)})(?::(\d*\.?\d+))?", spec)
-        if not match or match[1] in weights or not float(match[2] or 1):
-            expected = f"NAME or NAME:WEIGHT, each name once, of {', '.join(REWARDS)}"
-            raise UserError(f"--reward {spec}: expected {expected}, weights above 0")
-        weights[match[1]] = float(match[2] or 1)
+    weights = dict(args.reward or [("rubric", 1.0)])
     if ("model" in weights) != bool(args.reward_model):
         raise UserError("--reward model and --reward-model FOLDER go together")
-    if "model" in weights and args.zero_if_cut:
-        raise UserError("--zero-if-cut: 0 is an average score of --reward model, not a bad one")
     if "ruler" not in weights and (args.ruler_rubric or args.judge_passes > 1):
         raise UserError("--ruler-rubric, --judge-passes: only --reward ruler compares answers")
     return {name: weight / sum(weights.values()) for name, weight in weights.items()}
@@ -84,16 +83,18 @@ class Graders:
         if args.reward_model:
             settings = args.reward_model, run.device, run.dtype, args.micro_tokens
             self.model = reward_function(*settings)
-            # of a long row it reads the end of the prompt, and then the answer, at least half
-            reads = self.model.max_length or math.inf
-            if args.max_new_tokens >= reads // 2:
-                wrong = f"reads answers up to {reads // 2} tokens; lower --max-new-tokens"
-                raise UserError(f"--reward-model {args.reward_model}: {wrong}")
-            given = [prompts[row.task_id] for row in train]
-            encoded = self.model.encode(given, [""] * len(given), None)
-            cut = sum(len(ids) + args.max_new_tokens > reads for ids, _ in encoded)
-            print(f"reward     of {cut} of {len(train)} prompts the model does not read the "
-                  "beginning, where the answer is long")  # fmt: skip
+            self.say_what_is_read([prompts[row.task_id] for row in train])
+
+    def say_what_is_read(self, prompts):
+        """Of a long row the reward model reads the end of the prompt, and then the answer, at least
+        half; UserError if an answer could be longer."""
+        limit, reads = self.args.max_new_tokens, self.model.max_length or math.inf
+        if limit >= reads // 2:
+            raise UserError(f"--max-new-tokens {limit}: the reward model reads {reads // 2}")
+        encoded = self.model.encode(prompts, [""] * len(prompts), None)
+        cut = sum(len(ids) + limit > reads for ids, _ in encoded)
+        print(f"reward     of {cut} of {len(prompts)} prompts the model does not read the beginning, "
+              "where the answer is long")  # fmt: skip
 
     def grade(self, rows, texts, names, size=1):
         """{name: N `Grade`s}, whose score is None where grading failed. Rank 0 grades for all.
@@ -106,17 +107,19 @@ class Graders:
             if name == "model":
                 grades[name] = self.model_grades(prompts, list(map(visible, texts)))
             elif name == "ruler":
-                talks = list(map(talk, prompts, texts))
-                groups = [talks[i : i + size] for i in range(0, len(talks), size)]
-                references = [row.reference for row in rows[::size]]
-                settings = self.judge, self.standard, self.args.judge_passes, references
-                grades[name] = sum(ruler.ruler_groups(groups, *settings), [])
-                for grade in grades[name]:  # equal answers: nothing to compare, or to learn
-                    grade.score = 0.0 if grade.error == ALONE else grade.score
+                grades[name] = self.ruler_grades(rows, prompts, texts, size)
             else:
-                checks_only = name == "checks"
-                grades[name] = grade_answers(rows, texts, self.judge, checks_only=checks_only)
+                only = name == "checks"
+                grades[name] = grade_answers(rows, texts, self.judge, checks_only=only)
         return parallel.gather([grades])[0]
+
+    def ruler_grades(self, rows, prompts, texts, size):
+        """RULER's scores; 0 for each of a group of equals, where nothing can be learned."""
+        talks, references = list(map(talk, prompts, texts)), [row.reference for row in rows]
+        groups = [talks[i : i + size] for i in range(0, len(talks), size)]
+        settings = self.judge, self.standard, self.args.judge_passes, references[::size]
+        grades = sum(ruler.ruler_groups(groups, *settings), [])
+        return [Grade(0.0, error=ALONE) if g.error == ALONE else g for g in grades]
 
     def model_grades(self, prompts, texts):
         """The reward model's scores; None for an answer that it does not read to its end, or
@@ -128,21 +131,16 @@ class Graders:
         return grades
 
     def gold_scores(self, rows, texts):
-        """Scores by --gold, which reads the prompts as the policy does, and the rows of the file."""
+        """Scores by --gold, which gets the prompts as the policy reads them."""
         prompts = [self.prompts[row.task_id] for row in rows]
-        raw = [row.raw | {"prompt": prompt} for row, prompt in zip(rows, prompts)]
-        return score_answers(self.gold, "--gold", raw, prompts, texts)
-
-    def over_budget(self, run):
-        """Would a step as dear as the dearest of the last three rows exceed --judge-budget?"""
-        usd = [row["judge/usd"] for row in run.rows() if row.get("judge/usd")]
-        usd, budget = parallel.gather([usd])[0], self.args.judge_budget  # rank 0 writes the log
-        return bool(budget) and sum(usd) + max(usd[-3:], default=0) > budget
+        return score_answers(self.gold, "--gold", [row.raw for row in rows], prompts, texts)
 
     def spent(self):
         """The judge's metrics since the last call."""
-        before, self.before = self.before, Counter(self.judge and self.judge.counts)
-        return self.judge.metrics(before) if self.judge else {}
+        if not self.judge:
+            return {}
+        before, self.before = self.before, Counter(self.judge.counts)
+        return self.judge.metrics(before)
 
 
 def scores_of(grades):

@@ -247,15 +247,19 @@ class Guard:
             run.state["best"] = {"step": run.step, "weights": trained_state(run.policy)}
 
     def end_step(self):
-        """Print this step's alarms, and end the run if a rule says so; to be asked when all rows of
-        the step are in. A reason that the stage has set itself stays."""
+        """Print this step's alarms; end the run if a rule says so, or if a step as dear as the
+        dearest of the last three rows would exceed --judge-budget. To be asked when all rows of the
+        step are in."""
         run = self.run
-        rows = run.rows()
+        rows, budget = run.rows(), vars(run.args).get("judge_budget")
         for alarm in watch.alarms(rows, run.args):
             if alarm.step == run.step:
                 parallel.say(str(alarm))
-        reason = parallel.gather([watch.stop_reason(rows, run.args)])[0]
-        run.state["ended"] = reason or run.state.get("ended")
+        usd = [row["judge/usd"] for row in rows if row.get("judge/usd")]
+        reason = watch.stop_reason(rows, run.args)
+        if budget and sum(usd) + max(usd[-3:], default=0) > budget:
+            reason = reason or "judge_budget"
+        run.state["ended"] = parallel.gather([reason])[0]  # rank 0 has written the rows
 
     def finish(self, next):
         """Put back the best weights, say which they are, and write the model: `Run.finish`. The

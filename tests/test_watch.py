@@ -289,10 +289,9 @@ def test_what_was_held_out_is_known_and_a_finished_run_is_finished(stage, key, v
         "No reason to stop.",
         "Finished: step 12.",
         f"Validation: {key}, n = 347, 3 evaluations; best (median of 3) at step 12.",
-        "This run has only 3 evaluations; R1, R2 and R3 need 6. Use --eval-every 2.",
+        "This run has only 3 evaluations; R1, R2 and R3 need 6: use --eval-every 2.",
     ]
-    assert f"{key}: first {v[0]:.3f}, last {v[2]:.3f}, lowest {min(v):.3f}" in out
-    assert "did not log: R1, R2, R3, R6, R7, R9, R12 (see docs/metrics.md); R1 is off" in out
+    assert "R1 plateau, R2 over_optimised, R3 val_regression, R6 dead_groups" in lines[-1]
 
 
 @cases(SUPERVISED)
@@ -309,9 +308,8 @@ def test_held_out_scores_that_get_worse_are_seen(stage, key, v):
 cell | saved | finished | asked | status | words
 v 1..5/10 .5*9 | None | False | | 0 | No reason to stop.
 v 1..5/10 .5*9 | None | False | --patience 5 | 0 | Stop: step 65: R1 plateau (stop)
-v 1..5/10 .5*9 | {"patience": 3, "on_hack": "stop"} | True | | 0 | Stop: step 45: R1 plateau (stop)
-v 1..5/10 .5*9 | {"patience": 3, "on_hack": "stop"} | True | --patience 0 | 0 | No reason to stop.
-v 1..5/10 .5*9 | {"patience": 3, "on_hack": "stop"} | True | --patience 0 --baseline .4 | | error: --baseline
+v 1..5/10 .5*9 | {"steps": 70} | True | --patience 3 | 0 | Stop: step 45: R1 plateau (stop)
+v 1..5/10 .5*9 | {"steps": 70} | True | --baseline .4 | | error: --baseline
 reward/mean .5*5 | {"on_hack": "stop"} | False | | 0 | Not finished
 reward/mean .5*5 | {"on_hack": "stop"} | True | | 0 | Finished: step 5.
 reward/mean .5*5 | {"steps": 5} | True | | 0 | Finished: step 5 of 5.
@@ -320,10 +318,9 @@ judge/failed_frac .9*3 | {"steps": 12} | True | | 4 | Finished: step 3 of 12.
 reward/mean .5*5 | None | False | | 0 | Nothing held out was measured
 judge/failed_frac .9*3 | None | False | | 4 | Stop: step 3: R12 judge_down
 reward/mean 80..159/200; v 16..24/40 24..16/40 | None | False | | 3 | Stop: step 65: R2 reward_hacking
-reward/mean 80..159/200; v 16..24/40 24..16/40 | {"on_hack": "warn"} | True | | 0 | No reason to stop.
+reward/mean 80..159/200; v 16..24/40 24..16/40 | {} | True | --on-hack warn | 0 | No reason to stop.
 """)
 def test_the_answer_comes_first(tmp_path, capsys, cell, saved, finished, asked, status, words):
-    """The flags of the run count where none is given."""
     argv = [folder_of(tmp_path, made(*curves(cell)), saved, finished), *asked.split()]
     if words.startswith("error: "):
         assert words.removeprefix("error: ") in error_of(watch.main, [*map(str, argv)])
@@ -354,23 +351,15 @@ def test_the_cut_off_line_of_a_log_is_said(tmp_path, capsys):
     assert "line 4: cut off" in run(capsys, path)[1]
 
 
-@cases("""
-saved | words
-{"on_hack": "stop", "patience": "5"} | patience is '5'
-{"on_hack": "stop", "target": [1]} | target is [1]
-{"on_hack": 7} | on_hack is 7
-""")
-def test_args_of_another_type(saved, words, tmp_path):
-    """They were a traceback."""
-    folder = folder_of(tmp_path, made({"reward/mean": [0.5] * 3}), saved)
-    assert words in error_of(watch.main, [str(folder)])
-    (folder / "args.json").write_text('{"args": 5}')  # another tool's
+def test_the_args_of_another_tool(tmp_path):
+    folder = folder_of(tmp_path, made({"reward/mean": [0.5] * 3}))
+    (folder / "args.json").write_text('{"args": 5}')
     assert watch.main([str(folder)]) == 0
 
 
 @cases("""
 given | validates | words
-{} | True | stops early only for reward hacking (--on-hack warn to go on; --patience N to stop on a plateau)
+{} | True | --on-hack stop
 {"patience": 5} | True | --patience 5
 {} | False | unnoticed
 {"patience": 5} | False | error: --patience
