@@ -31,7 +31,10 @@ import json
 import math
 import random
 import shlex
+import time
 from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
+from itertools import compress
 from pathlib import Path
 from statistics import fmean
 
@@ -122,13 +125,14 @@ def play(args, make, seeds, player, temperature=1.0, seed=0):
     for episode in episodes:
         episode.hear(*episode.env.reset(episode.seed))
     live, turn = episodes, 0
-    while all_sum(len(live)):  # as many turns in all processes: a forward may be a collective
-        turn += 1
-        if isinstance(player, tuple):
-            texts = draw_turns(args, *player, live, temperature, 1000 * seed + turn)
-        else:
-            texts = [player(episode.env, episode.rng) for episode in live]
-        live = [episode for episode, text in zip(live, texts) if episode.take_turn(text)]
+    with ThreadPoolExecutor(32) as pool:  # slow tools do not wait for one another
+        while all_sum(len(live)):  # as many turns on all ranks: a forward may be a collective
+            turn += 1
+            if isinstance(player, tuple):
+                texts = draw_turns(args, *player, live, temperature, 1000 * seed + turn)
+            else:
+                texts = [player(episode.env, episode.rng) for episode in live]
+            live = list(compress(live, pool.map(Episode.take_turn, live, texts)))
     for episode in episodes:
         episode.env = None  # a user's class may refuse to be sent to another process
     return sorted(gather(episodes), key=lambda episode: episode.number)
@@ -261,17 +265,19 @@ def main(argv=None):
     print(f"step       {args.groups_per_batch} seeds × {g} episodes of {env.name}, each of at most "
           f"{env.max_turns} turns")  # fmt: skip
     guard = rollouts.Guard(run, args.val_episodes)
-    player = policy, tokenizer
+    player, seconds = (policy, tokenizer), None
     if run.step == 0:
-        seeds = training_seeds(args, 0)[: 2 * g]
+        seeds, start = training_seeds(args, 0)[: 2 * g], time.perf_counter()
         episodes = play(args, make, seeds, player, args.temperature, args.seed)
         rows = sum((training_rows(episode.draws) for episode in episodes), [])
         if not rows:
             raise UserError(f"--max-length {args.max_length}: no opening fits in it with a turn")
         rollouts.preflight(run, policy, reference, tokenizer, pack(rows, run.device))
+        # two groups, once; an update takes as long again as playing and reading them
+        seconds = (time.perf_counter() - start) * args.groups_per_batch
         evaluate(args, run, guard, player, make)
 
-    for step in run.steps():
+    for step in run.steps(seconds):
         # (1) rollout: G episodes from each of P seeds; all live ones take a turn together
         seeds, draws = training_seeds(args, step), args.seed * 10**6 + step
         episodes = play(args, make, seeds, player, args.temperature, draws)
