@@ -277,13 +277,13 @@ def test_a_step_is_the_closed_form_also_with_a_row_per_turn(history, folder, tmp
     episode under its advantage, its own tokens alone. Computed here turn by turn from the model's
     own logits, for one row per episode and for one per turn."""
     env, grads = echo(tmp_path, history=history), []
-    update = runs.Run.update
+    clip = runs.Run.clip
 
     def traced(run, *given):
         grads.append(gradient(run.policy))
-        return update(run, *given)
+        return clip(run, *given)
 
-    monkeypatch.setattr(runs.Run, "update", traced)
+    monkeypatch.setattr(runs.Run, "clip", traced)
     g.main(line(folder, env, tmp_path / "run", "--steps 1 --seed 3"))
     args, (policy, tokenizer) = arguments("--env", env, "--seed 3"), load(folder)
     policy.requires_grad_(True)
