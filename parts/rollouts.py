@@ -61,7 +61,8 @@ def split_prompts(args, tokenizer):
     if any("split" in row for row in rows):
         train, val = ([r for r in rows if r.get("split") == name] for name in ("train", "val"))
     else:
-        train, by_hash = rows, some_prompts(rows, len(rows))  # each prompt once
+        each = list({prompt_key(row): row for row in rows}.values())  # each prompt once
+        train, by_hash = rows, some_prompts(each, len(each))
         n = sum(held_out(prompt_key(row), args.eval_fraction) for row in by_hash)
         n = max(n, min(LEAST_VALIDATION, len(by_hash) // 2))
         val = by_hash[:n] if args.eval_fraction else []
