@@ -350,11 +350,14 @@ class Policy(nn.Module):
         super().__init__()
         self.model, self.dtype = model, dtype
 
-    def forward(self, ids, attention_mask, answer_mask, temperature=1.0, shared=False):
+    def forward(
+        self, ids, attention_mask, answer_mask, temperature=1.0, shared=False, with_hidden=False
+    ):
         """(log-probs, entropies), each (B, T) fp32: column t is of token t, 0 outside answers.
 
         (B, T, V) never exists: only columns that predict an answer's token pass through the head,
-        in chunks that the backward recomputes. shared: see parts/shared_prompt.py.
+        in chunks that the backward recomputes. shared: see parts/shared_prompt.py. with_hidden:
+        (…, …, the (N, H) hidden states that predict the N tokens of the answers).
         """
         if shared:
             row, column = answer_mask.nonzero(as_tuple=True)
@@ -371,7 +374,8 @@ class Policy(nn.Module):
             for h, t in chunks
         ]
         zeros = torch.zeros(ids.shape, device=ids.device)
-        return tuple(zeros.masked_scatter(answer_mask, torch.cat(x)) for x in zip(*parts))
+        columns = tuple(zeros.masked_scatter(answer_mask, torch.cat(x)) for x in zip(*parts))
+        return (*columns, hidden) if with_hidden else columns
 
 
 def same_shape(**tensors):

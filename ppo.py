@@ -40,6 +40,7 @@ Axes         B answers of a rollout, n of one forward, T tokens (right padded), 
 """
 
 import math
+import shlex
 import time
 from dataclasses import dataclass
 from statistics import fmean
@@ -50,16 +51,15 @@ from torch import nn
 import common
 import watch
 from common import Policy, batch_indices, load_model, load_tokenizer, same_shape
-from parts import flags, parallel, rollouts, runs
-from parts.answers import score_answers, scored, visible
+from parts import flags, rollouts, runs
+from parts.answers import score_answers, scored
 from parts.critic import PolicyWithValues, load_critic, start_at
-from parts.files import UserError, command, existing_file, load_function, number, read_record
+from parts.files import UserError, command, existing_file, load_function, number
 from parts.flags import OUT_OF_MEMORY
-from parts.lora import adapter_off
+from parts.grpo import load_reference
 from parts.pairs import add_split_arguments
 from parts.reward_models import reward_function
-from parts.rollouts import ROWS
-from parts.sampling import kl_estimates, sample
+from parts.sampling import kl_estimates
 from parts.texts import text_flags, text_metrics
 
 # --lr below 100 M parameters (3e-4: twice the KL, less reward); above (run once); LoRA: a guess
@@ -70,7 +70,6 @@ CLIP_LOW, VALUE_CLIP = 0.2, 0.2  # lower end of the ratio's clip; how far a valu
 VALUE_COEF = 0.1  # weight of the value loss, which shares the gradient with --critic shared
 KL_GAIN = 0.1  # of --kl-target: a rollout moves β by at most 0.1 · 0.2 = 2 %, as in the paper
 ROLLOUTS_EVERY = 5  # steps between the rollouts kept in rollouts.jsonl
-MOST_MEASURED = 64  # answers of the start that scores are standardised by
 SHOW = ("reward/mean", "kl/ref", "entropy", "clip_frac", "length/mean")  # on the progress bar
 HEADLINE = ("val/score", "val/gold", "val/kl", "reward/mean")  # printed at each evaluation
 
@@ -96,14 +95,11 @@ def shape_rewards(scores, logps, ref_logps, mask, kl_coef, finished=None, no_end
     """
     same_shape(logps=logps, ref_logps=ref_logps, mask=mask)
     same_shape(scores=scores, rows=mask[:, 0], finished=finished)
-    kl = kl_estimates(logps, ref_logps, mask)[0]  # (B, T): k1 of (k1, k2, k3)
-    end_rewards = torch.zeros_like(kl)  # (B, T)
-    last = mask.long().cumsum(1).argmax(1, keepdim=True)  # (B, 1) where the count is first complete
-    at_end = scores  # (B,)
+    kl = kl_estimates(logps, ref_logps, mask)[0]  # (B, T): k1 of (k1, k3)
     if finished is not None:
-        at_end = at_end - no_end_penalty * (~finished).to(at_end.dtype)
-    end_rewards.scatter_(1, last, at_end[:, None].to(kl.dtype))
-    return torch.where(mask, end_rewards - kl_coef * kl, 0.0), kl
+        scores = scores - no_end_penalty * ~finished  # (B,)
+    is_last = mask & (mask.cumsum(1) == mask.sum(1, keepdim=True))  # (B, T)
+    return torch.where(is_last, scores[:, None], 0.0) - kl_coef * kl, kl
 
 
 def gae(rewards, values, mask, gamma=1.0, lam=0.95):
@@ -118,7 +114,6 @@ def gae(rewards, values, mask, gamma=1.0, lam=0.95):
     tensor([[0.1250, 0.2500, 0.5000]])
     """
     same_shape(rewards=rewards, values=values, mask=mask)
-    rewards = torch.where(mask, rewards, 0.0)
     values = torch.where(mask, values, 0.0)
     next_advantage = next_value = torch.zeros_like(rewards[:, 0])  # (B,) A_{t+1}, V_{t+1}
     advantages = torch.zeros_like(rewards)
@@ -139,7 +134,6 @@ def masked_whiten(x, mask):
     tensor([[-1.1619, -0.3873,  0.3873,  1.1619]])
     """
     same_shape(x=x, mask=mask)
-    x = torch.where(mask, x, 0.0)
     actions = x[mask].cpu().double()  # mps has no float64
     if len(actions) < 2:
         return torch.zeros_like(x)
@@ -192,27 +186,22 @@ def explained_variance(returns, values, mask):
     0.6
     """
     returns, values = (x[mask].cpu().double() for x in (returns, values))
-    if len(returns) < 2 or returns.var() == 0:
+    if not returns.var() > 0:
         return math.nan
-    return (1 - (returns - values).var() / returns.var()).item()
+    return 1 - ((returns - values).var() / returns.var()).item()
 
 
-class AdaptiveKL:
-    """β ← β·(1 + gain·clip(kl/target − 1, ±0.2)), once a rollout; without a target β stays.
+def adapted_kl_coef(kl_coef, kl, target):
+    """β·(1 + gain·clip(kl/target − 1, ±0.2)), once a rollout; without a target β stays.
 
     [Ziegler section 2.2]
 
     kl: mean over the rollout's answers of the sum over tokens.
-    >>> kl = AdaptiveKL(0.2, target=6); kl.update(9); round(kl.value, 6)
+    >>> round(adapted_kl_coef(0.2, kl=9, target=6), 6)
     0.204
     """
-
-    def __init__(self, value, target=None):
-        self.value, self.target = value, target
-
-    def update(self, kl):
-        if self.target is not None:
-            self.value *= 1 + KL_GAIN * min(max(kl / self.target - 1, -0.2), 0.2)
+    error = min(max(kl / target - 1, -0.2), 0.2) if target else 0.0
+    return kl_coef * (1 + KL_GAIN * error)
 
 
 # ---- the arguments ----
@@ -221,12 +210,12 @@ class AdaptiveKL:
 def parse_args(argv=None):
     example = "ppo.py (--reward-model FOLDER | --reward-fn FILE:FUNCTION) [--prompts FILE] [flags]"
     parser = flags.parser(example, "PPO: policy gradients against a reward.", "runs/ppo", RATES)
-    add = parser.add_argument
+    add, reward = parser.add_argument, parser.add_mutually_exclusive_group(required=True)
     # fmt: off
     add("--prompts", type=existing_file, default="data/prompts.jsonl", help='JSONL of prompts; if rows have a "split", train and val')
     add_split_arguments(parser)  # --eval-fraction, --chat
-    add("--reward-model", help="folder of a reward model, as reward_train.py writes it")
-    add("--reward-fn", help="FILE:FUNCTION instead: (prompts, answers, rows) → a list of numbers, None where there is no score")
+    reward.add_argument("--reward-model", help="folder of a reward model, as reward_train.py writes it")
+    reward.add_argument("--reward-fn", help="FILE:FUNCTION instead: (prompts, answers, rows) → numbers, None where there is no score")
     add("--gold", help="FILE:FUNCTION, such as data/recruiter.py:reward; scores validation answers alone, to choose weights and stop")
     add("--critic", choices=("separate", "shared"), default="separate", help="copy of the reward model or policy, or a head on the policy")
     add("--rollouts", type=number(int, at_least=2), default=64, help="answers per step, 32 to 512")
@@ -240,8 +229,6 @@ def parse_args(argv=None):
     watch.add_watch_arguments(parser)  # when to stop: --patience, --target, --on-hack …
     parser.set_defaults(eval_every=5, save_every=20)  # a step is a whole rollout
     args = parser.parse_args(argv)
-    if (args.reward_model is None) == (args.reward_fn is None):
-        raise UserError("give one reward: --reward-model (of reward_train.py) or --reward-fn")
     if args.kl_target and not args.beta:
         raise UserError("--kl-target: it multiplies --beta, which is 0; start from 0.05")
     return args
@@ -266,101 +253,62 @@ class Models:
 
     def forward(self, mb, temperature):
         """(log-probs, entropies, values), each (n, T), of rows `mb`; a shared trunk passes once."""
-        inputs = [mb[key] for key in ROWS]
-        if self.critic is self.policy:
-            return self.policy(*inputs, temperature, with_values=True)
-        return *self.policy(*inputs, temperature), self.critic(*inputs)
+        rows = [mb[key] for key in rollouts.ROWS]
+        values = () if self.critic is self.policy else self.critic(*rows)
+        return *self.policy(*rows, temperature), *values
 
 
-def load_reward(args, device, dtype, longest):
-    """(the reward model's function, {"scale": …} if its scores have one, and come standardised).
-
-    UserError if it could be asked about an answer whose end it does not read: of a row that is too
-    long for it, half may be the prompt's end.
-    """
-    scale = (read_record(args.reward_model) or {}).get("scale")
-    reward = reward_function(args.reward_model, device, dtype, args.micro_tokens, raw=not scale)
-    reads = reward.max_length or longest
-    if longest > reads and args.max_new_tokens >= reads - reads // 2:
-        cut = f"--reward-model {args.reward_model} reads {reads} tokens, so answers may lose their"
-        fix = f"end; lower it below {reads - reads // 2}, or --max-length to {reads}"
-        raise UserError(f"--max-new-tokens {args.max_new_tokens}: {cut} {fix}")
-    return reward, {"scale": [0.0, 1.0]} if scale else {}
+def load_models(args, run, tokenizer, room):
+    """The reward, which is frozen; policy and critic, which are trained; the policy's start."""
+    if args.reward_fn:
+        reward = load_function(args.reward_fn, "--reward-fn")
+    else:
+        reward = reward_function(args.reward_model, run.device, run.dtype, args.micro_tokens)
+        if (reward.mean, reward.std) != (0, 1):  # it has a scale, so its scores are standardised
+            run.state["scale"] = [0.0, 1.0]
+    model = load_model(args.model, run.device, run.dtype, True, args.lora_rank, args.seed)
+    if args.critic == "shared":
+        policy = critic = PolicyWithValues(model, run.dtype)
+    else:
+        policy = Policy(model, run.dtype)
+        critic = load_critic(args, run, reward, tokenizer)
+    reference = load_reference(args, run, policy)
+    return Models(policy, critic, reference, reward, tokenizer, room)
 
 
 # ---- the rollout ----
 
 
 @torch.no_grad()
-def draw(args, run, models, rows, seed):
-    """(a `sampling.Rollout` of one answer to each row, its tensors, each (B, T), 0 outside mask):
-
-    ids, attention_mask, mask   prompt and answer; mask: the actions
-    logps, ref_logps            log π_old and log π_ref (without a reference the same)
-    sampler_logps               only in half precision, see `rollouts.rescore`
-    """
-    ids, limits = [models.encode(row) for row in rows], (args.max_new_tokens, args.temperature)
-    answers = sample(models.policy, models.tokenizer, ids, 1, *limits, seed)
-    b = rollouts.rollout_tensors(answers, common.pad_id(models.tokenizer), run.device)
-    rollouts.rescore(run, models.policy, b, args.temperature)
-    b["ref_logps"] = b["logps"]
-    if models.reference:
-        with adapter_off(models.reference):
-            b["ref_logps"] = rollouts.teacher_forced(run, models.reference, b, args.temperature)
-    return answers, b
-
-
-@torch.no_grad()
 def rollout(args, run, models, rows, seed):
-    """Steps (1) to (3) for the prompts in `rows`: the tensors of `draw`, less the answers that
-    cannot be scored, and
+    """Steps (1) to (3) for the prompts in `rows`: the tensors of `rollouts.draw`, less the answers
+    that cannot be scored, and
 
     values             (B, T) of the critic, 0 outside mask
-    scores, finished   (B,) float64 as given; bool: ended by an end token, not cut. On the CPU
+    scores             (B,) float64 as given, on the CPU
     prompts, texts     lists of B; texts: the answers. Every rank has all B
-    unscored           share of the answers that are left out
     """
     # (1) rollout: one answer to each prompt, its log-probs under policy and reference
-    answers, b = draw(args, run, models, rows, seed)
+    ids = list(map(models.encode, rows))
+    answers, b = rollouts.draw(run, models.policy, models.reference, models.tokenizer, ids, seed)
     # (2) score: the reward model, or a function, reads the whole answer
     prompts, flag = [row["prompt"] for row in rows], reward_flag(args)
     scores = score_answers(models.reward, flag, rows, prompts, answers.texts)
     kept = [i for i, score in enumerate(scores) if score is not None]
     if 2 * len(kept) < len(rows):
-        missing = f"{len(rows) - len(kept)} of {len(rows)} answers got no score (None)"
-        raise UserError(f"{flag}: {missing}; more than half stops the run")
+        missing = len(rows) - len(kept)
+        raise UserError(f"{flag}: {missing} of {len(rows)} answers got no score, more than half")
     b = {key: x[kept] for key, x in b.items()}
     # (3) values: what the critic expects before each token
-    b["values"] = torch.zeros_like(b["logps"])
-    for part in run.micro_batches(range(len(kept)), row_lengths(b)):
-        mb = rollouts.cut(b, part)
-        if models.critic is models.policy:
-            values = models.forward(mb, args.temperature)[2]
-        else:
-            values = models.critic(*(mb[key] for key in ROWS))
-        b["values"][part, : values.shape[1]] = values
-    parallel.add_up([b["values"]])  # over the ranks, each of which read its share
     return b | {
+        "values": rollouts.teacher_forced(run, models.critic, b, args.temperature, -1),
         "scores": torch.tensor([scores[i] for i in kept], dtype=torch.float64),
-        "finished": torch.tensor([answers.finished[i] for i in kept]),
         "prompts": [prompts[i] for i in kept], "texts": [answers.texts[i] for i in kept],
-        "unscored": 1 - len(kept) / len(rows),
     }  # fmt: skip
 
 
 def reward_flag(args):
     return "--reward-fn" if args.reward_fn else "--reward-model"
-
-
-def row_lengths(b):
-    """Tokens of prompt and answer of each row."""
-    return b["attention_mask"].sum(1).tolist()
-
-
-def standardised(b, scale):
-    """(B,) fp32 (score − mean) / deviation."""
-    mean, deviation = scale
-    return ((b["scores"] - mean) / deviation).float().to(b["ids"].device)
 
 
 # ---- before step one ----
@@ -377,56 +325,58 @@ def preflight(args, run, models, rows):
     b = rollout(args, run, models, rows, args.seed)
     drawn = time.perf_counter()
     rollouts.preflight(run, models.policy, models.reference, models.tokenizer, b)
-    forwards = (time.perf_counter() - drawn) / (2 if models.reference else 1)
-    scores, n = b["scores"], len(b["scores"])
+    checked = time.perf_counter() - drawn
+    scores = b["scores"]
     if "scale" not in run.state:  # where all are equal, their unit is kept
         deviation = scores.std().item() if scores.min() < scores.max() else 1.0
         run.state["scale"] = [scores.mean().item(), deviation]
-    cut = args.end_penalty * (~b["finished"]).double().mean().item()
-    expected = standardised(b, run.state["scale"]).mean().item() - cut  # the KL is 0 yet
-    start_at(models.critic, expected, b["values"][b["mask"]], run.state["scale"][1])
-    print("reward     {:.4g} over {} answers of the start; trained on is (score − {:.4g}) / {:.4g}, "
-          "the critic starts at {:.3g}".format(scores.mean(), n, *run.state["scale"], expected))  # fmt: skip
+    mean, deviation = run.state["scale"]
+    cut = (~b["finished"]).float().mean().item()
+    # the mean return of the start, where the KL is 0
+    expected = (scores.mean().item() - mean) / deviation - args.end_penalty * cut
+    start_at(models.critic, expected, b["values"][b["mask"]], deviation)
+    print(f"reward     {scores.mean():.4g} over {len(scores)} answers of the start; trained on is "
+          f"(score − {mean:.4g}) / {deviation:.4g}, the critic starts at {expected:.3g}")  # fmt: skip
     if args.reward_model:
-        texts = [visible(text) for text in b["texts"]]
-        rows, ends = (models.reward.count_cut(b["prompts"], texts, x) for x in (False, True))
-        print(f"reward     the reward model reads {rows} of {n} prompts and {ends} answers in part")
-        if ends:
-            fix = "lower --max-new-tokens, or train one with a larger --max-length"
-            raise UserError(f"--reward-model: does not read the end of {ends} answers; {fix}")
-    passes = args.ppo_epochs * (1 if models.critic is models.policy else 2)  # a backward is 2 more
-    return (drawn - start + 3 * passes * forwards) * args.rollouts / n
+        longest = models.room + args.max_new_tokens
+        models.reward.check_reading(b["prompts"], b["texts"], args.max_new_tokens, longest)
+    # a backward takes as long as two forwards; checked are the policy and mostly the reference
+    passes = args.ppo_epochs * (1.5 if models.critic is models.policy else 3)
+    return drawn - start + passes * checked
 
 
 # ---- what is logged ----
 
 
-def rollout_row(args, b, kl, kl_coef):
-    """The metrics of a rollout: means over its answers; kl: k1, (B, T). explained_variance is over
-    its actions."""
-    cut, lengths, tokens = (~b["finished"]).tolist(), b["mask"].sum(1).tolist(), sum(row_lengths(b))
-    kls = {"kl/ref": kl.sum(1).mean().item(), "kl/coef": kl_coef} if args.beta else {}
+def rollout_row(args, b, kl_ref, kl_coef):
+    """The metrics of a rollout: means over its answers, and explained_variance over its actions."""
+    cut, lengths = (~b["finished"]).tolist(), b["mask"].sum(1).tolist()
+    kls = {"kl/ref": kl_ref, "kl/coef": kl_coef} if kl_coef else {}
     return {
         "reward/mean": b["scores"].mean().item(), "reward/std": b["scores"].std().item(),
-        "reward/unscored_frac": b["unscored"], **kls,
+        "reward/unscored_frac": 1 - len(cut) / args.rollouts, **kls,
         "explained_variance": explained_variance(b["returns"], b["values"], b["mask"]),
-        **rollouts.length_row(lengths, cut, tokens), **text_metrics(text_flags(b["prompts"], b["texts"]), b["texts"]),
+        **rollouts.length_row(lengths, cut, b["attention_mask"].sum().item()),
+        **text_metrics(text_flags(b["prompts"], b["texts"]), b["texts"]),
     }  # fmt: skip
 
 
-def evaluate(args, run, models, gold, rows):
-    """(metrics, greedy samples) of the validation prompts. The metrics are of one answer to each at
-    the training temperature, which the KL needs, with the same random numbers each time."""
-    answers, b = draw(args, run, models, rows, args.seed)
+def evaluate(args, guard, models, gold, rows):
+    """Log score, gold and KL of one answer to each validation prompt, at the training temperature,
+    which the KL needs, and with the same random numbers each time; show greedy answers."""
+    if not rows:
+        return
+    policy, tokenizer, ids = models.policy, models.tokenizer, list(map(models.encode, rows))
+    answers, b = rollouts.draw(guard.run, policy, models.reference, tokenizer, ids, args.seed)
     given = rows, [row["prompt"] for row in rows], answers.texts
     metrics = scored("val/score", score_answers(models.reward, reward_flag(args), *given))
     if gold:
         metrics |= scored("val/gold", score_answers(gold, "--gold", *given))
     if args.beta:
         metrics["val/kl"] = (b["logps"] - b["ref_logps"]).sum(1).mean().item()
-    lengths, cut = b["mask"].sum(1).tolist(), [not finished for finished in answers.finished]
-    shown = models.policy, models.tokenizer, answers.prompt_ids, args.max_new_tokens
-    return metrics | rollouts.val_row(lengths, cut), rollouts.greedy_samples(*shown)
+    metrics |= rollouts.val_row(b["mask"].sum(1).tolist(), (~b["finished"]).tolist())
+    shown = rollouts.greedy_samples(policy, tokenizer, ids, args.max_new_tokens)
+    guard.evaluation(metrics, shown)
 
 
 # ---- the run ----
@@ -435,71 +385,51 @@ def evaluate(args, run, models, gold, rows):
 def main(argv=None):
     args = parse_args(argv)
     run = runs.Run("ppo", args, SHOW, HEADLINE)
-    # files, prompts and functions are read before a model is loaded
+    # prompts and functions are read before a model is loaded
     tokenizer, config = load_tokenizer(args.model), common.load_config(args.model)
-    reward = load_function(args.reward_fn, "--reward-fn") if args.reward_fn else None
     gold = load_function(args.gold, "--gold") if args.gold else None
-    longest = min(args.max_length, common.max_positions(config))
-    if args.max_new_tokens >= longest:
-        raise UserError(f"--max-new-tokens: leaves no room for a prompt in {longest} tokens")
-    train, val = rollouts.split_prompts(args, tokenizer)
-
-    # who is frozen: reward model and reference; who is trained: policy and critic
-    place = run.device, run.dtype
-    if args.reward_model:
-        reward, run.state = load_reward(args, *place, longest)
-    model = load_model(args.model, *place, True, args.lora_rank, args.seed)
-    if args.critic == "shared":
-        policy = critic = PolicyWithValues(model, run.dtype)
-        modules, fresh = {"policy": policy}, True
-    else:
-        policy, (critic, fresh) = (
-            Policy(model, run.dtype),
-            load_critic(args, run, reward, tokenizer),
+    room = min(args.max_length, common.max_positions(config)) - args.max_new_tokens
+    if room < 1:
+        raise UserError(
+            "--max-new-tokens: leaves no room for a prompt (--max-length, or the model)"
         )
-        modules = {"policy": policy, "critic": critic}
-    reference = policy if args.beta else None  # with LoRA, its adapter off
-    if args.beta and not args.lora_rank:
-        reference = Policy(load_model(args.model, *place), run.dtype)
-        if args.fsdp:
-            parallel.shard(reference)
-    models = Models(policy, critic, reference, reward, tokenizer, longest - args.max_new_tokens)
-    encoded, per_epoch = (
-        [models.encode(row) for row in train],
-        math.ceil(len(train) / args.rollouts),
-    )
-    own_lr = {critic.head: HEAD_LR} if fresh else {}
-    optimizer = run.start(modules, tokenizer, RATES, per_epoch, encoded, own_lr)
+    train, val = rollouts.split_prompts(args, tokenizer)
+    models = load_models(args, run, tokenizer, room)
+    policy, critic = models.policy, models.critic
+    modules = {"policy": policy} if critic is policy else {"policy": policy, "critic": critic}
+    own_lr = {} if critic.head.weight.any() else {critic.head: HEAD_LR}  # of a fresh head
+    per_epoch = math.ceil(len(train) / args.rollouts)
+    optimizer = run.start(modules, tokenizer, RATES, per_epoch, map(models.encode, train), own_lr)
     guard, seconds = rollouts.Guard(run, len(val)), None
     if run.step == 0:  # not resumed
-        few = min(args.rollouts, MOST_MEASURED)
-        places, _ = rollouts.prompts_of_step(len(train), few, args.seed, 1)
-        seconds = preflight(args, run, models, [train[i] for i in places])
+        rows = rollouts.prompts_of_step(train, args.rollouts, args.seed, 1)[0]
+        seconds = preflight(args, run, models, rows)
         run.state["kl_coef"] = args.beta
-        if val:
-            guard.evaluation(*evaluate(args, run, models, gold, val))
-    kl_control = AdaptiveKL(run.state["kl_coef"], args.kl_target)
+        evaluate(args, guard, models, gold, val)
 
     for step in run.steps(seconds):
         # (1) rollout: one answer to each prompt, its log-probs under policy and reference
         # (2) score: the reward model, or a function, reads the whole answer
         # (3) values: what the critic expects before each token
-        places, epoch = rollouts.prompts_of_step(len(train), args.rollouts, args.seed, step)
+        rows, epoch = rollouts.prompts_of_step(train, args.rollouts, args.seed, step)
         seed = args.seed * 10**6 + step
-        b = rollout(args, run, models, [train[i] for i in places], seed)
+        b = rollout(args, run, models, rows, seed)
         # (4) rewards: −β·k1 at every token; the standardised score at the last one
-        scores, finished = standardised(b, run.state["scale"]), b["finished"].to(run.device)
-        sides = b["logps"], b["ref_logps"], b["mask"]
-        rewards, kl = shape_rewards(scores, *sides, kl_control.value, finished, args.end_penalty)
+        (mean, deviation), kl_coef = run.state["scale"], run.state["kl_coef"]
+        scores = ((b["scores"] - mean) / deviation).float().to(run.device)  # (B,)
+        rewards, kl = shape_rewards(
+            scores, b["logps"], b["ref_logps"], b["mask"], kl_coef, b["finished"], args.end_penalty
+        )
+        kl_ref = kl.sum(1).mean().item()  # of an answer, in nats
         # (5) advantages by GAE, whitened over the rollout
         advantages, b["returns"] = gae(rewards, b["values"], b["mask"], GAMMA, LAM)
         b["advantages"] = masked_whiten(advantages, b["mask"])
         # (6) update: several passes of clipped policy and value loss over minibatches
         means, updates = rollouts.TokenMeans(), []
-        n, lengths = len(b["texts"]), row_lengths(b)
+        n, lengths = len(b["texts"]), b["attention_mask"].sum(1).tolist()
         for update in range(args.ppo_epochs * math.ceil(n / args.batch_size)):
             batch, _ = batch_indices(n, args.batch_size, seed, update + 1)
-            actions, total = int(b["mask"][batch].sum()), 0.0  # of the whole optimiser step
+            actions, total = b["mask"][batch].sum().item(), 0.0  # of the whole optimiser step
             optimizer.zero_grad()
             for part in run.micro_batches(batch, lengths):  # rows that fit into memory
                 mb = rollouts.cut(b, part)
@@ -511,38 +441,35 @@ def main(argv=None):
                 value_losses, value_clipped = ppo_value_loss(
                     values, mb["values"], mb["returns"], mask, VALUE_CLIP
                 )
-                # sums over this part, divided by the actions of the whole optimiser step
-                policy_loss = policy_losses.sum() / actions
-                value_loss = value_losses.sum() / actions
-                loss = policy_loss + VALUE_COEF * value_loss
+                # a sum over this part, divided by the actions of the whole optimiser step
+                loss = (policy_losses + VALUE_COEF * value_losses).sum() / actions
                 run.scaler.scale(loss).backward()
-                total, logps = total + loss.item(), logps.detach()
+                total += loss.item()
                 means.add(
                     mask, (logps - mb.get("sampler_logps", old_logps)).abs() * (not updates),
                     policy_loss=policy_losses, value_loss=value_losses, entropy=entropies,
-                    ratio=(logps - old_logps).clamp(-20, 20).exp() * mask,
+                    ratio=(logps - old_logps).exp() * mask,
                     approx_kl=kl_estimates(old_logps, logps, mask)[1],
                     clip_frac=clipped, value_clip_frac=value_clipped,
                 )  # fmt: skip
-            updates.append(run.update(total, f"{batch.tolist()} of step {step}"))
+            updates.append(run.update(total, f"{batch.tolist()} of step {step}"))  # clip, lr, step
         row = {key: fmean(x[key] for x in updates) for key in updates[0]} | means.row()
-        guard.log({"epoch": epoch, **row, **rollout_row(args, b, kl, kl_control.value)})
+        guard.log({"epoch": epoch, **row, **rollout_row(args, b, kl_ref, kl_coef)})
         if (step - 1) % ROLLOUTS_EVERY == 0:
             columns = zip(b["prompts"], b["texts"], b["scores"], kl.sum(1), b["finished"])
-            keys = ("prompt", "answer", "reward", "kl", "finished")
-            run.write("rollouts.jsonl", [{"step": step, **dict(zip(keys, x))} for x in columns])
+            keys = "prompt", "answer", "reward", "kl", "finished"
+            run.write("rollouts.jsonl", [dict(zip(keys, values)) for values in columns])
         # (7) KL coefficient: fixed, or steered to a target
-        kl_control.update(kl.sum(1).mean().item())
-        run.state["kl_coef"] = kl_control.value
+        run.state["kl_coef"] = adapted_kl_coef(kl_coef, kl_ref, args.kl_target)
         # (8) now and then: score, gold and KL on validation prompts; the alarms of watch.py
-        if val and run.evaluates(step):
-            guard.evaluation(*evaluate(args, run, models, gold, val))
+        if run.evaluates(step):
+            evaluate(args, guard, models, gold, val)
         guard.end_step()  # ends the loop if an alarm says so
 
-    next = f"python evaluate.py compare --model {args.model} {args.out} --prompts {args.prompts}"
-    scorers = {"--gold": args.gold or args.reward_fn, "--reward-model": args.reward_model}
-    next += "".join(f" {flag} {scorer}" for flag, scorer in scorers.items() if scorer)
-    return guard.finish(next)
+    scorer = args.gold or args.reward_fn
+    scorer = ("--gold", scorer) if scorer else ("--reward-model", args.reward_model)
+    words = "--model", args.model, args.out, "--prompts", args.prompts, *scorer
+    return guard.finish(f"python evaluate.py compare {shlex.join(words)}")
 
 
 if __name__ == "__main__":

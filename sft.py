@@ -275,8 +275,8 @@ def main(argv=None):
             run.scaler.scale(loss).backward()
             total += loss.item()
         update = run.update(total, [rows[i].place for i in batch[:4]])
-        counts = {"tokens": sum(lengths[i] for i in batch), "trained_tokens": trained}
-        run.log({"epoch": epoch, **update, **counts})
+        tokens = {"tokens": sum(lengths[i] for i in batch), "trained_tokens": trained}
+        run.log({"epoch": epoch, **update, **tokens})
         # (5) now and then: held-out loss, sample answers and their score
         if run.evaluates(step):
             evaluate(run, policy, rows, held, pad, answers)

@@ -12,9 +12,11 @@ def shown_value(row, key):
 
     >>> shown_value({"val/gold": 0.75, "val/gold_low": 0.3, "val/gold_high": 0.95}, "val/gold")
     '0.750 [0.300, 0.950]'
+    >>> shown_value({"val/kl": -1e-6}, "val/kl")
+    '0.000'
     """
     ends = [row.get(f"{key}_{end}") for end in ("low", "high")]
-    shown = [f"{x:.3f}" for x in (row[key], *ends) if x is not None]
+    shown = [f"{x:z.3f}" for x in (row[key], *ends) if x is not None]
     return f"{shown[0]} [{', '.join(shown[1:])}]" if shown[1:] else "".join(shown) or "none"
 
 

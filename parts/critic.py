@@ -5,21 +5,20 @@ position      0      1      2      3      4       5
 token         p0     p1     p2     a0     a1      end
 value                              V(p)   V(p,a0) V(p,a0,a1)    column t: of the state in which
                                                                 token t is chosen, from column t − 1
+
+Both critics are called like a `Policy`, and the values are the last thing that they return.
 """
 
 import torch
 from torch import nn
-from torch.utils.checkpoint import checkpoint as recompute
 
-from common import CHUNK, Policy, hidden_states, score_chunk
+from common import Policy, hidden_states
 from parts.reward_models import load_scorer
 
 
 class ValueHead(nn.Linear):
-    """(B, T, H) hidden states → (B, T) fp32 values, 0 outside the mask; a fresh one says 0.
-
-    Column t − 1 is the state in which token t is chosen.
-    """
+    """Hidden states (N, H) of the states in which N actions are chosen → (B, T) fp32 values, 0
+    outside the mask of the actions; a fresh head says 0."""
 
     def __init__(self, model):
         super().__init__(model.config.get_text_config().hidden_size, 1, device=model.device)
@@ -27,8 +26,7 @@ class ValueHead(nn.Linear):
         nn.init.zeros_(self.bias)
 
     def forward(self, hidden, mask):
-        with torch.autocast(hidden.device.type, enabled=False):
-            values = super().forward(hidden[:, :-1][mask[:, 1:]].float()).squeeze(-1)  # (N,)
+        values = super().forward(hidden.float()).squeeze(-1)  # (N,)
         return torch.zeros(mask.shape, device=mask.device).masked_scatter(mask, values)
 
 
@@ -39,9 +37,10 @@ class Critic(nn.Module):
         super().__init__()
         self.model, self.head, self.dtype = trunk, ValueHead(trunk), dtype
 
-    def forward(self, ids, attention_mask, mask):
-        """(B, T) values, 0 outside mask."""
-        return self.head(hidden_states(self.model, ids, attention_mask, self.dtype), mask)
+    def forward(self, ids, attention_mask, mask, temperature=1.0):
+        """(values,), (B, T), 0 outside mask; the temperature changes none."""
+        hidden = hidden_states(self.model, ids, attention_mask, self.dtype)  # (B, T, H)
+        return (self.head(hidden[:, :-1][mask[:, 1:]], mask),)
 
 
 class PolicyWithValues(Policy):
@@ -51,25 +50,15 @@ class PolicyWithValues(Policy):
         super().__init__(model, dtype)
         self.head = ValueHead(model)
 
-    def forward(self, ids, attention_mask, mask, temperature=1.0, with_values=False):
-        """(log-probs, entropies), as of `Policy`; with_values: (…, …, values), in one pass."""
-        if not with_values:
-            return super().forward(ids, attention_mask, mask, temperature)
-        hidden = hidden_states(self.model, ids, attention_mask, self.dtype)  # (B, T, H)
-        size = CHUNK.get(ids.device.type, CHUNK["cuda"])
-        size = max(64, size // self.model.config.get_text_config().vocab_size)
-        parts = [
-            recompute(score_chunk, self.model, h, t, temperature, use_reentrant=False)
-            for h, t in zip(hidden[:, :-1][mask[:, 1:]].split(size), ids[mask].split(size))
-        ]
-        zeros = torch.zeros(ids.shape, device=ids.device)
-        columns = (zeros.masked_scatter(mask, torch.cat(x)) for x in zip(*parts))
+    def forward(self, ids, attention_mask, mask, temperature=1.0):
+        """(log-probs, entropies, values), (B, T) each, 0 outside mask, of one pass."""
+        *columns, hidden = super().forward(ids, attention_mask, mask, temperature, with_hidden=True)
         return *columns, self.head(hidden, mask)
 
 
 def load_critic(args, run, reward, tokenizer):
-    """(`Critic`, is its head fresh?): a copy of the reward model if it reads the same tokens, whose
-    head then starts as the score; else of the policy."""
+    """A copy of the reward model if it reads the same tokens, whose head then starts as the score;
+    else of the policy, with a fresh head."""
     source, flag = args.model, "--model"
     if args.reward_model and reward.tokenizer.get_vocab() == tokenizer.get_vocab():
         source, flag = args.reward_model, "--reward-model"
@@ -80,7 +69,7 @@ def load_critic(args, run, reward, tokenizer):
     critic = Critic(scorer.model.base_model, run.dtype)
     if not fresh:  # in the unit of the scores
         critic.head.weight.data.copy_(scorer.model.score.weight / reward.std)
-    return critic, fresh
+    return critic
 
 
 @torch.no_grad()

@@ -165,7 +165,7 @@ def update(args, run, policy, reference, optimizer, b, groups, advantages, names
             gaps = (logps.detach() - mb.get("sampler_logps", mb["logps"])).abs()
             means.add(mb["mask"], gaps * (not sums), entropy=entropies, **columns)
         step = run.update(total, [names[i] for i in active[:4]])
-        sums.update(**step, updates=1, forwarded=len(active))
+        sums.update(step, updates=1, forwarded=len(active))
     row = {key: sums[key] / sums["updates"] for key in ("loss", "grad_norm", "lr") if sums}
     row |= means.row() | {key: sums[key] for key in ("updates", "forwarded")}
     if "kl/token" in row:  # per row, as a sum over its tokens, in nats

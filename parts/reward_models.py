@@ -8,6 +8,7 @@ from torch import nn
 
 import common
 from common import encode_pair, hidden_states, micro_batches, pad_id, pad_rows
+from parts.answers import visible
 from parts.files import UserError, read_record
 from parts.pairs import as_chat
 from parts.parallel import progress
@@ -118,3 +119,18 @@ class RewardFunction:
         that whatever stands behind the cut is free."""
         whole, read = (self.encode(prompts, answers, n) for n in (None, self.max_length))
         return sum(a[answers_only:] != b[answers_only:] for a, b in zip(whole, read))
+
+    def check_reading(self, prompts, answers, max_new_tokens, longest):
+        """UserError if the end of an answer of max_new_tokens may be cut, for what stands there
+        would be free: of a row that is too long, half may be the prompt's end.
+
+        longest   the most tokens of prompt and answer that the policy has
+        """
+        texts, n = [visible(answer) for answer in answers], len(answers)
+        rows, ends = (self.count_cut(prompts, texts, only) for only in (False, True))
+        print(f"reward     the reward model reads {rows} of {n} prompts and {ends} answers in part")
+        reads = self.max_length or math.inf
+        if ends or longest > reads and max_new_tokens >= reads - reads // 2:
+            wrong = f"reads {reads} tokens, so not the end of {ends} of {n} answers"
+            fix = f"lower --max-new-tokens {max_new_tokens}, or train it with more --max-length"
+            raise UserError(f"--reward-model: {wrong}; {fix}")

@@ -12,7 +12,8 @@ tenths on single tokens, enough to clip by rounding alone; `rescore` then puts t
 their place and keeps the others as `sampler_logps`.
 """
 
-from collections import Counter
+import copy
+from statistics import fmean
 
 import numpy as np
 import torch
@@ -23,9 +24,9 @@ from torch.distributed.checkpoint.state_dict import (
 )
 
 import watch
-from common import pad_rows
+from common import pad_id, pad_rows
 from parts import parallel
-from parts.answers import check_policy, identity, read_prompts, some_prompts
+from parts.answers import MOST_PROMPTS, check_policy, identity, read_prompts, some_prompts
 from parts.files import UserError, number
 from parts.lora import adapter_off
 from parts.pairs import held_out, prompt_key, say_how_text_is_read
@@ -49,56 +50,64 @@ def add_rollout_arguments(parser):
 # ---- prompts ----
 
 
-def split_prompts(args, tokenizer, flag="--prompts", most=64):
-    """(training rows, at most `most` validation rows) of args.prompts: by the rows' "split" if they
-    have one, else --eval-fraction of the prompts is held out by hash (at least LEAST_VALIDATION of
-    a small file, at most half). A validation prompt that is also trained on is left out, counted.
+def split_prompts(args, tokenizer):
+    """(training rows, at most MOST_PROMPTS validation rows) of --prompts: by the rows' "split" if
+    they have one; else --eval-fraction of the prompts is held out by hash, of a small file
+    LEAST_VALIDATION, at most half. A validation prompt is not trained on.
     """
-    rows = read_prompts(args.prompts, flag, args.chat)
-    if not args.chat:
-        texts = sum(isinstance(row["prompt"], str) for row in rows)
-        say_how_text_is_read(tokenizer, texts, args.chat)
-    keys = {prompt_key(row): row for row in rows}
+    rows = read_prompts(args.prompts, "--prompts", args.chat)
+    texts = sum(isinstance(row["prompt"], str) for row in rows)
+    say_how_text_is_read(tokenizer, texts, args.chat)
     if any("split" in row for row in rows):
         train, val = ([r for r in rows if r.get("split") == name] for name in ("train", "val"))
-        if not train:
-            raise UserError(f'{flag} {args.prompts}: rows have a "split", but none is "train"')
     else:
-        held = {key for key in keys if held_out(key, args.eval_fraction)}
-        if len(held) < LEAST_VALIDATION and args.eval_fraction:
-            few = some_prompts(list(keys.values()), min(LEAST_VALIDATION, len(keys) // 2))
-            held = {prompt_key(row) for row in few}
-        train = [row for row in rows if prompt_key(row) not in held]
-        val = [row for row in rows if prompt_key(row) in held]
-    trained = {prompt_key(row) for row in train}
-    unseen = [row for row in val if prompt_key(row) not in trained]
-    left_out = f", {len(val) - len(unseen)} also in training left out" * (len(unseen) < len(val))
-    val = some_prompts(unseen, most)
-    print(f"data       prompts {len(rows)}; training {len(train)}, validation {len(val)}{left_out}")
+        train, by_hash = rows, some_prompts(rows, len(rows))  # each prompt once
+        n = sum(held_out(prompt_key(row), args.eval_fraction) for row in by_hash)
+        n = max(n, min(LEAST_VALIDATION, len(by_hash) // 2))
+        val = by_hash[:n] if args.eval_fraction else []
+    val = some_prompts(val, MOST_PROMPTS)
+    held = {prompt_key(row) for row in val}
+    train = [row for row in train if prompt_key(row) not in held]
+    if not train:
+        raise UserError(f'--prompts {args.prompts}: none to train on; "split" must be train or val')
+    print(f"data       {len(rows)} prompts; training {len(train)}, validation {len(val)}")
     return train, val
 
 
-def prompts_of_step(n, size, seed, step):
-    """(`size` indices of prompts for this step, counted from 1; the pass in which they begin).
+def prompts_of_step(rows, size, seed, step):
+    """(`size` rows for this step, counted from 1; the pass over all rows in which they begin).
 
-    The prompts come in an endless row of seeded permutations of n, so that a small file repeats.
+    They come in an endless row of seeded permutations, so that a small file repeats.
     """
-    places = range((step - 1) * size, step * size)
-    passes = range(places[0] // n, places[-1] // n + 1)
+    n, places = len(rows), range((step - 1) * size, step * size)
+    passes = {place // n for place in places}
     order = {e: np.random.default_rng([seed, e]).permutation(n) for e in passes}
-    return [int(order[p // n][p % n]) for p in places], passes[0]
+    return [rows[order[place // n][place % n]] for place in places], places[0] // n
 
 
-# ---- log-probs ----
+# ---- answers and log-probs ----
+
+
+@torch.no_grad()
+def draw(run, policy, reference, tokenizer, prompt_ids, seed):
+    """(a `sampling.Rollout` of one answer to each prompt; its tensors `b`, with `ref_logps`, and of
+    each answer `finished` (N,): ended by an end token, not cut)"""
+    limits = run.args.max_new_tokens, run.args.temperature
+    rollout = sample(policy, tokenizer, prompt_ids, 1, *limits, seed)
+    b = rollout_tensors(rollout, pad_id(tokenizer), run.device)
+    rescore(run, policy, b, run.args.temperature)
+    b["ref_logps"] = reference_logps(run, reference, b)
+    b["finished"] = torch.tensor(rollout.finished, device=run.device)
+    return rollout, b
 
 
 def rollout_tensors(rollout, pad, device):
     """{"ids", "attention_mask", "mask", "logps"}, each (N, T), of a `sampling.Rollout`."""
     rows = pad_rows(rollout.prompt_ids, rollout.answer_ids, pad)
-    ids, attention_mask, mask = (x.to(device) for x in rows)
-    flat = torch.tensor([x for row in rollout.logps for x in row], device=device)
-    logps = torch.zeros(ids.shape, device=device).masked_scatter(mask, flat)
-    return {"ids": ids, "attention_mask": attention_mask, "mask": mask, "logps": logps}
+    b = {key: x.to(device) for key, x in zip(ROWS, rows)}
+    logps = torch.tensor(sum(rollout.logps, []), device=device)
+    b["logps"] = torch.zeros(b["ids"].shape, device=device).masked_scatter(b["mask"], logps)
+    return b
 
 
 def cut(b, part):
@@ -108,15 +117,24 @@ def cut(b, part):
 
 
 @torch.no_grad()
-def teacher_forced(run, policy, b, temperature):
-    """(N, T) log-probs of the actions by forwards of the policy; each rank reads its share."""
-    lengths, logps = b["attention_mask"].sum(1).tolist(), torch.zeros_like(b["logps"])
+def teacher_forced(run, module, b, temperature, output=0):
+    """(N, T): by forwards of a module, what it returns at place `output`: 0 are the log-probs of a
+    policy, −1 the values of a critic. Each rank reads its share."""
+    lengths, columns = b["attention_mask"].sum(1).tolist(), torch.zeros_like(b["logps"])
     for part in run.micro_batches(range(len(lengths)), lengths):
         mb = cut(b, part)
-        values, _ = policy(mb["ids"], mb["attention_mask"], mb["mask"], temperature)
-        logps[part, : values.shape[1]] = values
-    parallel.add_up([logps])
-    return logps
+        column = module(*(mb[key] for key in ROWS), temperature)[output]
+        columns[part, : column.shape[1]] = column
+    parallel.add_up([columns])
+    return columns
+
+
+def reference_logps(run, reference, b):
+    """(N, T) log π_ref of the actions, with the adapter of LoRA off; without a reference log π_old."""
+    if not reference:
+        return b["logps"]
+    with adapter_off(reference):
+        return teacher_forced(run, reference, b, run.args.temperature)
 
 
 def rescore(run, policy, b, temperature):
@@ -132,16 +150,16 @@ def rescore(run, policy, b, temperature):
 def preflight(run, policy, reference, tokenizer, b):
     """Log-probs of a rollout = a teacher-forced pass = the reference's (None: there is none); shows
     one answer with its actions marked."""
-    flag, mask = f"--model {run.args.model}", b["mask"]
+    flag = f"--model {run.args.model}"
     check_policy(policy, tokenizer, *(b[key] for key in ROWS), flag)
     logps = teacher_forced(run, policy, b, run.args.temperature)
-    gap = (logps - b.get("sampler_logps", b["logps"]))[mask].abs().mean().item()
-    identity("gap between what is sampled and what is scored", gap, 0, 1e-4, run.dtype, flag)
-    if reference:
-        with adapter_off(reference):
-            ref_logps = teacher_forced(run, reference, b, run.args.temperature)
-        gap = (logps - ref_logps)[mask].abs().mean().item()
-        identity("gap between policy and reference", gap, 0, 1e-4, run.dtype, flag)
+    others = {
+        "what is sampled and what is scored": b.get("sampler_logps", b["logps"]),
+        "policy and reference": reference_logps(run, reference, b),
+    }
+    for name, other in others.items():
+        gap = (logps - other)[b["mask"]].abs().mean().item()
+        identity(f"gap between {name}", gap, 0, 1e-4, run.dtype, flag)
     print("preflight  log-probs are the model's, the sampler's and the reference's: ok")
 
 
@@ -152,25 +170,24 @@ class TokenMeans:
     """Means over the tokens of an update: summed over micro-batches and ranks, divided once."""
 
     def __init__(self):
-        self.sums, self.largest = Counter(), Counter()
+        self.parts = []  # of each micro-batch: tokens, largest ratio, largest gap, {key: sum}
 
-    def add(self, mask, gaps, **columns):
-        """columns   (n, T) each, 0 outside the mask; "ratio" is one of them
-        gaps         (n, T) |log π − log π of the sampler|, 0 after the first optimiser step
+    def add(self, mask, gaps, ratio, **columns):
+        """ratio, columns   (n, T) each, 0 outside the mask
+        gaps                (n, T) |log π − log π of the sampler|, 0 after the first optimiser step
         """
-        self.sums["tokens"] += int(mask.sum())
-        for key, column in columns.items():
-            self.sums[key] += column.detach().float().sum().item()
-        self.largest["ratio/max"] = max(self.largest["ratio/max"], columns["ratio"].max().item())
-        self.largest["sample_gap"] = max(self.largest["sample_gap"], gaps.max().item())
+        columns = {"ratio/mean": ratio, **columns}
+        sums = {key: column.detach().float().sum().item() for key, column in columns.items()}
+        self.parts.append((mask.sum().item(), ratio.max().item(), gaps.max().item(), sums))
 
     def row(self):
         """{key: mean}, "ratio/max" and "sample_gap"; nothing if no token was updated."""
-        parts = parallel.gather([(self.sums, self.largest)])
-        totals = {key: sum(sums[key] for sums, _ in parts) for key in self.sums}
-        largest = {key: max(most[key] for _, most in parts) for key in self.largest}
-        tokens = totals.pop("tokens", 0)
-        return {key: total / tokens for key, total in totals.items()} | largest if tokens else {}
+        parts = parallel.gather(self.parts)
+        if not parts:
+            return {}
+        tokens, ratios, gaps, sums = zip(*parts)
+        means = {key: sum(x[key] for x in sums) / sum(tokens) for key in sums[0]}
+        return means | {"ratio/max": max(ratios), "sample_gap": max(gaps)}
 
 
 def length_row(lengths, is_cut, tokens):
@@ -180,16 +197,15 @@ def length_row(lengths, is_cut, tokens):
     tokens            of prompts and answers together
     """
     return {
-        "length/mean": float(np.mean(lengths)), "length/min": min(lengths),
-        "length/max": max(lengths), "length/truncated_frac": float(np.mean(is_cut)),
+        "length/mean": fmean(lengths), "length/min": min(lengths),
+        "length/max": max(lengths), "length/truncated_frac": fmean(is_cut),
         "tokens": tokens, "answer_tokens": sum(lengths), "episodes": len(lengths),
     }  # fmt: skip
 
 
 def val_row(lengths, is_cut):
     """The counts of an evaluation; lengths, is_cut: as for `length_row`."""
-    mean_length, mean_cut = float(np.mean(lengths)), float(np.mean(is_cut))
-    return {"val/n": len(lengths), "val/length": mean_length, "val/cut": mean_cut}
+    return {"val/n": len(lengths), "val/length": fmean(lengths), "val/cut": fmean(is_cut)}
 
 
 def greedy_samples(policy, tokenizer, prompt_ids, max_new_tokens):
@@ -205,8 +221,7 @@ def greedy_samples(policy, tokenizer, prompt_ids, max_new_tokens):
 def trained_state(policy):
     """{name: whole tensor on the CPU} of the trained weights, a copy; on rank 0 alone."""
     options = StateDictOptions(full_state_dict=True, cpu_offload=True, ignore_frozen_params=True)
-    state = get_model_state_dict(policy, options=options)
-    return {name: weight.clone() for name, weight in state.items()}
+    return copy.deepcopy(get_model_state_dict(policy, options=options))
 
 
 def load_trained_state(policy, state):
@@ -235,7 +250,7 @@ class Guard:
         """One row of metrics.jsonl; in step 1 with a hint where many answers are cut."""
         self.run.log(row)
         if self.run.step == 1 and row["length/truncated_frac"] > MANY_CUT:
-            share = f"{row['length/truncated_frac']:.0%} of {row['episodes']} answers"
+            share = f"{row['length/truncated_frac']:.0%} of the answers"
             parallel.say(f"step 1: {share} were cut; raise --max-new-tokens")
 
     def evaluation(self, metrics, samples):
@@ -266,11 +281,11 @@ class Guard:
         exit status is watch's if a rule ended the run."""
         run, best, ended = self.run, self.run.state["best"], self.run.state.get("ended")
         step = run.step
-        if not run.caught and best:
+        if best and not run.caught:
             load_trained_state(run.policy, best["weights"])
             step = best["step"]
-            print(f"saved are the weights of step {step}, the best on validation"
-                  + ": no step improved on the start" * (step == 0))  # fmt: skip
+            start = ": no step improved on the start" * (step == 0)
+            print(f"saved are the weights of step {step}, the best on validation{start}")
         if ended:
             print(f"stopped after step {run.step}: {ended}")
         return run.finish(next, step) or watch.exit_code(ended)

@@ -168,8 +168,8 @@ class Run:
         args, left = self.args, range(self.step + 1, self.planned + 1)
         self.open()
         if seconds and left:
-            n, minutes = len(left), math.ceil(seconds * len(left) / world() / 60)
-            parallel.say(f"time       {n} steps, about {minutes} min, evaluations not counted")
+            minutes = math.ceil(seconds * len(left) / world() / 60)
+            parallel.say(f"time       {len(left)} steps, about {minutes} min without evaluations")
         before = {n: signal.signal(n, self._catch) for n in (signal.SIGINT, signal.SIGTERM)}
         self.bar = parallel.progress(left, "training", self.planned, self.step)
         self.last = time.perf_counter()

@@ -332,7 +332,7 @@ def test_a_run_leaves_what_the_header_promises(folder, tmp_path, capsys):
             assert [r["seed"] for r in kept] == [*range(g.VAL_SEEDS, g.VAL_SEEDS + 4)]
         else:
             expected |= {"reward/mean": v, "length/mean": n, "length/truncated_frac": cut}
-            expected |= {"ratio": 1, "answer_tokens": 4 * n, "episodes": 4, "sample_gap": 0}
+            expected |= {"ratio/mean": 1, "answer_tokens": 4 * n, "episodes": 4, "sample_gap": 0}
             assert row["tokens"] > 2 * row["answer_tokens"], "the environment's words as well"
             for a, b in (kept[:2], kept[2:]):
                 gain = (a["reward"] - b["reward"]) / 2

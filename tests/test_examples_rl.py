@@ -69,7 +69,7 @@ def test_minimal_ppo_is_ppo(family, tmp_path):
         for model, head in models:
             policy = PolicyWithValues(model, torch.float32)
             policy.head.load_state_dict(head.state_dict())
-            passes.append(policy(*right, with_values=True))
+            passes.append(policy(*right))
         (old_logps, _, old_values), (logps, _, values), (ref_logps, *_) = passes
         sides = old_logps, ref_logps, right[2]
         rewards, _ = ppo.shape_rewards(scores, *sides, ppo_minimal.BETA)

@@ -228,7 +228,7 @@ def test_two_ranks_sum_to_one(files, monkeypatch):
 def test_the_ratio_is_one_at_first(files):
     """One substep: exactly. Several: to the rounding of the sampler, and only in the first one."""
     row = update(opened(files))
-    assert (row["ratio"], row["ratio/max"], row["clip_frac"]) == (1, 1, 0)
+    assert (row["ratio/mean"], row["ratio/max"], row["clip_frac"]) == (1, 1, 0)
     made, seen, real = opened(files, "--num-substeps 3 --lr 0.01"), [], grpo.grpo_loss
 
     def spy(logps, old_logps, *rest, **more):
@@ -264,7 +264,7 @@ def test_nothing_to_learn_from(files):
     for made.advantages in (torch.zeros(16), torch.full([16], NAN)):
         row = update(made)
         assert row["updates"] == row["forwarded"] == 0
-        assert not row.keys() & {"loss", "grad_norm", "ratio", "entropy", "kl/ref"}
+        assert not row.keys() & {"loss", "grad_norm", "ratio/mean", "entropy", "kl/ref"}
     assert all(map(torch.equal, before, made.policy.parameters()))
 
 

@@ -202,14 +202,14 @@ def test_sampled_ppo():
         optimizer.param_groups[0]["lr"] = 0.02 * (1 - step / 150)
         letters, rows = model.draw(generator)
         with torch.no_grad():
-            old_logps, _, old_values = policy(*rows, with_values=True)
+            old_logps, _, old_values = policy(*rows)
             ref_logps, _ = reference(*rows)
         rewards, _ = ppo.shape_rewards(REWARD[letters].float(), old_logps, ref_logps, rows[2], BETA)
         advantages, returns = ppo.gae(rewards, old_values, rows[2], 1.0, 1.0)
         advantages = ppo.masked_whiten(advantages, rows[2])
         for part in torch.randperm(512, generator=generator).split(256):
             mask = rows[2][part]
-            logps, _, values = policy(*(x[part] for x in rows), with_values=True)
+            logps, _, values = policy(*(x[part] for x in rows))
             losses, _ = ppo.ppo_policy_loss(logps, old_logps[part], advantages[part], mask)
             value_losses, _ = ppo.ppo_value_loss(values, old_values[part], returns[part], mask)
             optimizer.zero_grad()
