@@ -1,7 +1,6 @@
 """parts/runs.py: the run of a trainer: folder, optimiser, log, checkpoint, resume, stop.
 
-A stage's `main` shows its algorithm; what is the same in all trainers is one object. `Run` never
-calls a loss, a sampler or an evaluation.
+A stage's `main` shows its algorithm; `Run` is the rest, and calls no loss, sampler or evaluation.
 
     run = Run("dpo", args, show, headline)           # seed, device, ranks; --out is checked
     optimizer = run.start({"policy": policy}, …)     # AdamW; with --resume the checkpoint
@@ -51,7 +50,6 @@ LOSS_SCALE = 2.0**10  # of fp16; torch's 65536 overflows in the first steps of m
 MOST_SKIPS = 11  # in a row; each overflow halves the scale, this one brings it below 1
 MICRO_TOKENS = {"cpu": 1024}  # by default; 8192 elsewhere
 CHECKPOINTS = "checkpoint/step-*.pt"
-PLAN = "steps", "epochs"
 LOGS = "metrics.jsonl", "samples.jsonl", "rollouts.jsonl"
 # flags that --resume may change; with more of the last four a run that has ended goes on
 MAY_DIFFER = """
@@ -95,8 +93,7 @@ class Run:
 
     def _check_out(self):
         """Refuse an --out in use, and a --resume of another run; nothing in --out is touched."""
-        args, out, old, stage = self.args, self.out, self.old, self.record["stage"]
-        wrong = None
+        args, out, old, stage, wrong = self.args, self.out, self.old, self.record["stage"], None
         if args.resume and args.overwrite:
             wrong = "--resume continues a run, --overwrite replaces it; pass one of them"
         elif args.resume and not (old and old["stage"] == stage and any(out.glob(CHECKPOINTS))):
@@ -118,7 +115,9 @@ class Run:
         replanned = now["steps"] or now["epochs"]
         for key in sorted(now):
             may_differ = key in MAY_DIFFER
-            if now[key] is None and (not may_differ or key in PLAN and not replanned):
+            if now[key] is None and (
+                not may_differ or key in ("steps", "epochs") and not replanned
+            ):
                 now[key] = was.get(key)
             elif now[key] != was.get(key) and not may_differ:
                 flag = f"--{key.replace('_', '-')}"
@@ -168,9 +167,7 @@ class Run:
 
     def steps(self, seconds=None):
         """Yield each remaining step; save checkpoints, and stop when asked.
-
-        seconds   what a step will take, as measured before the first one
-        """
+        seconds: what a step will take, as measured before the first one."""
         args, left = self.args, range(self.step + 1, self.planned + 1)
         self.open()
         if seconds and left:
@@ -325,7 +322,6 @@ class Run:
     def finish(self, next, step=math.inf):
         """Write the model and its card, print each headline number before and after, and the
         next command. step: where the written weights are from, if not from the end.
-
         Returns the exit status: 0, or 128 + the number of the signal that stopped the run.
         """
         common.save_model(self.policy.model, self.tokenizer, self.out, self.args.model)
