@@ -55,7 +55,7 @@ define loop
 	$(PY) reward_train.py --pairs data/prefs_train.jsonl data/rank_train.jsonl $(REWARD) --seed $(2) --out $(1)/reward --overwrite
 	$(PY) dpo.py --pairs data/prefs_train.jsonl $(JUDGED) $(DPO) --seed $(2) --out $(1)/dpo --overwrite
 	$(PY) ppo.py --reward-model $(1)/reward --gold data/recruiter.py:reward $(PPO) --seed $(2) --out $(1)/ppo --overwrite || [ $$? = 3 ]
-	$(PY) grpo_rubric.py $(GRPO) --lr 2e-4 --overlong penalty --eval-temperature 1 --eval-every 10 --seed $(2) --out $(1)/grpo --overwrite
+	$(PY) grpo_rubric.py $(GRPO) --lr 2e-4 --eval-temperature 1 --eval-every 10 --seed $(2) --out $(1)/grpo --overwrite
 	$(PY) fairness.py report --before data/tiny-base --after $(1)/dpo $(1)/ppo --reward-model $(1)/reward --prefs data/prefs_train.jsonl data/rank_train.jsonl --names-per-cell 10 --resumes 12 --seed $(2) --out $(1)/fairness --overwrite > $(1)/fairness.txt
 	$(PY) evaluate.py compare --model data/tiny-base $(1)/dpo $(1)/ppo --reward-model $(1)/reward $(COMPARE) --seed $(2) --out $(1)/report --overwrite
 endef
