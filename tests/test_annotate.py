@@ -18,11 +18,11 @@ import pytest
 import requests
 
 import annotate
-import common
 import judge
 from conftest import REPO
 from parts import agreement, criteria, files, sampling, stats, votes, web
 from parts.files import UserError
+from parts.pairs import check_pair
 from parts.rubrics import read_rubrics
 from tiny import cases, error_of, pair_rows, table, tiny_model, write_rows
 
@@ -139,7 +139,7 @@ def command(name, folder, *flags):
 
 def export(folder, *flags):
     command("export", folder, *flags)
-    return list(files.read_jsonl(folder / "prefs.jsonl", common.check_pair))
+    return list(files.read_jsonl(folder / "prefs.jsonl", check_pair))
 
 
 OBSERVERS = """1 2 3 3 2 1 4 1 2 . . .
@@ -492,7 +492,7 @@ def test_export_loads_in_datasets(tmp_path, first):
     assert read.num_rows == 500
     assert all(len({*map(type, column)}) == 1 for column in zip(*map(dict.values, rows)))
     assert str(read.features["candidates"].dtype) == str(read.features["ts"].dtype) == "string"
-    read = next(row for row in files.read_jsonl(path, common.check_pair) if row["candidates"])
+    read = next(row for row in files.read_jsonl(path, check_pair) if row["candidates"])
     assert read["candidates"] == [person | {"in": "chosen"}]
 
 
