@@ -13,8 +13,8 @@ import rank
 from conftest import REPO
 from parts import evaluation_page, frontier, twins
 from parts.files import UserError, read_jsonl, write_json
+from parts.messages import plain_text
 from parts.reports import read_run
-from parts.rows import plain_text
 from parts.votes import item_sha256, load_items, ordinary_votes, read_log
 from tiny import write_rows
 
