@@ -38,6 +38,7 @@ VOTE = json.loads("""{"schema": 1, "event": "vote", "annotator": "ann", "session
 VOTE["item_sha256"] = item_sha256(ITEM)
 VOTES = [VOTE | {"event_id": f"e{k}", "item_id": f"i{k}"} for k in (1, 2)]
 RUN = {
+    "stage": "ppo",
     "args": {"model": "m", "prompts": "p", "batch_size": 4, "pairs": ["x"]},
     "sha256": {"p": "0"},
 }
@@ -75,7 +76,7 @@ def slips(data, rng):
 
 
 def prompts(path):
-    args = SimpleNamespace(prompts=path, split="all", n=0, seed=0)
+    args = SimpleNamespace(prompts=path, split="all", n=0, seed=0, chat=False)
     rows = evaluate.load_prompts(args)
     for row in rows:
         plain_text(row["prompt"])
