@@ -151,6 +151,10 @@ def parse_args(argv=None):
         if kind_of(args) != kind_of(saved):
             what = f"holds a session of {kind_of(saved)}, not of {kind_of(args)}"
             raise UserError(f"--out {args.out}: {what}; choose another --out")
+    for flag in ("judge", "sft"):
+        if args.criteria and getattr(args, flag, False):
+            fix = "this session rates criteria and compares no answers; leave it out"
+            raise UserError(f"--{flag}: {fix}")
     return args
 
 

@@ -280,6 +280,9 @@ def read_table(args):
             except argparse.ArgumentTypeError as error:
                 fix = "; an unknown outcome is an empty cell" * (column == args.y_true)
                 raise UserError(f"{path}:{line}: {column}: {error}{fix}") from None
+            except ValueError:
+                fix = "given, expected a number, with a decimal point"
+                raise UserError(f"{path}:{line}: {column}: {row[column]!r} {fix}") from None
         for name, cells in columns.items():
             cells.append(row[name])
     if not next(iter(columns.values()), None):

@@ -83,15 +83,19 @@ def encode(tokenizer, text, rendered):
     return ids[:-1] if not rendered and ids[-1:] == [tokenizer.eos_token_id] else ids
 
 
-@functools.lru_cache(64)
 def end_ids(tokenizer):
     """[the special token that the chat template writes behind an answer, EOS], without repeats."""
+    return _end_ids(tokenizer, str(tokenizer.chat_template), tokenizer.eos_token_id)
+
+
+@functools.lru_cache(64)  # a loader asks for every row; template and EOS may be set in between
+def _end_ids(tokenizer, _, eos):
     tail = ""
     if tokenizer.chat_template:
         turn = [{"role": "user", "content": "x"}, {"role": "assistant", "content": "ANSWER"}]
         tail = render(tokenizer, turn).rpartition("ANSWER")[2]
     special = [i for i in encode(tokenizer, tail, True) if i in tokenizer.added_tokens_decoder]
-    ends = {**dict.fromkeys(special[:1]), tokenizer.eos_token_id: None}
+    ends = {**dict.fromkeys(special[:1]), eos: None}
     return [i for i in ends if i is not None]
 
 

@@ -399,7 +399,7 @@ def draft(args):
     if rows:
         print("Read the file; change or delete what you would not ask for yourself. Then:")
         server = ["--judge-base-url", args.judge_base_url] if args.judge_base_url else []
-        words = "--data", out, *server, "--judge-model", args.judge_model, "--dry-run"
+        words = "--data", out, *server, "--judge-model", args.judge_model
         print(shlex.join(["python", "grpo_rubric.py", *map(str, words)]))
     return 0 if rows and not drafter.failed else 4
 

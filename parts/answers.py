@@ -2,7 +2,6 @@
 
 import hashlib
 import math
-from numbers import Real
 
 import numpy as np
 import torch
@@ -85,18 +84,15 @@ def score_answers(function, flag, rows, prompts, texts):
     if not parallel.rank():
         scores = function(prompts, [visible(text) for text in texts], rows)
         try:
-            scores = [x if x is None else float(x) for x in scores]
+            # [:] refuses a dict and a set, which would be read by key; + 0.0 a text such as "1"
+            scores = [x if x is None else float(x + 0.0) for x in scores[:]]
             wrong = len(scores) != len(texts) or not all(math.isfinite(x or 0) for x in scores)
-        except (TypeError, ValueError):
+        except (TypeError, ValueError, LookupError):
             wrong = True
         if wrong:
             expected = f"expected a finite number or None for each of {len(texts)} answers"
             raise UserError(f"{flag}: returned {scores!r:.200}; {expected}")
     return parallel.gather([scores])[0]
-
-
-def is_finite(x):
-    return isinstance(x, Real) and math.isfinite(x)
 
 
 def scored(key, scores):

@@ -376,7 +376,6 @@ def read_responses(path, rubrics=None, flag="--responses"):
         known[key] = None if key in known else row  # a prompt of two rows names neither
     for n, raw in files.read_jsonl(path, numbered=True, flag=flag):
         try:
-            check_characters(raw)
             # of a run's rollouts.jsonl, with a step; elsewhere "answer" may be the reference
             key = "answer" if "step" in raw and "response" not in raw else "response"
             if raw.get(key) is None:

@@ -182,7 +182,9 @@ def test_kl_estimates():
     assert (k3 >= 0).all() and (k1 < 0).any()
     k1, k3 = sampling.kl_estimates(torch.tensor([-1.0, 5.0]), torch.tensor([-2.0, 0.0]), torch.tensor([True, False]))  # fmt: skip
     assert k1.tolist() == [1, 0] and k3.tolist() == pytest.approx([0.36788, 0], abs=1e-5)
-    k3 = sampling.kl_estimates(torch.tensor([-200.0]), torch.tensor([-1.0]), torch.tensor([True]))[1]
+    k3 = sampling.kl_estimates(torch.tensor([-200.0]), torch.tensor([-1.0]), torch.tensor([True]))[
+        1
+    ]
     assert k3.isfinite().all()
 
 

@@ -208,6 +208,17 @@ def test_end_ids(eos, template, ends):
     assert common.end_ids(tokenizer) == tokenizer.convert_tokens_to_ids(ends)
 
 
+def test_end_ids_follow_the_tokenizer():
+    """They are cached: a template or an EOS that is set later kept the old answer."""
+    tokenizer = tiny_tokenizer(eos="<|end|>", template=None)
+    assert common.end_ids(tokenizer) == tokenizer.convert_tokens_to_ids(["<|end|>"])
+    tokenizer.chat_template = CHATML
+    both = tokenizer.convert_tokens_to_ids(["<|im_end|>", "<|end|>"])
+    assert common.end_ids(tokenizer) == both
+    tokenizer.eos_token = "<|im_end|>"
+    assert common.end_ids(tokenizer) == both[:1]
+
+
 def test_a_model_without_end_token_is_refused(tmp_path):
     bare = tiny_model("llama", tmp_path, tiny_tokenizer(eos=None, template=None))
     with pytest.raises(UserError, match="--model .*eos_token"):

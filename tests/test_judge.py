@@ -637,7 +637,7 @@ ruler --ruler-rubric /dev/null | --ruler-rubric /dev/null: the file is empty
 {"prompt": "Twice.", "response": "x"} | or several; give the "task_id" of one
 {"task_id": {"a": 1}, "response": "x"} ~ {"prompt": "?", "response": "x"} | names no row
 {"task_id": "a", "response": 3} | "response"
-{"task_id": "a", "response": "x", "model": "\\ud800"} | half a character
+{"task_id": "a", "response": "x", "model": "\\ud800"} | surrogates not allowed
 {"task_id": "a", "reponse": "x"} ~ {"task_id": "a", "completion": "x"} | no "response"; found task_id
 {"task_id": "a", "response": null} | found task_id, response; write "" if the answer is empty
 {"id": "a", "response": "x"} | neither "task_id" nor "prompt"; found id, response; give

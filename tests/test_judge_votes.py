@@ -134,9 +134,10 @@ def test_a_models_votes_are_its_own(session, capsys):
         ask(session, f"{names[0]} --ruler-rubric {own}", score=likes_better)
 
 
-@pytest.mark.parametrize("command", ["export", "agreement"])
+@pytest.mark.parametrize("command", ["export --judge", "agreement --judge", "export --sft"])
 def test_models_vote_on_pairs_alone(command, tmp_path):
     """export --judge wrote an empty rated.jsonl over that of people."""
     write_rows(tmp_path / "args.json", [{"stage": "annotate", "args": {"criteria": True}}])
-    with pytest.raises(UserError, match="--judge has no effect: nothing was compared"):
-        annotate.parse_args([command, "--judge", "--out", str(tmp_path)])
+    name, flag = command.split()
+    with pytest.raises(UserError, match=f"{flag}: .* compares no answers"):
+        annotate.parse_args([name, flag, "--out", str(tmp_path)])
