@@ -203,6 +203,8 @@ def check_vote(row):
 
     check_pair(row)
     people, texts = row.get("candidates") or [], ("in", "name", *REFERENCE)
+    if isinstance(people, str):  # as annotate.py writes them
+        row["candidates"] = people = files.parse_json(people)
     fine = isinstance(people, list) and all(isinstance(c, dict) for c in people)
     if not fine or not all(isinstance(c.get(key), str | None) for c in people for key in texts):
         raise ValueError('"candidates": expected a list of objects whose groups are texts')

@@ -203,7 +203,8 @@ def main(argv=None):
         loss = bradley_terry_loss(*score_pairs(run, scorer, pairs, first)).mean().item()
         seconds = 3 * (time.perf_counter() - start)  # a step has a backward, too
         if fresh:
-            identity("loss before step one", loss, math.log(2), 1e-4, run.dtype, "--model")
+            place = f"--model {args.model}"
+            identity("loss before step one", loss, math.log(2), 1e-4, run.dtype, place)
         *read, last = *pairs.prompts[first[0]], *pairs.chosen[first[0]]
         read, last = tokenizer.decode(read), tokenizer.decode(last)
         print(f"row        its score is read at ▮: {read}▮{last}")

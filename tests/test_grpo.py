@@ -170,9 +170,10 @@ def gradient(made, monkeypatch):
     def instead(loss, rows):
         grads = [w.grad for w in made.policy.parameters() if w.grad is not None]
         found.append(torch.cat([grad.flatten().clone() for grad in grads]))
-        return {"loss": loss, "lr": 0.0, "grad_norm": 1.0}
+        return loss, 1.0
 
-    monkeypatch.setattr(run, "update", instead)
+    monkeypatch.setattr(run, "clip", instead)
+    monkeypatch.setattr(run.scaler, "step", lambda optimizer: None)
     row = update(made)
     return found, row
 

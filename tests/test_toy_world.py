@@ -233,13 +233,13 @@ def test_grpo_update_lands_on_the_optimum(substeps, steps, bound, monkeypatch):
     policy, generator = Policy(model, torch.float32), torch.Generator().manual_seed(0)
     run = runs.Run("toy", args, (), ())
     optimizer = run.start({"policy": policy}, None, (0.03,) * 3, steps, [])
-    groups, everything = torch.arange(512).numpy() // 8, torch.ones(512, dtype=torch.bool)
+    groups = torch.arange(512).numpy() // 8
     for run.step in range(1, steps + 1):
         letters, rows = model.draw(generator)
         b = dict(zip(("ids", "attention_mask", "mask"), rows))
         with torch.no_grad():
             b["logps"] = policy(*rows)[0]
         advantages = grpo.group_advantages(REWARD.float()[letters].view(64, 8)).flatten()
-        given = b, groups, advantages, everything, ["toy"] * 512
+        given = b, groups, advantages, ["toy"] * 512
         grpo.update(args, run, policy, reference, optimizer, *given)
     assert kl(model.policy(), optimum()) < bound
