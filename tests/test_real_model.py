@@ -205,7 +205,7 @@ def sampled_at(factor):
 
 PLANTED = {name: (*SLIPS[name][:2], "dpo") for name in ("logits x 0.8", "reference + 10 %")}
 SAMPLED = "gap between what is sampled and what is scored"
-PLANTED["sampled at 0.5"] = (sampled_at(0.5), SAMPLED, "ppo-shared")
+PLANTED["sampled at 0.8"] = (sampled_at(0.8), SAMPLED, "ppo-shared")
 
 
 @pytest.mark.parametrize("slip", PLANTED)
