@@ -34,8 +34,7 @@ WINDOWS = {  # a window in every layer, in one of two, in none
     "qwen3, window 8 everywhere": ("qwen3", dict(WINDOW, max_window_layers=0)),
     "gemma2, window 8 in one layer": ("gemma2", dict(sliding_window=8)),
 }
-CLASSIFIERS = [name for name in (*FAMILIES, *EXTRA_FAMILIES) if name != "gpt2"]
-ALL = {**{name: (name, {}) for name in CLASSIFIERS}, **WINDOWS}
+ALL = {**{name: (name, {}) for name in [*FAMILIES, *EXTRA_FAMILIES]}, **WINDOWS}
 
 
 def pairs_of(tmp_path, folder, n):
