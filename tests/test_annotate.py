@@ -424,7 +424,7 @@ input column | {"input": "The CV."} | "input" belongs to the prompt
 tools column | {"tools": [{"name": "x"}]} | "tools" belongs to the prompt
 images | {"images": ["a.png"]} | "images" belongs to the prompt
 empty columns | {"system": "", "input": null, "tools": []} | 17
-a conversation | {"a": [{"role": "assistant", "content": "a"}, {"role": "user", "content": "u"}, {"role": "assistant", "content": "a"}], "b": [{"role": "assistant", "content": "a"}, {"role": "user", "content": "u"}, {"role": "assistant", "content": "b"}]} | "a" must be one assistant message
+a conversation | {"a": [{"role": "assistant", "content": "a"}, {"role": "user", "content": "u"}, {"role": "assistant", "content": "a"}], "b": [{"role": "assistant", "content": "a"}, {"role": "user", "content": "u"}, {"role": "assistant", "content": "b"}]} | must both be text or both be message lists
 tool call | {"prompt": [{"role": "user", "content": "x"}], "a": [{"role": "assistant", "content": "x", "tool_calls": [{"id": 1}]}], "b": [{"role": "assistant", "content": "y"}]} | "tool_calls" is not shown
 """.strip().split("\n")
 
@@ -464,9 +464,8 @@ def test_items_left_out_and_columns_not_read_are_counted(tmp_path, capsys):
     assert "note" not in items["1"]
     told = capsys.readouterr().out
     assert told == (
-        f"{path}: rows 8, not used: column note 2 (first {path}:1), not used: column split 1 "
-        f"(first {path}:1), left out: answers equal 2, left out: an answer is blank 2, "
-        "left out: the prompt is blank 1\n"
+        f"{path}: rows 8, not used: column note 2, not used: column split 1, left out: answers "
+        "equal 2, left out: an answer is blank 2, left out: the prompt is blank 1\n"
     )
     write_rows(path, [*rows, base | {"id": "1"}])
     same_id = """9: a second item has the "id" '1', that of line 1"""
@@ -652,8 +651,6 @@ def test_people_rate_criteria_for_the_audit(criteria_args, tmp_path, capsys):
     assert {row.task_id: row.human for row, *_ in people} == {
         "fit:1": {2: False}, "fit:2": {2: False}, "mail:3": {1: True}
     }  # fmt: skip
-    line = error_of(annotate.parse_args, ["--out", str(out), "--responses", "x"])
-    assert "--responses has no effect: they belong to a --criteria" in line
     again = annotate.parse_args(["--out", str(out)])
     assert list(annotate.read_items(again)) == ["fit:1", "fit:2", "mail:3"]
     line = error_of(votes.read_log, out / "annotations.jsonl")
@@ -667,7 +664,7 @@ def test_draw(tmp_path, llama_folder, monkeypatch, capsys):
     rows = [{"prompt": row["prompt"]} for row in pair_rows(8)]
     prompts = write_rows(tmp_path / "prompts.jsonl", rows)
     turned = [dict(reversed(message.items())) for message in rows[0]["prompt"]]  # content, role
-    more = write_rows(tmp_path / "more.jsonl", [{"prompt": turned}, *rows, {"prompt": " \n"}])
+    more = write_rows(tmp_path / "more.jsonl", [{"prompt": turned}, *rows])
     gold = write_rows(tmp_path / "gold.jsonl", item_rows(2, gold={0, 1}))
     half = write_rows(tmp_path / "half.jsonl", item_rows(2, gold={0}))
 
@@ -679,7 +676,7 @@ def test_draw(tmp_path, llama_folder, monkeypatch, capsys):
     line = error_of(draw, "two", "--gold-items", half)
     assert "half.jsonl: the item 'item-001' has no \"gold\"; " in line
     items = draw("two", "--prompts", more, "--model-b", second, "--gold-items", gold)
-    counts = "rows 10, dropped: the prompt is blank 1, dropped: prompt there twice 1\n"
+    counts = "rows 9, dropped: prompt there twice 1\n"
     assert f"{more}: {counts}" in capsys.readouterr().out
     assert [row["id"] for row in items] == [f"item-{n:05d}" for n in range(len(items))]
     models = Counter((row["a_model"], row["b_model"]) for row in items if not row.get("gold"))
@@ -706,7 +703,7 @@ def test_draw_tries_both_models_first(tmp_path, llama_folder, monkeypatch, capsy
     flags = f"--prompts {prompts} --model {llama_folder} --max-new-tokens 4 --device cpu".split()
     command("draw", tmp_path / "out", *flags, "--temperature", "2")
     shown = capsys.readouterr().out
-    assert f"drawing 3 answers from {llama_folder}, temperature 2, top-p 0.95" in shown
+    assert f"drawing 3 answers from {llama_folder}, temperature 2" in shown
     assert "not shown to the model: column system 3" in shown
 
     def check(model, place):
@@ -727,7 +724,7 @@ def test_draw_tries_both_models_first(tmp_path, llama_folder, monkeypatch, capsy
 REFUSED = r"""
 item | {"id": null} | "id" is missing
 item | {"a": "text"} | both be text or both be message lists
-item | {"b": []} | one assistant message
+item | {"b": []} | a list of messages
 item | {"gold": "c"} | "gold"
 item | {"task": 3} | "task"
 item | {"candidates": "x"} | "candidates"
@@ -747,7 +744,6 @@ log | [] | expected an object
 flags | --items no.jsonl | --items no.jsonl: no such file
 flags | --overlap -1 | --overlap
 flags | export | no votes there
-flags | --responses r.jsonl | --responses has no effect
 flags | agreement | no votes there
 flags | draw --temperature 0 | --temperature
 flags | draw --prompts no.jsonl | --prompts no.jsonl: no such file
@@ -757,8 +753,7 @@ flags | --host 0.0.0.0 --port 0 | --allow-host
 flags | --host :: --port 0 | --allow-host
 flags | --host 0 --port 0 | --allow-host
 flags | --host no.such.host.invalid --port 0 | expected an address of this machine
-flags | --criteria data/criteria.json | 1: "response" is missing
-flags | --criteria data/criteria.json --items x | no effect
+flags | --criteria data/criteria.json | "response"
 flags | --nonsense | unrecognized
 flags | nonsense | invalid
 """.strip().split("\n")
