@@ -38,7 +38,7 @@ def parser(example, description, out, rates):
     add("--dtype", metavar="NAME", choices=("auto", *DTYPES), default="auto", help="fp32, bf16, fp16 (default: CPU fp32, GPU bf16 or fp16)")
     add("--device", default="auto", help="auto, cpu, cuda, cuda:1, mps")
     add("--fsdp", action="store_true", help="under torchrun: shard weights, gradients and moments over the GPUs")
-    add("--eval-every", type=whole, default=50, help="steps between evaluations")
+    add("--eval-every", type=number(int, at_least=0), default=50, help="steps between evaluations; 0: at the end alone")
     add("--save-every", type=whole, default=100, help="steps between checkpoints")
     add("--stop-after", type=whole, help="stop cleanly after this step; --resume continues")
     add("--resume", action="store_true", help="continue the run in --out")

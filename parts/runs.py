@@ -257,7 +257,8 @@ class Run:
         return [row for row in rows if row["step"] <= self.step]
 
     def evaluates(self, step):
-        return step == self.planned or step % self.args.eval_every == 0
+        every = self.args.eval_every
+        return step == self.planned or (every > 0 and step % every == 0)
 
     def evaluation(self, metrics, samples):
         """Log one evaluation and print its headline; samples: [{"prompt", "answer"}]."""
