@@ -203,7 +203,7 @@ def check_vote(row):
 
     check_pair(row)
     people, texts = row.get("candidates") or [], ("in", "name", *REFERENCE)
-    if isinstance(people, str):  # as annotate.py writes them
+    if isinstance(people, str) and people.startswith("["):  # as annotate.py writes them
         row["candidates"] = people = files.parse_json(people)
     fine = isinstance(people, list) and all(isinstance(c, dict) for c in people)
     if not fine or not all(isinstance(c.get(key), str | None) for c in people for key in texts):

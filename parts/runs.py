@@ -19,8 +19,7 @@ What a later step reads is a function of (seed, step) or is in `run.state`; so a
 resumed ends with the weights of one that was never stopped, bit for bit on a CPU.
 
 Writes       args.json, metrics.jsonl, samples.jsonl, checkpoint/step-N.pt (the newest two); at the
-             end the model, its card README.md, with LoRA adapter/
-Left out     weight decay, a choice of gradient clipping (1.0)
+             end the model, its card README.md, with LoRA adapter/. Left out: weight decay
 """
 
 import hashlib
@@ -209,10 +208,8 @@ class Run:
 
     def clip(self, loss, rows):
         """(loss, gradient norm): both summed over the ranks; the gradients of each module are
-        clipped to norm 1. In fp16 they are unscaled first, and the scaler skips a step that is not
-        finite; elsewhere, or MOST_SKIPS in a row, it is a UserError that names the rows.
-
-        loss   of the rows of this rank; the norm is the first module's, before clipping
+        clipped to norm 1, and the first one's norm before is returned. In fp16 the scaler skips a
+        step that is not finite; elsewhere, or MOST_SKIPS in a row, a UserError names the rows.
         """
         loss, weights = all_sum(loss), self.modules.parameters()
         if not self.args.fsdp:  # which has summed its shards already

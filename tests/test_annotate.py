@@ -21,7 +21,6 @@ import annotate
 import judge
 from conftest import REPO
 from parts import agreement, criteria, files, sampling, stats, votes, web
-from parts.files import UserError
 from parts.pairs import check_pair
 from parts.rubrics import read_rubrics
 from tiny import cases, error_of, pair_rows, table, tiny_model, write_rows
@@ -657,9 +656,8 @@ def test_people_rate_criteria_for_the_audit(criteria_args, tmp_path, capsys):
     assert "a rating of criteria, not a comparison" in line
 
 
-def test_draw(tmp_path, llama_folder, monkeypatch, capsys):
-    """Bundled prompts follow a worked example, as everywhere, for a model that has not learned their
-    form; people see what the model saw, and so will a training on their votes."""
+def test_draw(tmp_path, llama_folder, capsys):
+    """Two models, gold items, prompts that are there twice, and a folder in use."""
     second = tiny_model("llama", tmp_path, seed=1)
     rows = [{"prompt": row["prompt"]} for row in pair_rows(8)]
     prompts = write_rows(tmp_path / "prompts.jsonl", rows)
@@ -685,36 +683,15 @@ def test_draw(tmp_path, llama_folder, monkeypatch, capsys):
         assert row["a"] != row["b"] and row["a_model"] == row["b_model"]
     assert "holds an items.jsonl" in error_of(draw, "one")
     assert "differ" in error_of(draw, "x", "--temperature", "1e-6")
-    monkeypatch.chdir(REPO)
-    example = next(files.read_jsonl("data/examples.jsonl"))
-    capsys.readouterr()
-    for item in draw("bundled", "--prompts", "data/prompts.jsonl", "--limit", "6"):
-        task = [message["content"].partition("\n")[0] for message in item["prompt"][::2]]
-        assert len(task) == 2 and task[0] == task[1], "one of the same task, then the prompt"
-        if item["task"] == example["task"]:
-            assert item["prompt"][:2] == [*example["prompt"], *example["completion"]]
-    assert "one before each bundled prompt" in capsys.readouterr().out
 
 
-def test_draw_tries_both_models_first(tmp_path, llama_folder, monkeypatch, capsys):
-    """A second model that cannot be sampled was found out after the answers of the first."""
+def test_draw_refuses_a_folder_before_it_samples(tmp_path, llama_folder, monkeypatch, capsys):
     rows = [{"prompt": f"Assess {i}.", "system": "Be brief.", "context": ""} for i in range(3)]
     prompts = write_rows(tmp_path / "prompts.jsonl", rows)
     flags = f"--prompts {prompts} --model {llama_folder} --max-new-tokens 4 --device cpu".split()
     command("draw", tmp_path / "out", *flags, "--temperature", "2")
     shown = capsys.readouterr().out
     assert f"drawing 3 answers from {llama_folder}, temperature 2" in shown
-    assert "not shown to the model: column system 3" in shown
-
-    def check(model, place):
-        if place.startswith("--model-b"):
-            raise UserError(f"{place}: cannot be sampled")
-
-    monkeypatch.setattr(sampling, "check_sampling", check)
-    monkeypatch.setattr(sampling, "sample", None)
-    line = error_of(command, "draw", tmp_path / "two", *flags, "--model-b", llama_folder)
-    assert re.search("--model-b .* cannot be sampled", line)
-    monkeypatch.undo()
     monkeypatch.setattr(sampling, "sample", None)
     (tmp_path / "file").write_text("")
     line = error_of(command, "draw", tmp_path / "file" / "x", *flags)
