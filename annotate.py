@@ -19,8 +19,7 @@ Conventions  `choice` names an answer (a, b), never a side. The server draws the
                                  "comment": "", "edit": null, "gold_pass": false, "repeat_of": null,
                                  "undoes": null, "ms_active": 8120, "ms_wall": 9000,
                                  "ts_client": "…Z", "ts_server": "…Z",
-                                 "guidelines_sha256": "…", "app": "…", "thumbs": false,
-                                 "key_sha256": "…"}
+                                 "guidelines_sha256": "…", "app": "…", "key_sha256": "…"}
              A pseudonym belongs to the browser that used it first, which holds its key in a
              cookie; the log has the key's hash.
 Left out     1. accounts, a database, TLS: put a reverse proxy in front   2. rankings of more than
@@ -28,13 +27,11 @@ Left out     1. accounts, a database, TLS: put a reverse proxy in front   2. ran
              5. reserving an item for its reader: two may vote at once, and both votes are kept
 Run          python annotate.py --items data/items.jsonl
              python annotate.py draw --model runs/dpo --model-b runs/ppo --out runs/ab
-             python annotate.py --thumbs --out runs/thumbs
-             python annotate.py draw --env envs/interview.py:Interview --out runs/talks
              python annotate.py judge --out runs/ab --judge-model gpt-5-mini
              python annotate.py --criteria mine.json --responses answers.jsonl --out runs/rated
              python annotate.py agreement --out runs/ab      python annotate.py export --out runs/ab
-Writes       annotations.jsonl, items.jsonl, args.json and prefs.jsonl (or thumbs.jsonl, or
-             rated.jsonl) in --out, readable by you alone
+Writes       annotations.jsonl, items.jsonl, args.json and prefs.jsonl (or rated.jsonl) in --out,
+             readable by you alone
 Reference    Cohen 1960; Krippendorff 2011, Computing Krippendorff's alpha-reliability; Wilson 1927
 """
 
@@ -54,9 +51,9 @@ from dataclasses import dataclass
 from datetime import datetime, timezone
 from pathlib import Path
 
-from parts import agreement, criteria, files, judge_votes, talks, votes, web
-from parts.draw import add_arguments, draw
-from parts.files import Parser, UserError, number
+from parts import agreement, criteria, files, judge_votes, votes, web
+from parts.draw import add_arguments, draw, private_folder
+from parts.files import UserError, number
 from parts.server import add_judge_arguments
 from parts.votes import by_people, load_items, other, plain, read_log, replay, standing
 
@@ -67,7 +64,7 @@ except ImportError:  # Windows: a second server on the same folder is not notice
 
 APP = "annotate 3"
 ITEMS = "data/items.jsonl"
-KEPT = "overlap guidelines no_exact_time thumbs criteria".split()  # that a restart takes over
+KEPT = "overlap guidelines no_exact_time criteria".split()  # that a restart takes over
 TEMPLATES = Path(__file__).resolve().parent / "parts/templates"
 REASONS = "accuracy, relevance, tone, invented facts, risky question, fairness concern".split(", ")
 
@@ -103,19 +100,20 @@ def parse_args(argv=None):
     if not argv or (argv[0].startswith("-") and argv[0] not in ("-h", "--help")):
         argv.insert(0, "serve")
     epilog = "example: python annotate.py --overlap 2; flags: annotate.py serve --help"
-    parser = Parser(prog="annotate.py", description=__doc__.splitlines()[0], epilog=epilog)
-    parser.set_defaults(thumbs=False, criteria=False)  # a session's args.json says what it shows
-    commands = parser.add_subparsers(dest="command", metavar="command", required=True)
-    parsers = {}
+    parser = files.parser("annotate.py command [flags]", __doc__.splitlines()[0])
+    parser.epilog = epilog
+    parser.set_defaults(criteria=False)  # a session's args.json says what it shows
+    commands, parsers = parser.add_subparsers(dest="command", required=True, prog="annotate.py"), {}
     for name, run in COMMANDS.items():
-        parsers[name] = commands.add_parser(name, help=run.__doc__, description=run.__doc__)
+        parsers[name] = commands.add_parser(
+            name, help=run.__doc__, description=run.__doc__, formatter_class=parser.formatter_class
+        )
         add = parsers[name].add_argument
         add("--out", default="runs/annotate", help="folder of the session (default %(default)s)")
     add = parsers["serve"].add_argument
     # fmt: off
     add("--items", help=f"JSONL of id, prompt, a, b, optional task, a_model, b_model, gold (default: items.jsonl in --out, else {ITEMS})")
     add("--overlap", type=number(int, at_least=0), default=1, help="votes per item, 1 to 5; 0: everyone sees every item (default 1)")
-    add("--thumbs", action="store_true", help="show one answer of each item, good or bad: thumbs.jsonl for dpo.py --loss-type kto")
     add("--criteria", default=False, help="rubric file, JSON or JSONL: rate the criteria of each answer, for judge.py audit")
     add("--responses", help='JSONL of {"prompt" or "task_id", "response"} for --criteria (default: the "response" of its rows)')
     add("--guidelines", help="text file shown before and during the session (default: a text for the bundled tasks)")
@@ -126,7 +124,6 @@ def parse_args(argv=None):
     add("--release", action="append", default=[], metavar="NAME", help="give this pseudonym to the browser that uses it next")
     # fmt: on
     add_arguments(parsers["draw"])
-    talks.add_arguments(parsers["draw"])
     add = parsers["judge"].add_argument
     add("--ruler-rubric", metavar="FILE", help="text file with grading instructions of your own")
     add_judge_arguments(parsers["judge"])
@@ -150,33 +147,20 @@ def parse_args(argv=None):
             raise UserError(f"--out {args.out}: {reason}")
         parsers[args.command].set_defaults(**record["args"])
         args = parser.parse_args(argv)
-        saved = Namespace(**{"thumbs": False, "criteria": False} | record["args"])
+        saved = Namespace(**{"criteria": False} | record["args"])
         if kind_of(args) != kind_of(saved):
             what = f"holds a session of {kind_of(saved)}, not of {kind_of(args)}"
             raise UserError(f"--out {args.out}: {what}; choose another --out")
-    check_flags(args, parsers)
+    for flag in ("judge", "sft"):
+        if args.criteria and getattr(args, flag, False):
+            fix = "this session rates criteria and compares no answers; leave it out"
+            raise UserError(f"--{flag}: {fix}")
     return args
 
 
-def check_flags(args, parsers):
-    """UserError for a flag that the kind of session does not read."""
-    if args.thumbs and args.criteria:
-        raise UserError("--thumbs and --criteria are two kinds of session; choose one")
-    env, draw_parser = getattr(args, "env", None), parsers["draw"]
-    for flag in ("--prompts", "--split", "--gold-items", "--top-p", "--examples"):
-        draw_parser.without_effect(flag, env, "an --env has its own prompts")
-    draw_parser.without_effect("--env-args", not env, "they belong to an --env")
-    for flag in ("--ties", "--sft", "--judge"):
-        for command in ("export", "agreement"):
-            parsers[command].without_effect(flag, kind_of(args) != "pairs", "nothing was compared")
-    serve_parser, no_file = parsers["serve"], not isinstance(args.criteria, str)
-    serve_parser.without_effect("--items", args.criteria, "--criteria names the answers")
-    serve_parser.without_effect("--responses", no_file, "they belong to a --criteria FILE")
-
-
 def kind_of(args):
-    """What a session collects: votes on pairs, thumbs, or ratings of criteria."""
-    return "thumbs" if args.thumbs else "criteria" if args.criteria else "pairs"
+    """What a session collects: votes on pairs, or ratings of criteria."""
+    return "criteria" if args.criteria else "pairs"
 
 
 # ---- 5. the data ----
@@ -229,7 +213,7 @@ class Desk:
         self.owners = {}  # {pseudonym: hash of the key that its first browser holds}
         self.out, self.saved = Path(args.out), False
         self.log = self.out / "annotations.jsonl"
-        files.private_folder(self.out)
+        private_folder(self.out)
         if fcntl:
             self.folder = os.open(self.out, os.O_RDONLY)
             try:
@@ -256,8 +240,7 @@ class Desk:
             os.close(self.folder)
 
     def person(self, name):
-        # of a thumb everyone sees the same answer, so that votes on an item can agree
-        sides = plan("everyone" if self.args.thumbs else name, self.items)
+        sides = plan(name, self.items)
         events = [event for event in self.events.values() if event["annotator"] == name]
         returned = self.events.get(events[-1]["undoes"]) if events else None
         return Person(sides, events, standing(events), returned)
@@ -315,8 +298,8 @@ class Desk:
         if self.kind == "criteria":
             page = criteria.shown(item)
         else:
-            show = plain if votes.is_talk(item) else votes.answer_text
-            page = {"left": show(item[side]), "right": show(item[other(side)])}
+            texts = {answer: votes.answer_text(item[answer]) for answer in "ab"}
+            page = {"left": texts[side], "right": texts[other(side)]}
         page["prompt"] = plain(item["prompt"])
         sha256 = judge_votes.sha256(json.dumps([self.kind, page], sort_keys=True))
         return page | {"item": [*me.sides].index(item_id), "sha256": sha256}
@@ -338,8 +321,6 @@ class Desk:
             return "the item has changed, or you have voted on it already"
         elif body.get("sha256") != self.shown(me, item_id)["sha256"]:
             return "the server has other items than your page; read this one"
-        if body["edit"] and votes.is_talk(self.items[item_id]):
-            raise ValueError("edit: a conversation is not corrected")
         vote = body["choice"], body["strength"]
         if vote not in votes.CHOICES.get(self.kind, (vote,)):
             raise ValueError(f"choice: none of a session of {self.kind}")
@@ -359,7 +340,6 @@ class Desk:
             "undoes": body["undoes"] if undo else None,
             "ts_server": datetime.now(timezone.utc).strftime("%Y-%m-%dT%H:%M:%S.%fZ"),
             "app": APP,
-            "thumbs": self.args.thumbs,
             "ratings": body["ratings"] if choice == "rated" else None,
             "key_sha256": self.owners[body["annotator"]],
         }
@@ -493,15 +473,6 @@ def serve(args):
         export(args)
 
 
-def draw_items(args):
-    """write items.jsonl: two answers to each prompt, or two episodes of an environment"""
-    if not args.env:
-        return draw(args)
-    import grpo_agent
-
-    return talks.draw(args, grpo_agent)
-
-
 def judge(args):
     """a model votes on the pairs, in both orders, into the same log, marked as a model"""
     import ruler
@@ -529,7 +500,7 @@ def read_session(args):
 # (5) export: the votes that stand → prefs.jsonl for reward_train.py, dpo.py and TRL
 def export(args):
     """write prefs.jsonl from the votes, or rated.jsonl (works while a server runs)"""
-    out, name, stage = Path(args.out), "prefs.jsonl", "reward_train.py"
+    out, name = Path(args.out), "prefs.jsonl"
     items, events = read_session(args)
     every_vote = replay(events)
     latest, of_models = by_people(every_vote), getattr(args, "judge", False)
@@ -539,10 +510,7 @@ def export(args):
     if args.criteria:
         return criteria.export(out, items, latest)
     ordinary = votes.ordinary_votes(latest)
-    if args.thumbs:
-        rows, name, stage = votes.to_thumbs(items, latest), "thumbs.jsonl", "dpo.py --loss-type kto"
-    else:
-        rows = votes.to_prefs(items, latest, getattr(args, "ties", "keep"))
+    rows = votes.to_prefs(items, latest, getattr(args, "ties", "keep"))
     files.write_jsonl(out / name, rows, mode=files.PRIVATE)
     edits = [row for row in rows if row.get("source") == "edit"]
     choices = Counter(vote["choice"] for vote in ordinary)
@@ -551,14 +519,9 @@ def export(args):
         f"bad {choices['both_bad']}, gold {len(latest) - len(ordinary)}, edits {len(edits)}"
     )
     n_votes = [*Counter(vote["item_id"] for vote in ordinary).values()]
-    if 1 in n_votes and not args.thumbs:  # no null there: `datasets` would not load the file
+    if 1 in n_votes:  # no null there: `datasets` would not load the file
         alone = f"{n_votes.count(1)} of {len(n_votes)} items: one vote an item"
         print(f"agreement: not measured in {alone}; their rows say 1.0")
-    turns = [] if args.thumbs else talks.to_turns(items, latest)
-    path = out / ("rlaif-turns.jsonl" if of_models else "turns.jsonl")
-    votes.rewrite(path, turns, f"turns, good or bad, of {len(ordinary)} votes on conversations")
-    if turns:
-        name, stage = path.name, "dpo.py --loss-type kto"
     wanted, path = getattr(args, "sft", False), out / "sft.jsonl"
     if not of_models and (wanted or path.exists()):  # once there it follows the votes
         answers = [{"prompt": row["prompt"], "completion": row["chosen"]} for row in edits]
@@ -567,9 +530,9 @@ def export(args):
         raise UserError(f"--sft: no vote in {out} has an edited answer")
     if n_models and not of_models:
         print(f"left out: {n_models} votes of models; export --judge writes them to rlaif.jsonl")
-    if rows or turns:
+    if rows:
         flags = f"--pairs {shlex.quote(str(out / name))}{votes.model_flag(items)}"
-        print(f"next: python {stage} {flags}")
+        print(f"next: python reward_train.py {flags}")
 
 
 def report(args):
@@ -581,14 +544,14 @@ def report(args):
     elif args.judge:
         agreement.print_judges(events, items)
     else:
-        agreement.print_agreement(people, args.thumbs)
+        agreement.print_agreement(people)
         if people != events:
             print(f"\nleft out: {len(events) - len(people)} votes of models; --judge compares them")
 
 
 # ---- 10. the guard ----
 
-COMMANDS = dict(serve=serve, draw=draw_items, judge=judge, agreement=report, export=export)
+COMMANDS = dict(serve=serve, draw=draw, judge=judge, agreement=report, export=export)
 
 
 def main(argv=None):

@@ -171,7 +171,8 @@ EXAMPLE = "example: python audit.py people.csv --y-pred hired --group race --wit
 
 def parse_args(argv=None):
     argv = list(sys.argv[1:] if argv is None else argv)
-    parser = files.Parser(prog="audit.py", description=__doc__.splitlines()[0], epilog=EXAMPLE)
+    parser = files.parser("audit.py people.csv [flags]", __doc__.splitlines()[0])
+    parser.epilog = EXAMPLE
     # fmt: off
     add = parser.add_argument
     add("table", metavar="people.csv", help="CSV with a header, a row per person or per decision")
@@ -201,37 +202,37 @@ def parse_args(argv=None):
     add("--fail-on", choices=FAIL_ON, metavar="VERDICT", help="for CI: difference (status 1), inconclusive (3), or both with a comma")
     # fmt: on
     args = parser.parse_args(argv)
-    check_flags(parser, args)
+    check_flags(args)
     args.command, args.typed = "audit", shlex.join(["python", "audit.py", *argv])
     return args
 
 
-def check_flags(parser, args):
+def check_flags(args):
     """UserError for flags that are missing, or that nothing would read."""
     if args.group and len(args.group) > 1:
-        parser.error("--group: one column at a time; run the audit once for each")
+        raise UserError("--group: one column at a time; run the audit once for each")
     args.group = args.group[0] if args.group else None
     if bool(args.y_pred) == bool(args.score):
-        parser.error("--y-pred, --score: expected one, a decision column or a score")
+        raise UserError("--y-pred, --score: expected one, a decision column or a score")
     for flag, value in (("--cutoff", args.cutoff), ("--select", args.select)):
         if args.y_pred and value is not None:
-            parser.error(f"{flag} needs --score COLUMN: --y-pred holds decisions already")
+            raise UserError(f"{flag} needs --score COLUMN: --y-pred holds decisions already")
     if args.cutoff is not None and args.select is not None:
-        parser.error("--cutoff, --select: expected one of them")
+        raise UserError("--cutoff, --select: expected one of them")
     if args.ll144 == "scoring" and not args.score:
-        parser.error("--ll144 scoring: it needs --score COLUMN")
+        raise UserError("--ll144 scoring: it needs --score COLUMN")
     if args.score and args.cutoff is None and args.select is None and args.ll144 != "scoring":
-        parser.error("--score: expected --cutoff X or --select SHARE with it, one of them")
+        raise UserError("--score: expected --cutoff X or --select SHARE with it, one of them")
     if args.exclude_small is not None and not (args.ll144 and args.exclude_small.strip()):
-        parser.error("--exclude-small REASON: it needs --ll144, and a reason in words")
+        raise UserError("--exclude-small REASON: it needs --ll144, and a reason in words")
     values = [args.y_pred or args.score, args.y_true]
     used = Counter(filter(None, [*values, args.group, args.within, args.id]))
     used.update({*values} & {*REFERENCE} if args.ll144 or not args.group else ())
     if used.most_common(1)[0][1] > 1:
         column = used.most_common(1)[0][0]
-        parser.error(f"two flags name the column {column!r} (--y-pred, --group, …): one each")
+        raise UserError(f"two flags name the column {column!r} (--y-pred, --group, …): one each")
     if args.age_40 and not args.group:
-        parser.error("--age-40: expected --group COLUMN with it, the column of ages")
+        raise UserError("--age-40: expected --group COLUMN with it, the column of ages")
 
 
 # ---- 5. the data ----
@@ -279,6 +280,9 @@ def read_table(args):
             except argparse.ArgumentTypeError as error:
                 fix = "; an unknown outcome is an empty cell" * (column == args.y_true)
                 raise UserError(f"{path}:{line}: {column}: {error}{fix}") from None
+            except ValueError:
+                fix = "given, expected a number, with a decimal point"
+                raise UserError(f"{path}:{line}: {column}: {row[column]!r} {fix}") from None
         for name, cells in columns.items():
             cells.append(row[name])
     if not next(iter(columns.values()), None):

@@ -7,77 +7,169 @@ token        p0     p1     p2     a0     a1     end
 logits[t]    →p1    →p2    →a0    →a1    →end   (dropped)
 trained                           ✓      ✓      ✓       logits[2:5] are scored against tokens[3:6]
 
-`token_logps` returns the score of token t in column t, and `sample` the same numbers for its draws.
+`Policy` returns the score of token t in column t, and parts/sampling.py the same for its draws.
 
-Sections     1 rows and batches · 2 models · 3 log-probs
-             What comes before them, from a dialogue to tokens, is parts/dialogue.py; how an answer
-             is sampled, parts/sampling.py; how it is scored, parts/reward_models.py
-Conventions  rows are right-padded; masks are bool and made from lengths, never from the pad id;
-             trainable weights are fp32 whatever the checkpoint holds; no dropout anywhere
-Left out     1. packing, 8-bit, custom kernels   2. what one stage alone needs
+Sections     1 text to ids · 2 rows and batches · 3 models · 4 log-probs
+Text         a prompt given as text is continued as it stands, as in TRL; messages are rendered by
+             the model's own chat template. The answer is what stands behind the prompt in the
+             rendered whole, up to and with its first end token
+Conventions  rows are right-padded; masks are bool and made from lengths, never from the pad id; a
+             padded row on the left (sampling) is read by its mask as well; trained weights are fp32
+             whatever the checkpoint holds; no dropout anywhere
+To copy      `encode_pair` with the functions above it in section 1; all of section 4, which is
+             `Policy(AutoModelForCausalLM.from_pretrained(name).eval(), torch.float32)`: torch and
+             transformers are all that both need
 Axes         B rows, T columns, V vocabulary, H hidden, N tokens
 """
 
 import contextlib
-import datetime
+import functools
+import json
 import math
 import os
-import re
-import shutil
 import tempfile
 from pathlib import Path
 
 import numpy as np
 import torch
-import torch.nn.functional as F
+from torch import nn
+from torch.nn.utils.rnn import pad_sequence
 from torch.utils.checkpoint import checkpoint as recompute
 
-from parts.dialogue import (  # noqa: F401 (the stages take from here what makes tokens)
-    Refused,
-    answer_texts,
-    as_turns,
-    encode_pair,
-    encode_prompt,
-    end_ids,
-    make_ends_special,
-    pad_id,
-    render,
-    say_once,
-    unread_keys,
-)
-from parts.families import check_kind, own_logits, trunk
-from parts.files import UserError, brief, read_record
-from parts.folders import companions, dropout_off, savable, write_config
-from parts.lora import add_lora, merged_state, save_adapter
-from parts.memory import HEAD_CHUNK_BYTES
-from parts.parallel import as_forward, autocast, micro_tokens, pick_precision, rank  # noqa: F401
-from parts.rounding import settle_weights, spread_weights
-from parts.rows import PROMPT_COLUMNS, check_pair, check_prompt, check_response  # noqa: F401
+from parts.files import UserError, brief, write_json
+from parts.lora import add_lora, lora_layers, merged_state, save_adapter
+from parts.parallel import autocast, rank
+from parts.rounding import spread_weights
 from parts.shared_prompt import shared_hidden
 
 BASE = "data/tiny-base"
+# of config.json, what training decides
+OURS = ("architectures", "pad_token_id", "id2label", "label2id")
 
-# ---- 1. rows and batches ----
+# ---- 1. text to ids ----
+
+# for messages where the tokenizer has no template; saved with it, so that inference sees the same
+PLAIN_TEMPLATE = (
+    "{{ bos_token or '' }}{% for m in messages %}{{ m.role }}: {{ m.content }}"
+    "{% if m.role == 'assistant' %}{{ eos_token }}{% endif %}{{ '\\n' }}{% endfor %}"
+    "{% if add_generation_prompt %}assistant:{% endif %}"
+)
 
 
-def pad_rows(prompts, responses, pad):
-    """(input_ids, attention_mask, response_mask), each (B, T), right-padded."""
-    prompt_lengths = torch.tensor([len(p) for p in prompts])[:, None]  # (B, 1)
-    lengths = prompt_lengths + torch.tensor([len(r) for r in responses])[:, None]
-    columns = torch.arange(int(lengths.max()))[None]  # (1, T)
-    ids = np.full((len(lengths), columns.shape[1]), pad, np.int64)
-    for row, prompt, response in zip(ids, prompts, responses, strict=True):
-        row[: len(prompt)] = prompt
-        row[len(prompt) : len(prompt) + len(response)] = response
-    attention_mask = columns < lengths  # (B, T)
-    return torch.from_numpy(ids), attention_mask, attention_mask & (columns >= prompt_lengths)
+class Refused(UserError):
+    """A dialogue that the chat template cannot write: a loader drops its row and counts it."""
+
+
+def render(tokenizer, messages, **settings):
+    """Messages as text by the chat template. A key without a value ("tool_calls": []) is no key:
+    templates ask `'tool_calls' in message`."""
+    if tokenizer.chat_template is None:
+        tokenizer.chat_template = PLAIN_TEMPLATE
+        print("template   the model has no chat template: messages are written as role: content")
+    messages = [
+        {key: value for key, value in message.items() if value or key == "content"}
+        for message in messages
+    ]
+    try:
+        return tokenizer.apply_chat_template(messages, tokenize=False, **settings)
+    except Exception as error:  # jinja's errors have no common base class
+        roles = [message["role"] for message in messages]
+        raise Refused(f"the chat template refuses {roles}: {brief(error)}") from None
+
+
+def encode(tokenizer, text, rendered):
+    """Ids of a text; a rendered one brings its own BOS, a plain one gets the tokenizer's, no EOS."""
+    ids = tokenizer.encode(text, add_special_tokens=not rendered)
+    return ids[:-1] if not rendered and ids[-1:] == [tokenizer.eos_token_id] else ids
+
+
+def end_ids(tokenizer):
+    """[the special token that the chat template writes behind an answer, EOS], without repeats."""
+    return _end_ids(tokenizer, str(tokenizer.chat_template), tokenizer.eos_token_id)
+
+
+@functools.lru_cache(64)  # a loader asks for every row; template and EOS may be set in between
+def _end_ids(tokenizer, _, eos):
+    tail = ""
+    if tokenizer.chat_template:
+        turn = [{"role": "user", "content": "x"}, {"role": "assistant", "content": "ANSWER"}]
+        tail = render(tokenizer, turn).rpartition("ANSWER")[2]
+    special = [i for i in encode(tokenizer, tail, True) if i in tokenizer.added_tokens_decoder]
+    ends = {**dict.fromkeys(special[:1]), eos: None}
+    return [i for i in ends if i is not None]
+
+
+def pad_id(tokenizer):
+    """An id that ends no answer: transformers reads a reward at the last id that is not padding."""
+    ids = [tokenizer.pad_token_id, tokenizer.unk_token_id, *range(len(tokenizer))]
+    return next(i for i in ids if i is not None and i not in end_ids(tokenizer))
+
+
+def encode_prompt(tokenizer, prompt, max_length=None, tools=None):
+    """Ids of a prompt, opened for an answer; of a longer one the last max_length.
+
+    prompt   text, or a list of {"role", "content"}
+    """
+    return encode_pair(tokenizer, prompt, max_length=max_length, tools=tools)[0]
+
+
+def encode_pair(tokenizer, prompt, *answers, max_length=None, tools=None):
+    """(prompt ids, answer ids, …); an answer ends in one end id, unless max_length cuts it.
+
+    prompt, answers   texts, or lists of messages
+
+    Longer together: the prompt loses its beginning, but keeps half of max_length; then the answers
+    lose their end.
+    """
+    is_text, opened, encoded = isinstance(prompt, str), prompt, []
+    if not is_text:
+        opened = render(tokenizer, prompt, tools=tools, add_generation_prompt=True)
+    prompt_ids = encode(tokenizer, opened, not is_text)
+    ends = end_ids(tokenizer)  # the template's own first; a text ends in EOS, the last
+    for answer in answers:
+        if is_text:
+            whole = opened + answer
+        else:
+            whole = render(tokenizer, [*prompt, *answer], tools=tools)
+            if not whole.startswith(opened):  # the template rewrites the prompt: R1 drops a thought
+                whole = opened + (answer[-1]["content"] or "")
+        ids = encode(tokenizer, whole, not is_text)
+        if ids[: len(prompt_ids)] == prompt_ids:
+            ids = ids[len(prompt_ids) :]
+        else:  # a token would span the seam, which a model that answers cannot write
+            ids = encode(tokenizer, whole[len(opened) :], True)
+        stop = next((t for t, i in enumerate(ids) if i in ends), None)
+        encoded.append(ids[: stop + 1] if stop is not None else [*ids, ends[-1 if is_text else 0]])
+    if max_length:
+        longest = max(map(len, encoded), default=0)
+        prompt_ids = prompt_ids[-max(max_length - longest, max_length // 2) :]
+        encoded = [ids[: max_length - len(prompt_ids)] for ids in encoded]
+    return prompt_ids, *encoded
+
+
+# ---- 2. rows and batches ----
+
+
+def pad_rows(prompts, answers, pad):
+    """(ids, attention_mask, answer_mask), each (B, T), right-padded."""
+    rows = [torch.tensor([*p, *a]) for p, a in zip(prompts, answers, strict=True)]
+    ids = pad_sequence(rows, True, pad)  # (B, T)
+    lengths = torch.tensor([[len(p), len(row)] for p, row in zip(prompts, rows)])  # (B, 2)
+    column = torch.arange(ids.shape[1])
+    attention_mask = column < lengths[:, 1:]
+    return ids, attention_mask, attention_mask & (column >= lengths[:, :1])
+
+
+def pad_left(prompts, pad, device):
+    """(ids, attention_mask), (B, T) each, left-padded: all prompts end in the last column."""
+    rows = [torch.tensor(ids) for ids in prompts]
+    sides = (rows, pad), ([torch.ones_like(row) for row in rows], 0)
+    return [pad_sequence(x, True, fill, "left").to(device) for x, fill in sides]
 
 
 def batch_indices(n, batch_size, seed, step, keep_order=False):
-    """(indices, epoch) of optimiser step `step` (from 1): a seeded permutation per epoch.
-
-    The short last batch is included. A function of its arguments alone: resume needs no cursor.
-    """
+    """(indices, epoch) of optimiser step `step` (from 1): a seeded permutation per epoch, its short
+    last batch included. A function of its arguments alone: resume needs no cursor."""
     epoch, part = divmod(step - 1, math.ceil(n / batch_size))
     order = np.arange(n) if keep_order else np.random.default_rng([seed, epoch]).permutation(n)
     return order[part * batch_size : (part + 1) * batch_size], epoch
@@ -89,114 +181,42 @@ def micro_batches(indices, lengths, most_tokens):
     The batch stays what it is: sums over its micro-batches are divided by the count of the whole
     batch, so the update is that of one big forward.
     """
-    indices = np.asarray(indices, int)
-    indices = indices[np.argsort(-np.asarray(lengths)[indices], kind="stable")]
-    parts, start = [], 0
-    while start < len(indices):
-        rows = max(1, most_tokens // max(1, int(lengths[indices[start]])))
-        parts.append(indices[start : start + rows])
-        start += rows
+    parts, left = [], sorted(map(int, indices), key=lambda i: -lengths[i])
+    while left:
+        rows = max(1, int(most_tokens // max(1, lengths[left[0]])))
+        parts, left = [*parts, left[:rows]], left[rows:]
     return parts
 
 
-def prompts_that_fit(model, tokenizer, prompts, max_new_tokens):
-    """Ids of each prompt, cut so that an answer still fits into the model's positions."""
-    room = max_positions(model.config) - max_new_tokens
-    if room < 1:
-        raise UserError(
-            f"--max-new-tokens {max_new_tokens}: leaves no room for a prompt in the model's "
-            f"{room + max_new_tokens} positions; lower it"
-        )
-    ids = [encode_prompt(tokenizer, prompt) for prompt in prompts]
-    long = [i for i, row in enumerate(ids) if len(row) > room]
-    for i in long:
-        ids[i] = encode_prompt(tokenizer, prompts[i], room)
-    if long and not getattr(tokenizer, "told_of_cuts", False):
-        tokenizer.told_of_cuts = True  # once, not once per rollout
-        print(
-            f"{len(long)} of {len(ids)} prompts cut to {room} tokens, to fit the model's positions"
-        )
-    return ids
+# ---- 3. models ----
 
 
-# ---- 2. models ----
-
-
-def check_folder(name, flag):
-    """Raise UserError unless `name` is a model folder, or a model that the hub or its cache has."""
-    import huggingface_hub as hub
-
-    folder = Path(name)
-    in_run = (folder.parent / "args.json").is_file()
-    if folder.is_dir():
-        if (folder / "adapter_config.json").is_file():  # PEFT would put it into the model
-            fix = "merge it into its base with PEFT, merge_and_unload()"
-            fix = f"{folder.parent} holds it merged" if in_run else fix
-            raise UserError(f"{flag} {name}: holds an adapter (adapter_config.json); {fix}")
-        if not (folder / "config.json").is_file():
-            reason = "not a model folder (config.json is missing)"
-            reason += f"; {folder.parent} is a run" * in_run
-            if (folder / "checkpoint").is_dir():  # a run writes its model at the end
-                reason = "this run has not finished, so it holds no model yet; --resume goes on"
-            raise UserError(f"{flag} {name}: {reason}")
-    elif folder.exists() or not re.fullmatch(r"(?!runs/|data/|\.)[^/]+/[^/]+", str(name)):
-        fix = "expected a model folder or a hub id such as org/name"
-        fix = "make demo trains it" if str(name).startswith("runs/demo/") else fix
-        raise UserError(f"{flag} {name}: no such folder; {fix}")
-    elif not hub.try_to_load_from_cache(name, "config.json"):
-        with opening(name, flag):  # a typo fails here, not after half a minute of retries
-            hub.model_info(name, timeout=10)
-
-
-@contextlib.contextmanager
-def opening(name, flag):
-    """Whatever transformers raises on a broken folder becomes one line; its chatter is silenced."""
+def opened(flag, name, load, **settings):
+    """load(name, **settings); whatever transformers raises on a broken folder becomes one line."""
     import transformers
 
-    if "TRANSFORMERS_VERBOSITY" not in os.environ:
-        transformers.logging.set_verbosity_error()
-        transformers.logging.disable_progress_bar()
+    transformers.logging.set_verbosity_error()
+    transformers.logging.disable_progress_bar()
     try:
-        yield
-    except Exception as error:  # OSError, ValueError, KeyError, SafetensorError …
-        hub = "" if Path(name).exists() else "no such folder, and as a hub id it "
-        raise UserError(f"{flag} {name}: {hub}cannot be loaded ({brief(error)})") from None
+        return load(name, **settings)
+    except Exception as error:
+        hint = "" if Path(name).exists() else "no such folder, and as a hub id it "
+        if (Path(name) / "checkpoint").is_dir():
+            hint = "this run has not finished, so it holds no model yet; it "
+        raise UserError(f"{flag} {name}: {hint}cannot be loaded ({brief(error)})") from None
 
 
-def load_config(name, flag="--model"):
-    """The config of a model folder or hub id."""
-    check_folder(name, flag)
-    with opening(name, flag):
-        from transformers import AutoConfig
+def load_config(name, flag="--model", scores=False):
+    """The config of a model folder or hub id; UserError unless it is a reward model, if `scores`,
+    or else is none. A command that loads several models asks for each before it loads the first."""
+    from transformers import AutoConfig
 
-        return AutoConfig.from_pretrained(name)
-
-
-def load_tokenizer(name, flag="--model", today=None):
-    """The tokenizer of a model folder or hub id.
-
-    today: the date that its template writes, such as "2026-11-25"; None: that of the run which made
-    the folder, else the clock's.
-    """
-    config = load_config(name, flag)
-    with opening(name, flag):
-        from transformers import AutoTokenizer
-
-        tokenizer = AutoTokenizer.from_pretrained(name)
-        # some classes (Qwen2's) add tokens of their own that a small embedding has no row for
-        tokenizer.embedding_rows = config.get_text_config().vocab_size
-        tokenizer.flag = flag
-        tokenizer.date = today or run_args(name).get("date") or str(datetime.date.today())
-        if len(tokenizer) < 2 or not end_ids(tokenizer):  # 1: transformers found no tokenizer
-            raise ValueError("no tokenizer, or one without end token; set eos_token and save it")
-        make_ends_special(tokenizer)
-    return tokenizer
-
-
-def run_args(folder):
-    """The flags of the run that made a model folder; {} for a folder of another tool."""
-    record = read_record(folder)
-    return record["args"] if record else {}
+    config = opened(flag, name, AutoConfig.from_pretrained)
+    if ("ForSequenceClassification" in str(config.architectures)) != scores:
+        fix = "not a reward model; train one with reward_train.py"
+        fix = fix if scores else "a reward model, which writes no answers; name a policy"
+        raise UserError(f"{flag} {name}: {fix}")
+    return config
 
 
 def max_positions(config):
@@ -204,251 +224,162 @@ def max_positions(config):
     return getattr(config.get_text_config(), "max_position_embeddings", None) or math.inf
 
 
-def has_reward_head(config):
-    """Is this the config of a reward model, or of another classifier?"""
-    return any("ForSequenceClassification" in name for name in config.architectures or [])
+def check_ids(config, *rows):
+    """UserError if a token has no row in the embedding: the tokenizer was extended, the model not."""
+    size, largest = config.get_text_config().vocab_size, max(int(max(ids)) for ids in rows)
+    if largest >= size:
+        fix = "call resize_token_embeddings, and save the model"
+        raise UserError(f"--model: token {largest} has no row in its embedding of {size}; {fix}")
 
 
-def check_role(name, flag="--model", scores=False):
-    """The config of a model; UserError unless it is a reward model, if `scores`, or else is none.
+def load_tokenizer(name, flag="--model"):
+    from transformers import AutoTokenizer
 
-    A command that measures several models asks for each before it measures the first.
-    """
-    config = load_config(name, flag)
-    if has_reward_head(config) and not scores:
-        wrong = "this is a reward model, which scores answers and writes none; name a policy"
-        raise UserError(f"{flag} {name}: {wrong}")
-    if scores and not has_reward_head(config):
-        raise UserError(f"{flag} {name}: not a reward model; train one with reward_train.py")
-    return config
-
-
-def load_policy(name, dtype=None, device=None, trainable=True, lora_rank=0, flag="--model"):
-    """A causal language model from a folder or a hub id; dropout off, eval mode.
-
-    Trainable weights are fp32, a frozen model's are in the compute dtype. lora_rank > 0 freezes the
-    weights and adds adapters.
-    """
-    kind, config = "AutoModelForCausalLM", check_role(name, flag)
-    return load_model(kind, config, name, dtype, device, trainable, lora_rank, flag)
+    tokenizer = opened(flag, name, AutoTokenizer.from_pretrained)
+    if not opened(flag, name, lambda _: end_ids(tokenizer)):  # a broken template is seen here
+        raise UserError(f"{flag} {name}: the tokenizer has no end token; set eos_token, save it")
+    return tokenizer
 
 
 def load_model(
-    kind, config, name, dtype=None, device=None, trainable=True, lora_rank=0, flag="--model"
-):  # fmt: skip
-    """The model of a class of transformers, such as "AutoModelForCausalLM", as `load_policy` says;
-    of a folder without reward head, a new one is drawn at random."""
-    import transformers
+    name, device, dtype, trainable=False, lora_rank=0, seed=0, flag="--model", kind=None, **settings
+):
+    """A model of transformers from a folder or hub id, in eval mode.
 
-    device, new_head = torch.device(device or "cpu"), not has_reward_head(config)
-    trains_all = trainable and not lora_rank  # in fp32, under autocast
-    compute = dtype or pick_precision(device)[0]
-    original = dropout_off(config)
-    check_kind(kind, config, f"{flag} {name}")
-    with opening(name, flag):
-        model, info = getattr(transformers, kind).from_pretrained(
-            name, config=config, dtype=torch.float32 if trains_all else compute,
-            output_loading_info=True,
-        )  # fmt: skip
-        # what the files lack is drawn at random; a new reward head is meant to be
-        lost = [x for x in info["missing_keys"] if not (new_head and x.startswith("score."))]
-        if lost:
-            raise ValueError(f"its weight files lack {lost[0]} ({len(lost)} missing)")
-    model.original_config, model.compute_dtype, model.source = original, compute, str(name)
-    model.rounding = 0.0  # of a log-prob in half precision; the preflight measures it
-    model.requires_grad_(trainable)
-    if compute != torch.float32:
-        settle_weights(model, name, compute)
-    model.to(device)
-    if lora_rank:
-        add_lora(model, lora_rank)
-    elif trains_all and compute != torch.float32:
-        spread_weights(model, compute)
-    return model.eval()
-
-
-def save_model(model, tokenizer, folder, dtype=torch.float32):
-    """Write a folder that transformers opens with equal logits: weights, configs, tokenizer.
-
-    Each file is written under a temporary name, then renamed. An adapter goes to adapter/, in
-    PEFT's layout, and is merged into the weights.
+    device, dtype   where it computes, and in which precision: weights that are trained are fp32
+                    whatever dtype is, all others are stored in it
+    kind            a class of transformers (default AutoModelForCausalLM); its settings follow
     """
-    folder, lora = Path(folder), hasattr(model, "lora_config")
-    folder.mkdir(parents=True, exist_ok=True)
-    state = merged_state(model, dtype)  # on all ranks: each has its shards
+    from transformers import AutoModelForCausalLM, GenerationConfig
+
+    load = (kind or AutoModelForCausalLM).from_pretrained
+    stored = torch.float32 if trainable and not lora_rank else dtype
+    model, info = opened(flag, name, load, dtype=stored, output_loading_info=True, **settings)
+    lost = [key for key in info["missing_keys"] if not key.startswith("score.")]
+    if lost:  # transformers would draw it at random
+        raise UserError(f"{flag} {name}: its weight files lack {lost[0]} ({len(lost)} missing)")
+    head = model.get_output_embeddings() or getattr(model, "score", None)
+    if head is None:
+        raise UserError(f"{flag} {name}: {type(model).__name__} is no decoder with a head to train")
+    head.float()  # a logit of 20 in bf16 is rounded by .06
+    model.generation_config = GenerationConfig()  # no repetition penalty that the authors ask for
+    model.requires_grad_(trainable).to(device).eval()
+    if trainable and lora_rank:
+        add_lora(model, lora_rank, seed)
+    elif trainable and dtype == torch.bfloat16:
+        spread_weights(model, seed)
+    return model
+
+
+def save_model(model, tokenizer, folder, source):
+    """Write a folder that transformers, TRL and vLLM open with equal logits: fp32 weights, adapters
+    merged (and beside, in adapter/, for PEFT), the tokenizer, the configs as their authors wrote
+    them. Each file is written under a temporary name, then renamed; config.json comes last, for
+    without it a folder is no model.
+
+    source   the folder or hub id that the model was loaded from
+    """
+    state, folder = merged_state(model), Path(folder)  # on all ranks: each has its shards
     if rank():
         return
-    if hasattr(model, "score"):  # a padded batch is scored at the last token that is not this one
-        tokenizer.pad_token = tokenizer.convert_ids_to_tokens(model.config.pad_token_id)
+    from transformers import GenerationConfig, PretrainedConfig
+
+    folder.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=folder, prefix=".writing-") as temporary:
-        if getattr(model, "generation_config", None):
-            model.generation_config.eos_token_id = end_ids(tokenizer, model)
-            model.generation_config = savable(model.generation_config)
-        model.save_pretrained(temporary, state_dict=state)
-        write_config(model, dtype, temporary)  # again, as the checkpoint had it
-        if lora:
-            save_adapter(model, Path(temporary) / "adapter")
-            tokenizer.save_pretrained(Path(temporary) / "adapter")
-        tokenizer.save_pretrained(temporary)
-        for file in companions(getattr(model, "source", None), temporary):
-            shutil.copy(file, temporary)
-        # config.json comes last: without it a folder is no model, wherever a kill falls
-        files = sorted(Path(temporary).rglob("*.*"), key=lambda file: file.name == "config.json")
-        for file in files:
-            target = folder / file.relative_to(temporary)
+        new = Path(temporary)
+        model.save_pretrained(new, state_dict=state)
+        tokenizer.save_pretrained(new)
+        if lora_layers(model):
+            save_adapter(model, new / "adapter", source)
+            tokenizer.save_pretrained(new / "adapter")
+        if model.can_generate():
+            generation = {}
+            with contextlib.suppress(OSError):  # the authors' temperature and the like, if any
+                generation = GenerationConfig.from_pretrained(source).to_diff_dict()
+            generation["eos_token_id"] = end_ids(tokenizer)
+            write_json(new / "generation_config.json", generation)
+        # transformers 4 and vLLM read words that version 5 leaves out, so the authors' own stay
+        written = json.loads((new / "config.json").read_text(encoding="utf-8"))
+        base, _ = PretrainedConfig.get_config_dict(source)
+        ours = {key: x for key, x in written.items() if key not in base or key in OURS}
+        types = dict.fromkeys(("dtype", "torch_dtype"), "float32")
+        write_json(new / "config.json", base | ours | types)
+        for file in sorted(new.rglob("*.*"), key=lambda file: file.name == "config.json"):
+            target = folder / file.relative_to(new)
             target.parent.mkdir(exist_ok=True)
             os.chmod(file, 0o644)  # safetensors writes 0600, which no other user's server can read
             os.replace(file, target)
 
 
-# ---- 3. log-probs ----
+# ---- 4. log-probs ----
+
+CHUNK = {"cpu": 2**21, "cuda": 2**26}  # logits in memory at once, of at least 64 tokens
 
 
-def hidden_states(model, input_ids, attention_mask, position_ids=None, **cache):
+def hidden_states(model, ids, attention_mask, dtype, **cache):
     """(B, T, H) of the trunk; a token's position is its place in its own row, however padded."""
-    with autocast(model):
-        return trunk(model)(
-            input_ids=input_ids,
-            attention_mask=attention_mask.long(),
-            position_ids=positions(attention_mask) if position_ids is None else position_ids,
+    positions = (attention_mask.long().cumsum(1) - 1).clamp(min=0)[:, -ids.shape[1] :]
+    with autocast(ids.device, dtype):
+        return model.base_model(
+            input_ids=ids, attention_mask=attention_mask.long(), position_ids=positions,
             **({"use_cache": False} | cache),
-        )[0]
+        )[0]  # fmt: skip
 
 
-def positions(attention_mask):
-    """(B, T) place of each token in its row, the same for left and right padding."""
-    return (attention_mask.long().cumsum(1) - 1).clamp(min=0)
-
-
-def matmul_fp32(a, b):
-    """a @ b of fp16 or bf16, summed and returned in fp32; a CPU and torch before 2.8 cast both."""
-    if a.is_cuda and hasattr(torch.ops.aten.mm, "dtype"):
-        return torch.mm(a, b, out_dtype=torch.float32)
-    return a.float() @ b.float()
-
-
-class HalfMatmul(torch.autograd.Function):
-    """hidden (N, H) @ weight (V, H).T of fp16 or bf16 with sums and result in fp32.
-
-    A half-precision result would round a logit of 20 by up to .06 in bf16. weight is a copy of
-    `master`, which gets the gradient in fp32: the chunks of a pass add up without rounding.
-    """
-
-    @staticmethod
-    def forward(ctx, hidden, weight, master):
-        ctx.save_for_backward(hidden, weight)
-        return matmul_fp32(hidden, weight.T)
-
-    @staticmethod
-    def backward(ctx, grad):
-        hidden, weight = ctx.saved_tensors
-        of_hidden, _, of_master = ctx.needs_input_grad
-        grad = grad.to(hidden.dtype)  # (N, V)
-        return (
-            grad @ weight if of_hidden else None,
-            None,
-            matmul_fp32(grad.T, hidden) if of_master else None,
-        )
-
-
-def head_weight(model):
-    """(V, H) weight of the head, cast once per pass: to fp32, on a GPU to the compute dtype."""
-    weight = model.get_output_embeddings().weight
-    if weight.is_cuda and model.compute_dtype != torch.float32:
-        return weight.detach().to(model.compute_dtype)  # HalfMatmul hands the gradient on
-    return weight.float()
-
-
-def head_logits(model, hidden, weight=None):
-    """(N, V) fp32 logits of hidden states (N, H), scaled as the model's; weight: `head_weight`."""
-    weight = head_weight(model) if weight is None else weight
-    head = model.get_output_embeddings()
+def head_logits(model, hidden):
+    """(N, V) fp32 logits of hidden states (N, H)."""
     with torch.autocast(hidden.device.type, enabled=False):
-        if weight.dtype == torch.float32:
-            logits = F.linear(hidden.float(), weight)
-        else:
-            logits = HalfMatmul.apply(hidden.to(weight.dtype), weight, head.weight)
-        bias = getattr(head, "bias", None)
-        logits = logits if bias is None else logits + bias.float()
-    return own_logits(model.config, logits)
+        logits = model.get_output_embeddings()(hidden.float())
+    cap = getattr(model.config.get_text_config(), "final_logit_softcapping", None)  # Gemma 2
+    return logits if cap is None else torch.tanh(logits / cap) * cap
 
 
-def _score_chunk(model, hidden, weight, tokens, temperature, with_entropy, with_top):
-    """Per token (n,): log p; if asked, the distribution's entropy; if it was the likeliest."""
-    logits = head_logits(model, hidden, weight) / temperature  # (n, V) fp32
+def score_chunk(model, hidden, tokens, temperature):
+    """(log p of the tokens, entropy), (n,) each: log p = logit of the token − logsumexp."""
+    logits = head_logits(model, hidden) / temperature  # (n, V)
     log_z = logits.logsumexp(-1)
-    picked = logits.gather(-1, tokens[:, None]).squeeze(-1)
-    out = [picked - log_z]
-    if with_entropy:
-        with torch.no_grad():
-            out.append(log_z - (F.softmax(logits, -1) * logits).sum(-1))
-    if with_top:
-        out.append((picked.detach() >= logits.detach().amax(-1)).float())
-    return out
+    with torch.no_grad():
+        entropy = log_z - (logits.softmax(-1) * logits).sum(-1)
+    return logits.gather(-1, tokens[:, None]).squeeze(-1) - log_z, entropy
 
 
-def token_hidden(model, input_ids, attention_mask, response_mask, shared=False):
-    """(N, H) hidden states one column before each of the N response tokens, where it is predicted.
+class Policy(nn.Module):
+    """A causal model whose forward gives log-probs, not logits: what FSDP wraps and stages call.
 
-    shared: the rows are those of `batch_rows`, and pass as `shared_hidden` says.
-    Raises ValueError if response_mask holds column 0, which has no context.
+    model   of transformers, in eval mode (no dropout)
+    dtype   of the trunk's matrix products, by autocast; the head computes in fp32
     """
-    if response_mask[:, 0].any():
-        raise ValueError("response_mask[:, 0] is True, but the first token has no context")
-    if shared:
-        row, column = response_mask.nonzero(as_tuple=True)
-        return shared_hidden(model, input_ids, attention_mask, response_mask, row, column - 1)
-    return hidden_states(model, input_ids, attention_mask)[:, :-1][response_mask[:, 1:]]
 
+    def __init__(self, model, dtype):
+        super().__init__()
+        self.model, self.dtype = model, dtype
 
-@as_forward
-def token_logps(
-    model, input_ids, attention_mask, response_mask, temperature=1.0,
-    with_entropy=False, with_top=False, with_hidden=False, shared=False,
-):  # fmt: skip
-    """(B, T) fp32, aligned with input_ids: column t is log p(token t | tokens before t), else 0.
+    def forward(
+        self, ids, attention_mask, answer_mask, temperature=1.0, shared=False, with_hidden=False
+    ):
+        """(log-probs, entropies), each (B, T) fp32: column t is of token t, 0 outside answers.
 
-    softmax(logits / temperature) over the full vocabulary. (B, T, V) never exists: only columns
-    that predict a response token pass through the head, in chunks that the backward recomputes.
-    with_entropy: also (B, T) −Σ p log p, without gradient; with_top: also (B, T)
-    1 where the token was the likeliest; with_hidden: also `token_hidden`, (N, H). shared: as in
-    `token_hidden`.
-    """
-    # column t−1 predicts token t
-    hidden = token_hidden(model, input_ids, attention_mask, response_mask, shared)
-    tokens = input_ids[response_mask]  # (N,)
-    weight, vocabulary = head_weight(model), model.config.get_text_config().vocab_size
-    rows = max(1, HEAD_CHUNK_BYTES.get(hidden.device.type, 8 * 2**20) // (4 * vocabulary))
-    chunks = [
-        (model, h, weight, t, temperature, with_entropy, with_top)
-        for h, t in zip(hidden.split(rows), tokens.split(rows), strict=True)
-    ]
-    if len(chunks) > 1 and torch.is_grad_enabled():
-        parts = [recompute(_score_chunk, *chunk, use_reentrant=False) for chunk in chunks]
-    else:
-        parts = [_score_chunk(*chunk) for chunk in chunks]
-    empty = torch.zeros(input_ids.shape, dtype=torch.float32, device=hidden.device)
-    columns = [torch.cat(part) for part in zip(*parts, strict=True)]
-    out = [empty.masked_scatter(response_mask, column) for column in columns]
-    out += [hidden] if with_hidden else []
-    return tuple(out) if len(out) > 1 else out[0]
-
-
-def kl_estimates(logps, ref_logps, mask):
-    """(k1, k2, k3), each (B, T), 0 outside mask, of KL(π‖π_ref) from tokens drawn from π.
-
-    d = logp − ref:  k1 = d,  k2 = d²/2,  k3 = e⁻ᵈ − 1 + d  (never negative)
-    [Schulman 2020, joschu.net/blog/kl-approx]
-    Only k1 has the right gradient in the reward, k2 or ratio × k3 in the loss; k3 has the least
-    variance, for the log.
-    >>> d = torch.tensor([[-1.0]]), torch.tensor([[-1.5]]), torch.tensor([[True]])
-    >>> [round(k.item(), 4) for k in kl_estimates(*d)]
-    [0.5, 0.125, 0.1065]
-    """
-    same_shape(logps=logps, ref_logps=ref_logps, mask=mask)
-    d = torch.where(mask, at_least_fp32(logps) - at_least_fp32(ref_logps), 0.0)
-    bounded = d.clamp(min=-20)  # for the exp alone: a policy far away keeps its true k1 and k2
-    return d, d**2 / 2, torch.expm1(-bounded) + bounded
+        (B, T, V) never exists: only columns that predict an answer's token pass through the head,
+        in chunks that the backward recomputes. shared: see parts/shared_prompt.py. with_hidden:
+        (…, …, the (N, H) hidden states that predict the N tokens of the answers).
+        """
+        if shared:
+            row, column = answer_mask.nonzero(as_tuple=True)
+            rows = ids, attention_mask, answer_mask, row, column - 1
+            hidden = shared_hidden(self.model, self.dtype, *rows)  # (N, H)
+        else:
+            hidden = hidden_states(self.model, ids, attention_mask, self.dtype)
+            hidden = hidden[:, :-1][answer_mask[:, 1:]]  # (N, H): column t−1 predicts token t
+        most = CHUNK.get(ids.device.type, CHUNK["cuda"])
+        size = max(64, most // self.model.config.get_text_config().vocab_size)
+        chunks = zip(hidden.split(size), ids[answer_mask].split(size))
+        parts = [
+            recompute(score_chunk, self.model, h, t, temperature, use_reentrant=False)
+            for h, t in chunks
+        ]
+        zeros = torch.zeros(ids.shape, device=ids.device)
+        columns = tuple(zeros.masked_scatter(answer_mask, torch.cat(x)) for x in zip(*parts))
+        return (*columns, hidden) if with_hidden else columns
 
 
 def same_shape(**tensors):
@@ -456,7 +387,3 @@ def same_shape(**tensors):
     shapes = {name: tuple(t.shape) for name, t in tensors.items() if t is not None}
     if len(set(shapes.values())) > 1:
         raise ValueError(f"shapes differ: {shapes}")
-
-
-def at_least_fp32(x):
-    return x if x.dtype == torch.float64 else x.float()

@@ -36,36 +36,39 @@ import random
 import shlex
 import sys
 from collections import Counter
-from operator import itemgetter
 from pathlib import Path
 
 import numpy as np
 
 from parts import files
-from parts.dialogue import CLOCK  # matches a template's call for today's date
-from parts.evaluation_page import FEW_PROMPTS, PAGES, add_to_cards, in_words  # FEW: below 20
-from parts.files import Parser, UserError
+from parts.evaluation_page import FEW_PROMPTS, PAGES, in_words  # FEW: below 20
+from parts.files import UserError
 from parts.frontier import bon_curve, efficiency, equal_kl, load_runs, same_scorer
 from parts.means import clustered_mean, score_interval
+from parts.messages import plain_text
 from parts.reports import (
     Default,  # text of a default flag; if its path is missing, skipped and no error
+    add_model_arguments,  # --device and --chat
     begin,  # {"schema", "command", "setup": flags and hashes of inputs}
     check_out,
     default_run,  # runs/NAME, else runs/demo/NAME
+    encode_prompts,  # ids, with room for an answer in the model's positions
+    hashes,  # {input: its SHA-256}
     labels,  # {model: what reports call it}
-    placement,  # of --device: {"dtype", "device"}
+    load_policy,  # (Policy, tokenizer) of a folder, not trained
+    most_tokens,  # padded tokens per forward
+    placement,  # of --device: (device, dtype)
     present,  # the name; None for "none" and for a missing Default
     raw_scorer,  # a reward model: pairs → scores, not standardised, and lengths
     read_run,  # args.json, with metrics.jsonl as "rows"; None: no run
     seen_pairs,  # how many rows stand in the training files of a run; None: unknown
+    training_files,  # those of a run that are there
     write_report,
 )
-from parts.rows import check_pair, plain_text, split_name  # "dev" → "val"; rows have it already
 from parts.stats import bootstrap_ci, detectable, holm, mean_number, number, prompt_keys, sign_test
 from parts.votes import (
     by_people,  # events without those of models
     folded,  # a name without its capitals
-    is_talk,  # are the answers conversations?
     left_out,  # counts: skips, repeats, votes on gold items
     load_items,
     ordinary_votes,  # neither on gold items nor repeats
@@ -224,11 +227,14 @@ def parse_args(argv=None):
     if not argv or argv[0] not in (*COMMANDS, "-h", "--help"):
         argv.insert(0, "compare")
     example = "example: python evaluate.py compare --model A B; flags: evaluate.py compare --help"
-    parser = Parser(prog="evaluate.py", description=__doc__.splitlines()[0], epilog=example)
-    commands, adders = parser.add_subparsers(dest="command", metavar="command"), {}
+    parser = files.parser("evaluate.py command [flags]", __doc__.splitlines()[0])
+    parser.epilog, adders, parsers = example, {}, {}
+    commands = parser.add_subparsers(dest="command", metavar="command", prog="evaluate.py")
     for name, (function, _) in COMMANDS.items():
-        command = commands.add_parser(name, help=function.__doc__.splitlines()[0])
-        adders[name] = command.add_argument
+        parsers[name] = commands.add_parser(
+            name, help=function.__doc__.splitlines()[0], formatter_class=parser.formatter_class
+        )
+        adders[name] = parsers[name].add_argument
     whole, positive = files.number(int, at_least=0), files.number(int, at_least=1)
     models = [Default("data/tiny-base"), *map(default_run, ("dpo", "ppo", "grpo"))]
     reward_model = default_run("reward")
@@ -243,8 +249,7 @@ def parse_args(argv=None):
     add("--n", type=whole, default=200, help="prompts, drawn by seed, 50 to 800; 0 = all (default %(default)s)")
     add("--samples", type=positive, default=4, help="answers per prompt and model, 1 to 8 (default %(default)s)")
     add("--bon", type=whole, default=16, help="answers per prompt for best of n, 4 to 64; 0 = off (default %(default)s)")
-    add("--temperature", type=files.number(above=0), help="of sampling and of the KL (default 0.7; 1 for the bundled base)")
-    add("--examples", help="JSONL of prompt and completion: worked examples before each prompt (default: for bundled prompts)")
+    add("--temperature", type=files.number(above=0), default=1.0, help="of sampling and of the KL")
     add("--max-new-tokens", type=positive, default=96, help="longest answer, 64 to 512 tokens (default %(default)s)")
 
     add = adders["reward"]
@@ -262,7 +267,7 @@ def parse_args(argv=None):
         if name != "reward":  # which draws nothing
             add("--seed", type=whole, default=0, help="of prompts, samples and intervals (default %(default)s)")
         if name != "human":  # which reads votes and no model
-            add("--device", default="auto", help="auto, cpu, cuda, mps (default: %(default)s)")
+            add_model_arguments(parsers[name], chat=name == "compare")
     # fmt: on
     args = parser.parse_args(argv)
     args.run = f"python evaluate.py {shlex.join(argv)}"  # stands in the report
@@ -273,21 +278,18 @@ def parse_args(argv=None):
 # a prompt: {"prompt": …, "split": "test", "task": "assess", …}
 
 
-def load_prompts(args, prompt_of=itemgetter("prompt")):
+def load_prompts(args):
     """Rows of --split, --n of them drawn by seed, in the order of the file; a prompt that is there
-    again is left out, with a message.
+    again is left out, with a message."""
+    from parts.answers import read_prompts
 
-    prompt_of(row) → the prompt that a model sees.
-    """
-    from parts import prompting
-
-    rows = prompting.load_prompts(args.prompts, "--prompts")
+    rows = read_prompts(args.prompts, "--prompts", args.chat)
     splits = sorted({str(row["split"]) for row in rows if "split" in row})
     if not splits and isinstance(args.split, Default):
         print(f"{args.prompts}: no row has a 'split', so all of them are taken")
         args.split = "all"
     elif args.split != "all":
-        rows = [row for row in rows if row.get("split") == split_name(args.split)]
+        rows = [row for row in rows if row.get("split") == args.split]
     if not rows:
         wrong = f"no row of --split {args.split}; found {', '.join(splits) or 'none'}"
         raise UserError(f"--prompts {args.prompts}: {wrong}")
@@ -298,20 +300,17 @@ def load_prompts(args, prompt_of=itemgetter("prompt")):
     if 0 < args.n < len(rows):
         indices = random.Random(args.seed).sample(range(len(rows)), args.n)
         rows = [rows[i] for i in sorted(indices)]
-    return [row | {"prompt": prompt_of(row)} for row in rows]
+    return rows
 
 
 def load_pairs(path):
-    """(rows of a preference file without those that every trainer drops, counts)
+    """(rows of a preference file without those of two equal answers, counts)"""
+    from parts.pairs import check_pair
 
-    equal: pairs of two equal answers;  early: dialogues that part too early, or with a blank answer
-    """
-    all_rows = list(files.read_jsonl(path, check_pair, flag="--pairs"))  # which sets "drop"
-    rows = [row for row in all_rows if not row.get("drop")]
+    all_rows = list(files.read_jsonl(path, check_pair, flag="--pairs"))
+    rows = [row for row in all_rows if row["chosen"] != row["rejected"]]
     ties = sum(bool(row.get("tie")) for row in rows)
-    equal = sum(row["chosen"] == row["rejected"] for row in all_rows)
-    early = len(all_rows) - len(rows) - equal
-    counts = {"rows": len(all_rows), "equal": equal, "early": early, "ties": ties}
+    counts = {"rows": len(all_rows), "equal": len(all_rows) - len(rows), "ties": ties}
     if ties == len(rows):  # or no row at all
         raise UserError(f"--pairs {path}: no pair to judge by; {files.counts_in_words(counts)}")
     return rows, counts
@@ -394,13 +393,13 @@ def column(answers, key):
 def load_scorers(args, rows):
     """{"gold" or "proxy": (flag and name, function)}, each tried before anything is sampled.
 
-    With prompts of your own the default gold, which knows the bundled ones alone, is left out.
+    The default gold knows the default prompts alone: with others it is left out.
     """
-    from parts import prompting, reward_models
+    from parts.reward_models import reward_function
 
     scorers, trial = {}, np.array([[{"response": "(no answer)"}] for _ in rows], object)  # (P, 1)
-    if isinstance(args.gold, Default) and not prompting.is_bundled(args.prompts):
-        print("--prompts are your own, so the default gold is left out; name yours with --gold")
+    if isinstance(args.gold, Default) and not isinstance(args.prompts, Default):
+        print("--prompts is given, so the default gold is left out; name yours with --gold")
         args.gold = "none"
     for scorer, flag in (("gold", "--gold"), ("proxy", "--reward-model")):
         key = flag[2:].replace("-", "_")
@@ -409,13 +408,12 @@ def load_scorers(args, rows):
         if not name:
             continue
         if ".py:" in name:
-            function = prompting.load_scorer(name, flag)
+            function = files.load_function(name, flag)
         else:
-            prompting.compare_examples(name, args.examples)
-            function = reward_models.reward_function(name, **placement(args), flag=flag)
+            function = reward_function(name, *placement(args), flag=flag)
         scorers[scorer] = f"{flag} {name}", function
-        score_answers([trial], rows, scorer, *scorers[scorer])
-    if len(scorers) == 2 and same_scorer(args.gold, args.reward_model, {}):  # by path alone
+        add_scores([trial], rows, scorer, *scorers[scorer])
+    if len(scorers) == 2 and same_scorer(args.gold, args.reward_model):  # by path alone
         wrong = "this is the --reward-model, no independent score"
         raise UserError(f"--gold {args.gold}: {wrong}; name another score, or --reward-model none")
     if not scorers:
@@ -423,41 +421,35 @@ def load_scorers(args, rows):
     return scorers
 
 
-def load_tokenizers(names, prompts):
-    """One per model; UserError unless all read the prompts alike.
-
-    A template that writes today's date gets the day on which the first of the runs was trained, in
-    every model: else the prompts would differ in it.
-    """
+def encode_alike(names, prompts, max_new_tokens):
+    """(P,) ids of the prompts, the same for all models; UserError unless all read them alike."""
     import common
 
-    for name in names:
-        common.check_role(name)
-    dates = {name: common.run_args(name).get("date") for name in names}
-    date = next(filter(None, dates.values()), None)
-    tokenizers = [common.load_tokenizer(name, today=date) for name in names]
-    other_days = {name: day for name, day in dates.items() if day not in (None, date)}
-    if other_days and CLOCK.search(str(tokenizers[0].chat_template)):
-        words = ", ".join(f"{name} was trained on {day}" for name, day in other_days.items())
-        print(f"date       {date} in every prompt; {words}")
-    prompt_ids = [[common.encode_prompt(t, prompt) for prompt in prompts] for t in tokenizers]
+    configs = [common.load_config(name) for name in names]  # of all, before the first is loaded
+    shortest = min(configs, key=common.max_positions)
+    prompt_ids = [
+        encode_prompts(prompts, common.load_tokenizer(name), shortest, max_new_tokens)
+        for name in names
+    ]
     for name, ids in zip(names, prompt_ids):
         if ids != prompt_ids[0]:
-            draw = files.shell_line("annotate.py", "draw", "--model", name, "--model-b", names[0])
+            words = "python", "annotate.py", "draw", "--model", name, "--model-b", names[0]
             wrong = f"another tokenizer or template than {names[0]}'s"
-            raise UserError(f"--model {name}: {wrong}; people can compare the two: {draw}")
-    return tokenizers
+            raise UserError(
+                f"--model {name}: {wrong}; people can compare the two: {shlex.join(words)}"
+            )
+    return prompt_ids[0]
 
 
-def sample_answers(args, model, tokenizer, name, rows, ids, n, seed):
+def sample_answers(args, policy, tokenizer, name, rows, ids, n, seed):
     """n answers to each prompt, (P, n).
 
     rows  (P,) of the prompts;  ids  (P,) their token ids
     """
-    from parts import sampling
+    from parts.sampling import sample
 
     print(f"{name}: {len(ids)} prompts × {n} answers", flush=True)
-    batch = sampling.sample(model, tokenizer, ids, n, args.max_new_tokens, args.temperature, seed)
+    batch = sample(policy, tokenizer, ids, n, args.max_new_tokens, args.temperature, seed)
     answers = [
         {
             "model": name,
@@ -468,46 +460,47 @@ def sample_answers(args, model, tokenizer, name, rows, ids, n, seed):
             "length": len(tokens),
             "ended": bool(batch.finished[i]),
         }
-        for i, (text, tokens) in enumerate(zip(batch.texts, batch.response_ids, strict=True))
+        for i, (text, tokens) in enumerate(zip(batch.texts, batch.answer_ids, strict=True))
     ]
     return np.array(answers, object).reshape(-1, n)
 
 
 def measure_kl(answers, policy, reference, ids, pad, temperature):
     """Add "kl" to each answer: the sum over its tokens, at the sampling temperature."""
+    import torch
+
     import common
     from parts.parallel import progress
 
-    flat, G = answers.ravel(), answers.shape[1]
+    flat, G, device = answers.ravel(), answers.shape[1], policy.model.device
     lengths = [len(ids[i // G]) + answer["length"] for i, answer in enumerate(flat)]
-    parts = common.micro_batches(range(len(flat)), lengths, common.micro_tokens(policy))
+    parts = common.micro_batches(range(len(flat)), lengths, most_tokens(device))
     for answer in flat:
         answer["kl"] = 0.0  # of the reference to itself; of others measured below
     for part in progress([] if policy is reference else parts, "KL", delay=3):
         responses = [answer["response_ids"] for answer in flat[part]]
         batch = common.pad_rows([ids[i // G] for i in part], responses, pad)
-        batch = [x.to(policy.device) for x in batch]  # ids, attention and response mask: (B, T)
-        logps, ref_logps = (  # both are frozen
-            common.token_logps(model, *batch, temperature) for model in (policy, reference)
-        )
-        k1 = common.kl_estimates(logps, ref_logps, batch[2])[0]  # (B, T), 0 outside the answers
+        batch = [x.to(device) for x in batch]  # ids, attention and answer mask: (B, T)
+        with torch.no_grad():
+            logps, ref_logps = (model(*batch, temperature)[0] for model in (policy, reference))
+        k1 = logps - ref_logps  # (B, T), 0 outside the answers
         for answer, kl in zip(flat[part], k1.cpu().double().sum(1).tolist()):
             answer["kl"] = kl
 
 
-def score_answers(tables, rows, scorer, flag, function):
+def add_scores(tables, rows, scorer, flag, function):
     """Add a score, under the key `scorer`, to every answer; NaN where `function` returns None.
 
     tables  (P, G) answers of each model;  rows  (P,) of their prompts;  flag  for errors
     Each distinct answer to a prompt is scored once for all models: equal answers tie exactly.
     """
-    from parts import parallel
+    from parts.answers import score_answers
 
     flat = [(p, a) for table in tables for p, answers in enumerate(table) for a in answers]
     distinct = list(dict.fromkeys((p, answer["response"]) for p, answer in flat))
     rows_of_texts, texts = [rows[p] for p, _ in distinct], [text for _, text in distinct]
     prompts = [row["prompt"] for row in rows_of_texts]
-    values = parallel.score_answers(function, flag, rows_of_texts, prompts, texts)
+    values = score_answers(function, flag, rows_of_texts, prompts, texts)
     # rounded, so that parts that add up to the same are a tie in whatever order they were added
     values = [math.nan if value is None else round(float(value), 9) for value in values]
     scores = dict(zip(distinct, values))
@@ -521,40 +514,33 @@ def score_answers(tables, rows, scorer, flag, function):
 def compare(args):
     """which model is better, by how much, at what KL (the default)"""
     import common
-    from parts import prompting, sampling
 
     check_out(args, "samples.jsonl")
     args.model = names = list(dict.fromkeys(filter(present, args.model)))
     if len(names) < 2:
         raise UserError("--model: nothing to compare; train a model (python dpo.py), or name two")
-    # (1) defaults of args.examples and args.temperature; prompts; what each run has logged
-    prompting.default_examples(args, [args.prompts], names[0], "temperature")
-    examples = prompting.load_examples(args.examples)
-    rows = load_prompts(args, lambda row: prompting.after_examples(examples, row))
-    prompts = [row["prompt"] for row in rows]
-    tokenizers = load_tokenizers(names, prompts)
-    prompting.say_hidden(tokenizers[0], prompts)  # prints what the template leaves out of them
+    # (1) prompts; what each run has logged
+    rows = load_prompts(args)
+    ids = encode_alike(names, [row["prompt"] for row in rows], args.max_new_tokens)
     scorers = load_scorers(args, rows)
     given = map(present, (args.gold, args.reward_model))
     runs, curves = load_runs(names, *given, args.temperature, rows)  # costs; logged scores and KL
     answers_by_model, pool, seed = {}, None, args.seed
-    for name, tokenizer in zip(names, tokenizers):
-        model = common.load_policy(name, **placement(args), trainable=False)
-        sampling.check_sampling(model, f"--model {name}")
+    for name in names:
+        policy, tokenizer = load_policy(name, args)
         # (2) sample
         if not answers_by_model:  # the baseline
-            reference = model
-            ids = common.prompts_that_fit(model, tokenizer, prompts, args.max_new_tokens)  # for all
+            reference = policy
             if args.bon and "proxy" in scorers:  # draws of its own, so that no answer meets itself
-                pool = sample_answers(args, model, tokenizer, name, rows, ids, args.bon, seed + 1)
-        answers = sample_answers(args, model, tokenizer, name, rows, ids, args.samples, seed)
+                pool = sample_answers(args, policy, tokenizer, name, rows, ids, args.bon, seed + 1)
+        answers = sample_answers(args, policy, tokenizer, name, rows, ids, args.samples, seed)
         answers_by_model[name] = answers
         # (3) KL
-        measure_kl(answers, model, reference, ids, common.pad_id(tokenizer), args.temperature)
+        measure_kl(answers, policy, reference, ids, common.pad_id(tokenizer), args.temperature)
     # (4) score
     tables = [*answers_by_model.values()] + [pool] * (pool is not None)
     for scorer, (flag, function) in scorers.items():
-        score_answers(tables, rows, scorer, flag, function)
+        add_scores(tables, rows, scorer, flag, function)
     # (5) statistics
     main_scorer, gold_file = next(iter(scorers)), args.gold.rpartition(":")[0] or args.gold
     report = begin(args, [args.prompts, *names, args.reward_model, gold_file]) | {
@@ -586,7 +572,7 @@ def draw_command(args, names):
     *_, b, a = names
     words = ["annotate.py", "draw", "--model", a, "--model-b", b, "--prompts", args.prompts]
     words += ["--split", args.split] * (args.split != "all")
-    return files.shell_line(*words, "--out", "runs/ab")
+    return shlex.join(["python", *words, "--out", "runs/ab"])
 
 
 def means(answers, keys):
@@ -673,24 +659,23 @@ def side_by_side(answers_by_model, rows, scorer, seed):
 
 def reward(args):
     """how good a reward model is on held-out pairs, beside the rule 'the longer answer wins'"""
-    from parts import prompting
-
     check_out(args, "pairs.jsonl")
     (rows, counts), run = load_pairs(args.pairs), read_run(args.reward_model)
-    prompt_of = prompting.prompt_in_training(args.reward_model, run)
-    pairs = [(prompt_of(row), row["chosen"], row["rejected"]) for row in rows]
+    pairs = [(row["prompt"], row["chosen"], row["rejected"]) for row in rows]
     tools = [row.get("tools") for row in rows]
     scores, lengths = raw_scorer(args.reward_model, args)(pairs, tools=tools)  # (B, 2) each
     report = begin(args, [args.reward_model, args.pairs])
     # was the model trained on this very file; on how many of its rows
-    report["seen"] = run and report["setup"]["sha256"][args.pairs] in run["sha256"].values()
+    trained_on = hashes(training_files(run, "pairs")).values()
+    report["seen"] = run and report["setup"]["sha256"][args.pairs] in trained_on
     report |= {"counts": counts, "seen_pairs": seen_pairs(run, rows)}
     report |= reward_quality(rows, scores, lengths)
     for row, *pair in zip(rows, scores.tolist(), lengths.tolist()):
         row["scores"], row["tokens"] = pair  # of the chosen and of the rejected answer
     save(args, report, "pairs.jsonl", rows)
     words = "evaluate.py compare --model MODEL RUN --prompts PROMPTS.jsonl --reward-model".split()
-    print(f"next: {files.shell_line(*words, args.reward_model, '--out', 'runs/compare')}")
+    words = ["python", *words, args.reward_model, "--out", "runs/compare"]
+    print(f"next: {shlex.join(words)}")
 
 
 def reward_quality(rows, scores, lengths):
@@ -743,7 +728,7 @@ def human(args):
     report["left_out"] = left_out([*votes, *others])
     report["left_out"]["judge_votes"] = len(all_events) - len(events)
     save(args, report, "votes.jsonl", votes)
-    print(f"next: {files.shell_line('annotate.py', 'agreement', '--out', path.parent)}")
+    print(f"next: {shlex.join(['python', 'annotate.py', 'agreement', '--out', str(path.parent)])}")
     return gate(report["comparison"], args.fail_below, report["a"])
 
 
@@ -782,8 +767,7 @@ def human_report(votes, items, seed):
     ids, people = ([vote[key] for vote in votes] for key in ("item_id", "annotator"))
     delta = [vote["characters"][0] - vote["characters"][1] for vote in votes]
     asked = [items[item_id] for item_id in ids]
-    # a conversation is a cluster of its own: all open alike, each has another candidate
-    prompts = prompt_keys(item["id"] if is_talk(item) else item["prompt"] for item in asked)
+    prompts = prompt_keys(item["prompt"] for item in asked)
     row = compare_outcomes(y, prompts, delta, seed, people)
     report = {
         "comparison": row | {"verdict": verdict(row["win_rate"], row["p"])},
@@ -826,7 +810,6 @@ def save(args, report, name, rows):
     mode = 0o644 if args.command == "compare" else files.PRIVATE  # votes and profiles of people
     files.write_jsonl(Path(args.out) / name, rows, mode=mode)
     write_report(args, report, *PAGES[args.command], [name], mode=mode)
-    add_to_cards(args, files.finite(report))
 
 
 # ---- 10. the guard ----
@@ -839,9 +822,6 @@ COMMANDS = {  # function, and the default of --out
 
 
 def main(argv=None):
-    argv = list(sys.argv[1:] if argv is None else argv)
-    if argv[:1] == ["rank"]:
-        return files.moved("evaluate.py rank", "rank", argv[1:])
     args = parse_args(argv)
     return COMMANDS[args.command][0](args) or 0
 

@@ -39,11 +39,8 @@ from checks.decisions import decision_of
 from checks.risky import is_foreign, risky_questions
 from parts import files
 from parts.biasguard import beside, compared, write_decisions
-from parts.card_sections import add_result
-from parts.dialogue import visible
 from parts.fairness_page import (
     SURFACES,
-    card_lines,
     model_name,
     parts_of,
     rate_parts,
@@ -51,18 +48,21 @@ from parts.fairness_page import (
     verdict_tables,
 )
 from parts.files import UserError
+from parts.messages import visible
 from parts.people import fold_labels
 from parts.rates import compare
 from parts.reports import (
     Default,
+    add_model_arguments,
     check_out,
     default_run,
-    placement,
+    encode_prompts,
+    load_policy,
+    most_tokens,
     present,
     raw_scorer,
 )
 from parts.reports import labels as labels_of
-from parts.rows import check_pair, check_prompt
 from parts.stats import number, share
 from parts.twins import (
     cell_notes,
@@ -92,6 +92,7 @@ TITLE = "Are people treated differently for who they are?"
 BASE = "data/tiny-base"
 VOTES = [Default("data/prefs.jsonl"), Default("data/rank_train.jsonl")]
 TWINS, SLOT_TWINS = Default("data/twins.jsonl"), Default("data/twins_slots.jsonl")
+NAMES = "data/names.csv"
 PROMPTS = Default("data/prompts.jsonl")  # interviews, for risky questions
 INTERVIEWS = 60  # of them, per policy
 MAX_NEW_TOKENS = 96  # of each; the longest of the bundled base has 80
@@ -105,24 +106,6 @@ NONE_DECIDED = 0.95, 1
 
 # ---- 3. the math ----
 # the effects of names: parts/twins.py; the rates of groups: parts/rates.py
-
-
-def name_the_words(prompt, prefix, words):
-    """The prompt with a line behind its first one that says how a decision is written.
-
-    Without it SmolLM2 puts 1e-4 of its probability on the three words behind "Recommendation:",
-    with it a third.
-
-    >>> name_the_words("Assess.\\nRole: cook", "Gaps: none.\\nAdvice:", ("yes", "no"))
-    'Assess.\\nWrite "Advice: yes" or "Advice: no".\\nRole: cook'
-    """
-    if not isinstance(prompt, str):
-        content = name_the_words(prompt[-1]["content"], prefix, words)
-        return [*prompt[:-1], prompt[-1] | {"content": content}]
-    label = prefix.split("\n")[-1].strip()
-    *others, last = (f'"{label} {word}"' for word in words)
-    first, *rest = prompt.split("\n")
-    return "\n".join([first, f"Write {', '.join(others)} or {last}.", *rest])
 
 
 def mass_of(scores):
@@ -152,20 +135,25 @@ def parse_args(argv=None):
     argv = list(sys.argv[1:] if argv is None else argv)
     if not argv or argv[0] not in (*COMMANDS, "-h", "--help"):
         argv.insert(0, "report")
-    parser = files.Parser(prog="fairness.py", description=__doc__.splitlines()[0], epilog=EXAMPLE)
-    commands = parser.add_subparsers(dest="command", metavar="command")
-    parsers = {name: commands.add_parser(name, help=COMMANDS[name].__doc__) for name in COMMANDS}
+    parser, parsers = files.parser("fairness.py command [flags]", __doc__.splitlines()[0]), {}
+    parser.epilog = EXAMPLE
+    commands = parser.add_subparsers(dest="command", metavar="command", prog="fairness.py")
+    for name, function in COMMANDS.items():
+        parsers[name] = commands.add_parser(
+            name, help=function.__doc__, formatter_class=parser.formatter_class
+        )
     count = files.number(int, at_least=1)
     # fmt: off
     for name in COMMANDS:  # of those without the flag
-        parsers[name].set_defaults(prefs=[], slot=None, device="auto")
+        parsers[name].set_defaults(prefs=[], slot=None, device="auto", chat=False)
     for name in ("report", "twins"):
+        add_model_arguments(parsers[name])
         add = parsers[name].add_argument
         add("--before", help=f"policy folder, or none (default: {BASE})")
         add("--after", nargs="+", default=[], help="aligned policies (default: those of `make demo`, if no model is named)")
         add("--reward-model", nargs="+", default=[], help="folders; several are compared side by side (default: as --after)")
         add("--twins", default=TWINS, help="résumés with slots such as {name} (default: %(default)s; of FILE.csv twins_FILE.jsonl)")
-        add("--names", default="data/names.csv", help="CSV of name, first, last, sex, race_ethnicity (default: %(default)s)")
+        add("--names", default=NAMES, help="CSV of name, first, last, sex, race_ethnicity (default: %(default)s)")
         add("--names-per-cell", type=count, default=25, help="names per sex × race cell (10 to 30; default 25)")
         add("--resumes", type=count, default=40, help="résumés (20 to 100; default 40)")
         add("--seed", type=files.number(int, at_least=0), default=0, help="of resampling and permutations")
@@ -211,8 +199,12 @@ def load_answers(path):
 
 def check_vote(row):
     """A preference row whose candidates are objects with groups in words; ValueError where not."""
+    from parts.pairs import check_pair
+
     check_pair(row)
     people, texts = row.get("candidates") or [], ("in", "name", *REFERENCE)
+    if isinstance(people, str) and people.startswith("["):  # as annotate.py writes them
+        row["candidates"] = people = files.parse_json(people)
     fine = isinstance(people, list) and all(isinstance(c, dict) for c in people)
     if not fine or not all(isinstance(c.get(key), str | None) for c in people for key in texts):
         raise ValueError('"candidates": expected a list of objects whose groups are texts')
@@ -245,7 +237,7 @@ def decision_ids(tokenizer, prefix, words):
     return start, firsts
 
 
-def decision_logps(model, tokenizer, folder, twins, people, words):
+def decision_logps(policy, tokenizer, folder, twins, people, words):
     """(R, N, W) log-probs of each word's first token after the résumé's prefix: one forward, no
     sampling. The prompt is a twin's "decision_prompt", else its "prompt"."""
     import torch
@@ -259,18 +251,20 @@ def decision_logps(model, tokenizer, folder, twins, people, words):
         texts = [filled(row, field, person) for person in people]
         prompts += [common.encode_prompt(tokenizer, text) + start for text in texts]
         firsts += [ids] * len(people)
-    lengths = [len(prompt) + 1 for prompt in prompts]
+    lengths, model = [len(prompt) + 1 for prompt in prompts], policy.model
     if max(lengths) > common.max_positions(model.config):
         raise UserError(f"{folder}: {max(lengths)} tokens of a résumé, more than its positions")
     out = np.empty((len(prompts), len(words)))
-    parts = common.micro_batches(range(len(prompts)), lengths, common.micro_tokens(model))
+    parts = common.micro_batches(range(len(prompts)), lengths, most_tokens(model.device))
     for part in tqdm(parts, desc=f"{folder} (decision)", disable=None):
         ids = torch.tensor([firsts[i] for i in part], device=model.device)  # (b, W)
-        answers = [firsts[i][:1] for i in part]
-        batch = common.pad_rows([prompts[i] for i in part], answers, common.pad_id(tokenizer))
-        batch = [x.to(model.device) for x in batch]
+        rows = [prompts[i] for i in part]
+        batch = common.pad_rows(rows, [[]] * len(rows), common.pad_id(tokenizer))
+        tokens, mask = (x.to(model.device) for x in batch[:2])
+        last = mask.sum(1) - 1  # (b,) the column that predicts the decision
         with torch.no_grad():
-            logits = common.head_logits(model, common.token_hidden(model, *batch))  # (b, V)
+            hidden = common.hidden_states(model, tokens, mask, policy.dtype)  # (b, T, H)
+            logits = common.head_logits(model, hidden[range(len(rows)), last])  # (b, V)
         total = logits.logsumexp(1, keepdim=True).cpu().double()
         out[part] = (logits.gather(1, ids).cpu().double() - total).numpy()
     return out.reshape(len(twins), len(people), len(words))
@@ -316,14 +310,14 @@ def score_models(args, models, twins, people, surfaces, interviews):
     models  (before, [after], [reward models]): folders;  surfaces: letters of SURFACES
     """
     import common
-    from parts import sampling
+    from parts.sampling import sample
 
     (before, after, rewards), scores, risky = models, [], []
     flags = {folder: "--after" for folder in after} | {before: "--before"}
     for folder in filter(None, [before, *after]):
-        common.check_role(folder, flags[folder])
+        common.load_config(folder, flags[folder])
     for folder in rewards:
-        common.check_role(folder, "--reward-model", scores=True)
+        common.load_config(folder, "--reward-model", scores=True)
     for folder in rewards:
         score = raw_scorer(folder, args)
         for surface in (s for s in surfaces if s != "c"):
@@ -331,18 +325,17 @@ def score_models(args, models, twins, people, surfaces, interviews):
             scores.append(Scores(folder, "reward model", surface, values))
     for folder in filter(None, [before, *after]):
         kind, flag = "base" if folder == before else "aligned", flags[folder]
-        tokenizer = common.load_tokenizer(folder, flag)
-        model = common.load_policy(folder, **placement(args), trainable=False, flag=flag)
+        policy, tokenizer = load_policy(folder, args, flag)
         if "c" in surfaces:
-            logps = decision_logps(model, tokenizer, folder, twins, people, args.decision_words)
+            logps = decision_logps(policy, tokenizer, folder, twins, people, args.decision_words)
             scores.append(Scores(folder, kind, "c", logps[..., 0] - logps[..., -1], logps))
         if interviews:
-            rollout = sampling.sample(
-                model, tokenizer, interviews, 1, MAX_NEW_TOKENS, 1.0, args.seed
-            )
+            config = policy.model.config
+            ids = encode_prompts(interviews, tokenizer, config, MAX_NEW_TOKENS, f"{flag} {folder}")
+            rollout = sample(policy, tokenizer, ids, 1, MAX_NEW_TOKENS, 1.0, args.seed)
             title = f"{model_name(folder)}, interviews at temperature 1"
             risky.append({"kind": kind, "model": folder} | study_risky(title, rollout.texts))
-        del model
+        del policy
     return scores, risky
 
 
@@ -371,19 +364,15 @@ def surfaces_of(args, twins, models):
 
 def study_twins(args, models, interviews):
     """Every model on the twins: effects, changes, and the risky questions in `interviews`."""
-    from parts.prompting import knows_the_form
+    from parts.pairs import as_chat
 
     # (1) names and résumés
     slot = args.slot.partition("=")[0] if args.slot else "name"
     people = load_slot(args.slot) if args.slot else load_names(args.names, args.names_per_cell)
     twins = load_twins(args.twins, args.resumes, people)
+    for row in twins if args.chat else ():
+        as_chat(row, *({"prompt", "rank_prompt", "answer", "profile", "decision_prompt"} & {*row}))
     surfaces, not_measured = surfaces_of(args, twins, models)
-    policies = [folder for folder in (models[0], *models[1]) if folder]
-    if "c" in surfaces and is_bundled(args.twins) and not all(map(knows_the_form, policies)):
-        for row in twins:
-            row["decision_prompt"] = name_the_words(
-                row["prompt"], row["prefix"], args.decision_words
-            )
     # (2) score the twins
     scores, risky = score_models(args, models, twins, people, surfaces, interviews)
     study = {"risky": risky, "not_measured": not_measured}
@@ -403,10 +392,6 @@ def study_twins(args, models, interviews):
     study["files"] = [part["file"] for part in study["policy_decisions"]]
     study["biasguard"] = [line for part in study["policy_decisions"] for line in part["lines"]]
     return study
-
-
-def is_bundled(file):
-    return Path(file).resolve().parent == Path(TWINS).resolve().parent
 
 
 def names_the_words(row, words):
@@ -523,6 +508,8 @@ def export_decisions(args, scores, groups, twins, named):
 
 def report(args):
     """all of it on the bundled base, twins, votes and the demo's runs (the default)"""
+    from parts.pairs import as_chat, check_prompt
+
     check_out(args, "decisions-*.csv")
     before, after, rewards = models = models_to_measure(args)
     # votes are read before a model is: a broken row ends it here
@@ -531,12 +518,15 @@ def report(args):
     if args.command == "report" and present(PROMPTS):
         rows = files.read_jsonl(PROMPTS, check_prompt, flag="PROMPTS")
         of_test = (row for row in rows if row.get("split") == "test")
-        interviews = [row["prompt"] for row in of_test if row.get("task") == "interview"]
+        rows = [row for row in of_test if row.get("task") == "interview"][:INTERVIEWS]
+        for row in rows if args.chat else ():
+            as_chat(row, "prompt")
+        interviews = [row["prompt"] for row in rows]
     people = args.slot.partition("=")[2] if args.slot else args.names
     if args.slot and isinstance(args.twins, Default):  # data/slots.csv: data/twins_slots.jsonl
         beside_it = Path(people).with_name(f"twins_{Path(people).stem}.jsonl")
         args.twins = str(beside_it) if beside_it.is_file() else SLOT_TWINS
-    study |= study_twins(args, models, interviews[:INTERVIEWS])
+    study |= study_twins(args, models, interviews)
     return finish(args, [before, *after, *rewards, args.twins, people, *prefs], study)
 
 
@@ -738,13 +728,13 @@ def limits_of(args, study):
     of_names = twins.get("slot") == "name"
     limits = {
         "The bundled résumés are synthetic and in a small closed English.": twins
-        and is_bundled(args.twins),
+        and args.twins in (TWINS, SLOT_TWINS),
         "The detector of risky questions errs both ways: see its precision and recall.": study.get(
             "risky"
         ),
         "Names are proxies of what a reader may perceive.": of_names,
         "The bundled names are US-centric, of two sexes and four groups.": of_names
-        and is_bundled(args.names),
+        and args.names == NAMES,
         "Pronouns change with the sex of the name: an effect of sex is one of both.": twins.get(
             "pronouns"
         ),
@@ -759,11 +749,6 @@ def finish(args, inputs, study):
     """
     # (6) files
     save_report(args, TITLE, inputs, {"limits": limits_of(args, study)} | study, sections)
-    slot = study.get("twins", {}).get("slot")
-    folders = {part["model"] for part in parts_of(study, "surfaces")}
-    lines = {folder: card_lines(files.finite(study), folder) for folder in sorted(folders)}
-    page = Path(args.out) / "report.html"
-    add_result(lines, f"Fairness: same résumé, other {slot}", f"fairness.py {args.command}", page)
     return exit_status(args.fail_on, counted_verdicts(study))
 
 
@@ -792,9 +777,6 @@ COMMANDS = {"report": report, "twins": twins, "text": text}
 
 
 def main(argv=None):
-    argv = list(sys.argv[1:] if argv is None else argv)
-    if argv[:1] == ["audit"]:  # for one release
-        return files.moved("fairness.py audit", "audit", argv[1:])
     args = parse_args(argv)
     return COMMANDS[args.command](args)
 

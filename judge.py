@@ -27,13 +27,12 @@ Axes         P prompts, G answers per prompt, K criteria
 """
 
 import itertools
-import sys
+import shlex
 from collections import Counter, defaultdict
 from functools import partial
 
 from checks.instructions import blank, decide
 from parts import files, pages
-from parts.dialogue import visible
 from parts.draft import (
     MANNERS,
     TOGETHER,
@@ -45,7 +44,7 @@ from parts.draft import (
     inputs_call,
     read_source,
 )
-from parts.files import Parser, UserError
+from parts.files import UserError
 from parts.grades import (
     UNREAD,
     Grade,
@@ -56,6 +55,7 @@ from parts.grades import (
     print_scores,
 )
 from parts.means import mean
+from parts.messages import visible
 from parts.questions import REFERENCE, block, message, parse_entries, shown
 from parts.rubrics import (  # noqa: F401  (Criterion and the next two for notebooks and copies)
     Criterion,
@@ -204,15 +204,17 @@ COMMANDS = {
 
 def parse_args(argv=None):
     example = "example: python judge.py"
-    parser = Parser(
-        description="Grade answers, find out how good a judge is, or draft rubrics.",
-        epilog=f"{example} grade {COMMANDS['grade'][1]}; flags: judge.py grade --help",
-    )
     names = "|".join(COMMANDS)
-    commands = parser.add_subparsers(dest="command", metavar=names, required=True)
+    what = "Grade answers, find out how good a judge is, or draft rubrics."
+    parser = files.parser(f"judge.py {names} [flags]", what)
+    parser.epilog = f"{example} grade {COMMANDS['grade'][1]}; flags: judge.py grade --help"
+    form = {"formatter_class": parser.formatter_class}
+    commands = parser.add_subparsers(dest="command", metavar=names, required=True, prog="judge.py")
     for name, (purpose, flags) in COMMANDS.items():
         epilog = f"{example} {name} {flags}"
-        command = commands.add_parser(name, help=purpose, description=purpose, epilog=epilog)
+        command = commands.add_parser(
+            name, help=purpose, description=purpose, epilog=epilog, **form
+        )
         add_output_arguments(command, name)
         add_judge_arguments(command)
         if name == "draft":
@@ -397,8 +399,8 @@ def draft(args):
     if rows:
         print("Read the file; change or delete what you would not ask for yourself. Then:")
         server = ["--judge-base-url", args.judge_base_url] if args.judge_base_url else []
-        words = "--data", out, *server, "--judge-model", args.judge_model, "--dry-run"
-        print(files.shell_line("grpo_rubric.py", *words))
+        words = "--data", out, *server, "--judge-model", args.judge_model
+        print(shlex.join(["python", "grpo_rubric.py", *map(str, words)]))
     return 0 if rows and not drafter.failed else 4
 
 
@@ -417,9 +419,6 @@ def draft_estimate(args, source):
 
 
 def main(argv=None):
-    argv = sys.argv[1:] if argv is None else argv
-    if argv[:1] == ["ruler"]:  # for one release
-        return files.moved("judge.py ruler", "ruler", argv[1:])
     args = parse_args(argv)
     if args.command == "draft":
         return draft(args)

@@ -20,17 +20,18 @@ import json
 import re
 import shlex
 import sys
-from collections import Counter
 from pathlib import Path
 
 import numpy as np
 
 from parts import files, pages
 from parts.blinding import blind_words, blinded
-from parts.files import Parser, UserError
+from parts.files import UserError
+from parts.messages import plain_text
 from parts.must_haves import mentioned, terms_of
 from parts.people import fold, is_missing
 from parts.reports import (
+    add_model_arguments,
     appendix,
     begin,
     check_out,
@@ -40,7 +41,6 @@ from parts.reports import (
     training_files,
     write_report,
 )
-from parts.rows import check_prompt, plain_text
 from parts.stats import standings
 from parts.tables import read_csv, write_csv
 
@@ -72,7 +72,7 @@ def must_haves(role, profile):
 
 def parse_args(argv=None):
     argv = list(sys.argv[1:] if argv is None else argv)
-    parser = Parser(prog="rank.py", description=__doc__.splitlines()[0])
+    parser = files.parser("rank.py [flags]", __doc__.splitlines()[0])
     add = parser.add_argument
     # fmt: off
     add("--reward-model", default=default_run("reward"), help="folder, trained on pairs of profiles (default: %(default)s)")
@@ -82,8 +82,8 @@ def parse_args(argv=None):
     add("--blind", help="column of names: they, e-mail addresses, links and pronouns are replaced in the text")
     add("--out", default="runs/rank", help="folder of the report (default: %(default)s)")
     add("--overwrite", action="store_true", help="replace the report")
-    add("--device", default="auto", help="auto, cpu, cuda, mps (default: %(default)s)")
     # fmt: on
+    add_model_arguments(parser)
     args = parser.parse_args(argv)
     args.command, args.run = "rank", f"python rank.py {shlex.join(argv)}"
     return args
@@ -132,6 +132,8 @@ def load_candidates(args):
 
 def read_candidate(row, args, fixed):
     """One candidate; ValueError says what is wrong with its row."""
+    from parts.pairs import check_prompt
+
     own = "rename the column that tells them apart, or add one"
     fixes = {"id": own, args.blind: "see --blind"}
     for name in filter(None, ("id", args.text_column, args.blind)):
@@ -220,8 +222,8 @@ def title_of(role):
 def training_of(folder):
     """(sentence, {file: (rows, rows that compare profiles)}): what a reward model was trained on.
 
-    From its args.json and the files that it names, if they are unchanged; its held-out accuracy
-    from its log.
+    From its args.json and the files that it names, if they are there; its held-out accuracy from
+    its log.
     """
     run, pairs = read_run(folder), {}
     names = run["args"].get("pairs") if run else None
@@ -232,7 +234,7 @@ def training_of(folder):
         )
     names = [names] if isinstance(names, str) else names
     if training_files(run, "pairs") != names:
-        words = f"{', '.join(names)}, which are no longer there as they were"
+        words = f"{', '.join(names)}, which are no longer there"
         return f"{folder} was trained on {words}: whether it knows profiles is unknown.", {}
     for name in names:
         rows = list(files.read_jsonl(name))
@@ -264,9 +266,6 @@ def is_about_profiles(row):
 
 def main(argv=None):
     args = parse_args(argv)
-
-    from parts import prompting
-
     check_out(args, "ranked.csv")
     # (1) candidates
     candidates, columns = load_candidates(args)
@@ -275,12 +274,10 @@ def main(argv=None):
     blind = blind_words(args.blind, candidates)
     print(blind[0])
     # (2) scores
-    score, cuts = raw_scorer(args.reward_model, args), [Counter() for _ in candidates]
-    prompt_of = prompting.prompt_in_training(args.reward_model, read_run(args.reward_model))
-    rows = [{"task": "rank", **c["row"], "prompt": c["prompt"]} for c in candidates]
-    scores, _ = score([(prompt_of(row), c["answer"]) for row, c in zip(rows, candidates)], cuts)
+    score, cuts = raw_scorer(args.reward_model, args), []
+    scores, _ = score([(c["prompt"], c["answer"]) for c in candidates], cuts)
     for c, value, cut in zip(candidates, np.round(scores[:, 0], 6).tolist(), cuts):
-        c |= {"score": value, "truncated": bool(+cut)} | must_haves(c["role"], c["text"])
+        c |= {"score": value, "truncated": cut} | must_haves(c["role"], c["text"])
     # (3) ranks
     all_equal = 0  # roles whose candidates have one score
     for _, members in itertools.groupby(candidates, key=lambda c: c["role"]):
@@ -312,8 +309,8 @@ def main(argv=None):
     write_report(args, report, TITLE, rank_sections, ["ranked.csv"], mode=files.PRIVATE)
     if {"sex", "race_ethnicity"} & set(columns):
         # a score has an arbitrary offset per role; the percentile is within the role
-        words = "audit.py", path, "--score", "percentile", "--select", 0.3
-        print(f"next: {files.shell_line(*words)}")
+        words = "python", "audit.py", str(path), "--score", "percentile", "--select", "0.3"
+        print(f"next: {shlex.join(words)}")
 
 
 # ---- 9. save ----

@@ -2,57 +2,58 @@
 
 Objective    minimise −E log σ(r(chosen) − r(rejected))
 Algorithm    (1) read pairs; render the prompt; mark the answer tokens
-             (2) rewards of both answers, read at the last token
+             (2) scores of both answers, read at their last token
              (3) loss: Bradley-Terry
              (4) update: backward, clip the gradient, step
-             (5) now and then: held-out accuracy, calibration, beside the longer-answer baseline
-             (6) mean and deviation of the rewards, kept in config.json for PPO
-Conventions  one forward for both answers; loss is the pair mean; a fresh head is zero and learns at
-             its own rate, and is not rescaled at the end: σ(reward difference) is a probability;
-             --counterfactual-augment NAMES: each pair under other names (parts/counterfactual.py)
-Left out     1. process rewards   2. ensembles   3. other losses
+             (5) now and then: held-out accuracy, beside that of "the longer answer wins"
+             (6) mean and deviation of the scores, for PPO, into args.json
+Conventions  the loss is the mean over pairs; a tie is half a win for each answer; a fresh head is
+             zero, so the loss starts at log 2, and learns at its own rate; scores are not rescaled
+             at the end: σ of their difference is a probability
+Left out     1. process rewards, for they need a label per step of an answer
+             2. ensembles: train several seeds, and average their scores
+             3. losses other than the likelihood of the labels
 Run          python reward_train.py --pairs data/prefs_train.jsonl data/rank_train.jsonl
              python reward_train.py --model Qwen/Qwen2.5-0.5B-Instruct --pairs mine.jsonl
              torchrun --nproc-per-node 8 reward_train.py --fsdp --model Qwen/Qwen2.5-7B-Instruct
 Writes       an AutoModelForSequenceClassification folder, args.json, metrics.jsonl, checkpoint/
+To copy      `bradley_terry_loss` needs torch alone; scores for it come from `Scorer` in
+             parts/reward_models.py, rows from `encode_pair` in common.py
 Reference    Bradley & Terry 1952; Ouyang et al. 2022, arXiv 2203.02155, eq. 1; centring: Eisenstein
              et al. 2023, arXiv 2312.09244; margin: Touvron et al. 2023, arXiv 2307.09288, eq. 2
-Axes         B pairs, T tokens
+Axes         B pairs of a batch, b pairs of a forward, n all pairs
 """
 
 import math
+import shlex
+import time
 
-import numpy as np
 import torch
 import torch.nn.functional as F
 
 import common
-from common import at_least_fp32, batch_indices, pad_id, pad_rows
-from parts import identities, prompting, runs
-from parts.files import UserError, command, number, shell_line
-from parts.means import wilson
-from parts.pairs import batch_rows
-from parts.parallel import add_up, gather
-from parts.reward_models import load_reward_model, reward_scores
+from common import batch_indices, load_tokenizer, same_shape
+from parts import flags, runs
+from parts.answers import identity
+from parts.files import UserError, command, number, write_json
+from parts.pairs import Pairs, add_pair_arguments, share_interval
+from parts.parallel import add_up, gather, rank
+from parts.reward_models import load_scorer
 from parts.shared_prompt import can_share
 
-# learning rates for models below 100 M parameters (worked on the bundled base, not swept), larger
-# ones, and LoRA: reports/real-model.md
-RATES = 5e-4, 3e-5, 3e-4
-PAIRS = ["data/prefs_train.jsonl", "data/rank_train.jsonl"]
+RATES = 5e-4, 3e-5, 3e-4  # below 100 M parameters (data/tiny-base), above (SmolLM2), with LoRA
 LEAST_STEPS = 6  # a small file is repeated to make so many: five passes learn 162 pairs by heart
-SCALE_PAIRS = 256  # give the mean of the rewards to .06 of a deviation, the deviation to 4 %
+SCALE_PAIRS = 256  # at most: they give the scores' mean to .06 of a deviation, that itself to 4 %
 HEAD_LR = 1e-3  # of a fresh head: after 32 steps the loss is still log 2 at 1e-5, but .677 at 1e-3
-SHOW = ("loss", "accuracy", "margin", "lr", "grad_norm")  # on the bar
-HEADLINE = ("eval/loss", "eval/accuracy", "eval/accuracy_longer")  # before and after
+SHOW = ("loss", "accuracy", "margin", "lr", "grad_norm")
+HEADLINE = ("eval/loss", "eval/accuracy", "eval/accuracy_longer")
 
-
-# ---- 3. the math ----
+# ---- the math ----
 
 
 def bradley_terry_loss(
     chosen_rewards, rejected_rewards, margin=None, tie=None, label_smoothing=0.0, center_coef=0.0
-):  # fmt: skip
+):
     """L = −(1−ε) log σ(z) − ε log σ(−z) + c·(r_c + r_r)²,   z = r_c − r_r − m
     [Ouyang eq. 1; margin: Touvron eq. 2]
 
@@ -69,8 +70,7 @@ def bradley_terry_loss(
     >>> round(bradley_terry_loss(one, zero, tie=torch.tensor([True])).item(), 4)
     0.8133
     """
-    common.same_shape(chosen=chosen_rewards, rejected=rejected_rewards, margin=margin, tie=tie)
-    chosen_rewards, rejected_rewards = map(at_least_fp32, (chosen_rewards, rejected_rewards))
+    same_shape(chosen=chosen_rewards, rejected=rejected_rewards, margin=margin, tie=tie)
     tie = torch.zeros_like(chosen_rewards, dtype=torch.bool) if tie is None else tie
     epsilon = torch.where(tie, 0.5, label_smoothing)  # (B,)
     z = chosen_rewards - rejected_rewards  # (B,)
@@ -80,211 +80,174 @@ def bradley_terry_loss(
     return losses + center_coef * (chosen_rewards + rejected_rewards) ** 2
 
 
-def pair_metrics(chosen_rewards, rejected_rewards, tie=None, bins=10):
-    """How often and how surely chosen scores higher: P(chosen) = σ(Δ), Δ = r_chosen − r_rejected.
+def pair_metrics(chosen_rewards, rejected_rewards, tie, keys):
+    """How often and how surely the chosen answer scores higher; Δ = r_chosen − r_rejected.
 
-    chosen_rewards, rejected_rewards  (B,);  tie  (B,) bool or None: a tie is in no mean
-    accuracy  share with Δ > 0, equal scores ½          margin  mean Δ
-    nll       mean −log σ(Δ)                            brier   mean (1 − σ(Δ))²
-    ece       Σ_b n_b/n · |accuracy_b − confidence_b|, bins b of confidence max(σ(Δ), σ(−Δ)) ≥ ½
-    No pair left: NaN.
+    chosen_rewards, rejected_rewards  (B,);  keys  of their prompts
+    tie        (B,) bool: a tie is in no mean
+    accuracy   share with Δ > 0, equal scores ½; low, high: its 95 % interval, which counts prompts
+    margin     mean Δ                          nll        mean −log σ(Δ)
 
     By hand: Δ = 2, −.5, −.2, 0 is one right, two wrong, one equal: accuracy 1.5/4.
-    >>> metrics = pair_metrics(torch.tensor([2, 1, 0, 0.5]), torch.tensor([0, 1.5, 0.2, 0.5]))
-    >>> [round(metrics[key], 4) for key in ("accuracy", "nll", "brier", "ece")]
-    [0.375, 0.6481, 0.2385, 0.3229]
+    >>> scores = torch.tensor([[2, 1, 0, 0.5], [0, 1.5, 0.2, 0.5]])
+    >>> metrics = pair_metrics(*scores, torch.zeros(4, dtype=torch.bool), "abcd")
+    >>> [round(metrics[key], 4) for key in ("accuracy", "margin", "nll")]
+    [0.375, 0.325, 0.6481]
     """
-    common.same_shape(chosen=chosen_rewards, rejected=rejected_rewards, tie=tie)
-    chosen_rewards, rejected_rewards = (
-        rewards.detach().cpu().double() for rewards in (chosen_rewards, rejected_rewards)
-    )
-    delta = chosen_rewards - rejected_rewards  # (B,)
-    decided = delta if tie is None else delta[~tie.bool()]
-    p = torch.sigmoid(decided)
-    right = (decided > 0).double() + 0.5 * (decided == 0).double()
-    confidence = torch.maximum(p, 1 - p)
-    bin_index = ((confidence - 0.5) * 2 * bins).long().clamp(0, bins - 1)
-    gaps = torch.zeros(bins, dtype=torch.double).index_add_(0, bin_index, right - confidence)
+    same_shape(chosen=chosen_rewards, rejected=rejected_rewards, tie=tie)
+    delta = (chosen_rewards - rejected_rewards)[tie == 0].double()  # (n,)
+    counts = {"n": len(delta), "n_ties": len(tie) - len(delta)}
+    if not len(delta):
+        return counts
+    right = (delta > 0).double() + 0.5 * (delta == 0).double()
+    low, high = share_interval(right, [key for key, equal in zip(keys, tie) if not equal])
     return {
-        "accuracy": right.mean().item(),
-        "margin": decided.mean().item(),
-        "nll": -F.logsigmoid(decided).mean().item(),
-        "brier": ((1 - p) ** 2).mean().item(),
-        "ece": (gaps.abs().sum() / len(decided)).item(),
-        "n": len(decided),
-        "n_ties": len(delta) - len(decided),
-    }
+        "accuracy": right.mean().item(), "accuracy_low": low, "accuracy_high": high,
+        "margin": delta.mean().item(), "nll": -F.logsigmoid(delta).mean().item(), **counts,
+    }  # fmt: skip
 
 
-# ---- 4. the arguments ----
+# ---- the arguments ----
 
 
 def parse_args(argv=None):
-    parser = runs.Parser(
-        "reward_train.py --pairs mine.jsonl --out runs/reward",
-        "Train a Bradley-Terry reward model on preference pairs.",
+    example = "reward_train.py --pairs FILE [FILE …] [--model MODEL] [flags]"
+    parser = flags.parser(
+        example, "A Bradley-Terry reward model from preference pairs.", "runs/reward", RATES
     )
     add = parser.add_argument
     # fmt: off
-    add("--pairs", nargs="+", default=PAIRS, help="JSONL of prompt, chosen, rejected")
-    add("--model", default=common.BASE, help="model folder or hub id (default %(default)s)")
-    add("--ties", choices=("soft", "drop"), default="soft", help="soft: a tie is half a win for each (default %(default)s)")
-    add("--margin", choices=("none", "margin", "strength"), default="none", help="column for the margin (default %(default)s)")
-    add("--margin-scale", type=number(at_least=0), default=1.0, help="reward units per unit of that column, 0.1 to 1 (default 1)")
-    add("--label-smoothing", type=number(at_least=0, below=0.5), default=0.0, help="chance that a label is wrong, 0 to 0.2 (default 0)")
-    add("--center-coef", type=number(at_least=0), default=0.0, help="weight of the pull of rewards towards 0, 0.001 to 0.1 (default 0)")
+    add_pair_arguments(parser)
+    parser.set_defaults(pairs=["data/prefs_train.jsonl", "data/rank_train.jsonl"])
+    add("--margin", help="column that says how much better the chosen answer is: a number, 0 or more (default: no margin)")
+    add("--margin-scale", type=number(at_least=0), default=1.0, help="score difference per unit of that column, 0.1 to 1")
+    add("--label-smoothing", type=number(at_least=0, below=0.5), default=0.0, help="chance that a label is wrong, 0 to 0.2")
+    add("--center-coef", type=number(at_least=0), default=0.0, help="weight of the pull of scores towards 0, 0.001 to 0.1")
     # fmt: on
-    prompting.add_pair_arguments(parser)
-    prompting.add_examples_argument(parser)
-    parser.add_run_arguments("runs/reward", RATES, f"1, or what makes {LEAST_STEPS} steps")
-    args = parser.parse_args(argv)
-    parser.without_effect("--eval-fraction", args.eval_pairs, prompting.HELD_OUT)
-    parser.without_effect("--margin-scale", args.margin == "none", "--margin names no column")
-    prompting.default_examples(args, args.pairs)
-    return args
+    return parser.parse_args(argv)
 
 
-# ---- 5. the data ----
-# {"prompt": [{"role": "user", "content": "Which candidate fits this role? …"}],
-#  "chosen": [{"role": "assistant", …}], "rejected": [{"role": "assistant", …}], "strength": 2}
+def read_labels(args, pairs):
+    """(margins, ties), (n,) each: margins in units of the score, 0 for ties and what is held out.
+    UserError for one below 0, which would let the rejected answer score higher."""
+    ties = torch.tensor([bool(row["tie"]) for row in pairs.rows])
+    margins = torch.zeros(len(ties))
+    for i in pairs.train if args.margin else ():
+        value = 0 if ties[i] else pairs.rows[i][args.margin]
+        if not (isinstance(value, (int, float)) and 0 <= value < math.inf):
+            wrong = f'{pairs.places[i]}: "{args.margin}" is {value!r}, expected a number, 0 or more'
+            raise UserError(f"--margin {args.margin}: {wrong}")
+        margins[i] = args.margin_scale * value
+    return margins, ties
 
 
-def load_data(args, model, tokenizer):
-    """(pairs, margins): margins (n,) float32 in reward units."""
-    pairs = prompting.load_pairs(args, model, tokenizer, args.ties == "soft")
-    pairs.shared = can_share(model, pairs, pad_rows)
-    if args.margin == "none":
-        return pairs, torch.zeros(len(pairs))
-    column = getattr(pairs, args.margin) * args.margin_scale
-    used = pairs.train[~pairs.tie[pairs.train]]
-    below = used[column[used] < 0]  # it would let the rejected answer score higher
-    if len(below):
-        place, given = pairs.name(below[:1]), getattr(pairs, args.margin)[below[0]]
-        raise UserError(f"--margin {args.margin}: {place} has {given:g}, below 0; swap the answers")
-    missing = used[np.isnan(column[used])]
-    if len(missing):
-        raise UserError(f'--margin {args.margin}: {pairs.name(missing[:1])} has no "{args.margin}"')
-    return pairs, torch.from_numpy(np.nan_to_num(column)).float()
+# ---- scores and evaluation ----
 
 
-# ---- 6. the models ----
-
-
-def load_models(args, run):
-    """(model, tokenizer): the policy's trunk with a scalar head, or adapters and the head."""
-    tokenizer = common.load_tokenizer(args.model, today=args.date)
-    place = run.dtype, run.device
-    model = load_reward_model(args.model, tokenizer, *place, lora_rank=args.lora_rank)
-    return model, tokenizer
-
-
-# ---- 7. preflight ----
-
-
-def preflight(args, model, tokenizer, pairs):
-    """Loss = log 2 under a fresh head; one row, marked."""
-    rows = batch_rows(pairs, pairs.train[:8], pad_id(tokenizer))
-    ids, attention_mask, _ = (x.to(model.device) for x in rows)
-    with torch.no_grad():
-        rewards = reward_scores(model, ids, attention_mask)
-    loss = bradley_terry_loss(*rewards.chunk(2)).mean().item()
-    if model.fresh_head:
-        name = "loss before step one, with a zero head"
-        identities.identity(name, loss, math.log(2), 1e-4, f"--model {args.model}")
-    else:
-        print(f"preflight  {args.model} is a reward model already: loss {loss:.4f}")
-    last = attention_mask & ~F.pad(attention_mask[:, 1:], (0, 1))  # where the score is read
-    legend, name = "· not read   ◆ carries the reward", pairs.name(pairs.train[:1])
-    identities.show_row(tokenizer, (ids, attention_mask, last), name, legend)
-
-
-# ---- 8. the loop ----
+def pair_scores(scorer, pairs, part):
+    """(2, b) scores of the chosen and the rejected answers of `part`, read at their last token."""
+    rows = pairs.batch(part, scorer.model.device)  # (2b, T) each
+    return scorer(*rows, shared=pairs.shared).view(2, -1)  # all chosen rows come first
 
 
 @torch.no_grad()
-def score_pairs(run, model, pairs, indices, pad):
-    """(2, len(indices)) rewards of chosen and rejected on the CPU, in the order of `indices`."""
-    scores = torch.zeros(2, len(pairs))
-    for part in run.micro_batches(indices, pairs.columns()):
-        rows = (x.to(model.device) for x in batch_rows(pairs, part, pad))
-        scores[:, part] = reward_scores(model, *rows, shared=pairs.shared).view(2, -1).cpu()
-    add_up([scores])
+def score_pairs(run, scorer, pairs, indices):
+    """(2, len(indices)): `pair_scores` of these pairs, on the CPU."""
+    scores = torch.zeros(2, len(pairs.places))
+    for part in run.micro_batches(indices, pairs.tokens()):
+        scores[:, part] = pair_scores(scorer, pairs, part).cpu()
+    add_up([scores])  # over the ranks, each of which scored its share
     return scores[:, indices]
 
 
-def evaluate(run, model, pairs, pad):
-    """Held-out accuracy with interval, calibration, and what "the longer answer wins" gets."""
-    if not len(pairs.eval):
-        return {}, []
-    tie = torch.from_numpy(pairs.tie[pairs.eval])
-    chosen, rejected = score_pairs(run, model, pairs, pairs.eval, pad)
-    metrics = pair_metrics(chosen, rejected, tie)
-    tokens = [
-        torch.from_numpy(side.lengths()[pairs.eval]) for side in (pairs.chosen, pairs.rejected)
-    ]
-    votes = pairs.votes(pairs.eval[~pairs.tie[pairs.eval]])
-    low, high = wilson(metrics["accuracy"] * votes, votes) or (None, None)
-    return {
-        "eval/loss": bradley_terry_loss(chosen, rejected, tie=tie).mean().item(),
-        **{f"eval/{key}": value for key, value in metrics.items()},
-        "eval/accuracy_low": low, "eval/accuracy_high": high,
-        "eval/accuracy_longer": pair_metrics(*tokens, tie)["accuracy"],
-    }, []  # fmt: skip
+def evaluate(run, scorer, pairs, ties):
+    """Log held-out loss and accuracy, beside the accuracy of "the longer answer wins"."""
+    if not len(pairs.held):
+        return
+    held, tie, keys = pairs.held, ties[pairs.held].cpu(), [pairs.keys[i] for i in pairs.held]
+    scores = score_pairs(run, scorer, pairs, held)
+    metrics = pair_metrics(*scores, tie, keys)
+    metrics["loss"] = bradley_terry_loss(*scores, tie=tie).mean().item()
+    tokens = [[len(side[i]) for i in held] for side in (pairs.chosen, pairs.rejected)]
+    metrics["accuracy_longer"] = pair_metrics(*torch.tensor(tokens), tie, keys).get("accuracy")
+    run.evaluation({f"eval/{key}": value for key, value in metrics.items()}, [])
+
+
+# ---- the run ----
 
 
 def main(argv=None):
+    from transformers import AutoConfig
+
     args = parse_args(argv)
-    inputs = [args.model, *args.pairs, *args.eval_pairs, args.counterfactual_augment, args.examples]
-    run = runs.Run("reward_train", args, inputs, SHOW, HEADLINE)
-    model, tokenizer = load_models(args, run)
+    run = runs.Run("reward_train", args, SHOW, HEADLINE)
+    tokenizer = load_tokenizer(args.model)
+    config = common.opened("--model", args.model, AutoConfig.from_pretrained)
     # (1) read pairs; render the prompt; mark the answer tokens
-    pairs, margins = load_data(args, model, tokenizer)
-    n, columns, pad = len(pairs.train), pairs.columns(), pad_id(tokenizer)
-    ties = torch.from_numpy(pairs.tie)
-    run.plan(n, "pairs", LEAST_STEPS)
-    run.state = {"model": model}
-    lr = args.lr or runs.default_lr(model, RATES)
-    own_lr = {model.score: HEAD_LR} if model.fresh_head else {}
-    run.start(model, tokenizer, lr, own_lr, columns.max(), encoded=pairs.ids())
+    longest = min(args.max_length, common.max_positions(config))
+    pairs = Pairs(args, tokenizer, longest, keep_ties=True, columns=[args.margin])
+    common.check_ids(config, [pairs.pad], *pairs.ids())
+    margins, ties = (x.to(run.device) for x in read_labels(args, pairs))  # (n,) each
+
+    # the trunk of --model with one output: all of it is trained, or adapters and that output
+    settings = args.model, tokenizer, run.device, run.dtype, True, args.lora_rank, args.seed
+    scorer, fresh = load_scorer(*settings, flag="--model")
+    longest = pairs.batch([pairs.tokens().argmax()], run.device)
+    pairs.shared = can_share(scorer.model, run.dtype, *longest)
+    per_epoch, tokens = math.ceil(len(pairs.train) / args.batch_size), pairs.tokens()
+    args.epochs = args.epochs or math.ceil(LEAST_STEPS / per_epoch)
+    own_lr, seconds = {scorer.model.score: HEAD_LR} if fresh else {}, None
+    optimizer = run.start({"scorer": scorer}, tokenizer, RATES, per_epoch, pairs.ids(), own_lr)
     if run.step == 0:
-        preflight(args, model, tokenizer, pairs)
-        run.evaluation(*evaluate(run, model, pairs, pad))
+        first, start = pairs.train[: args.batch_size], time.perf_counter()
+        loss = bradley_terry_loss(*score_pairs(run, scorer, pairs, first)).mean().item()
+        seconds = 3 * (time.perf_counter() - start)  # a step has a backward, too
+        if fresh:
+            place = f"--model {args.model}"
+            identity("loss before step one", loss, math.log(2), 1e-4, run.dtype, place)
+        *read, last = *pairs.prompts[first[0]], *pairs.chosen[first[0]]
+        read, last = tokenizer.decode(read), tokenizer.decode(last)
+        print(f"row        its score is read at ▮: {read}▮{last}")
+        print(f"preflight  loss before step one {loss:.4f}: ok")
+        evaluate(run, scorer, pairs, ties)
 
-    for step in run.steps():
-        batch, epoch = batch_indices(n, args.batch_size, args.seed, step)
-        batch, batch_stats = pairs.train[batch], []
-        for part in run.micro_batches(batch, columns):
-            rows = (x.to(model.device) for x in batch_rows(pairs, part, pad))
-            # (2) rewards of both answers, read at the last token
-            rewards = reward_scores(model, *rows, shared=pairs.shared).chunk(2)
-            # (3) loss: Bradley-Terry; sum over this part, divided by the pairs of the whole step
-            labels = [x[part].to(model.device) for x in (margins, ties)]
-            losses = bradley_terry_loss(*rewards, *labels, args.label_smoothing, args.center_coef)
-            # (4) update: backward, clip the gradient, step
-            run.backward(losses.sum() / len(batch))
-            batch_stats.append([*(x.detach().cpu() for x in rewards), ties[part]])
-        update = run.update(lambda batch=batch: pairs.name(batch))
-        chosen, rejected, tie = map(torch.cat, zip(*gather(batch_stats), strict=True))
-        all_rewards = torch.cat([chosen, rejected])
-        run.log({
-            "epoch": epoch, **pair_metrics(chosen, rejected, tie), **update,
-            "reward/mean": all_rewards.mean().item(), "reward/std": all_rewards.std().item(),
-            "tokens": int(pairs.tokens()[batch].sum()),
-        })  # fmt: skip
-        # (5) now and then: held-out accuracy, calibration, beside the longer-answer baseline
+    for step in run.steps(seconds):
+        places, epoch = batch_indices(len(pairs.train), args.batch_size, args.seed, step)
+        batch, stats, total = pairs.train[places], [], 0.0
+        parts = run.micro_batches(batch, tokens)
+        optimizer.zero_grad()
+        for part in parts:
+            # (2) scores of both answers, read at their last token
+            chosen, rejected = pair_scores(scorer, pairs, part)  # (b,)
+            # (3) loss: Bradley-Terry
+            labels = margins[part], ties[part], args.label_smoothing, args.center_coef
+            losses = bradley_terry_loss(chosen, rejected, *labels)  # (b,)
+            # (4) update: a sum over this part, divided by the pairs of the whole step
+            loss = losses.sum() / len(batch)
+            run.scaler.scale(loss).backward()
+            total += loss.item()
+            stats.append(torch.stack([chosen, rejected, ties[part]]).detach().cpu())
+        loss, grad_norm = run.clip(total, [pairs.places[i] for i in batch[:4]])
+        lr = run.set_lr(step)
+        run.scaler.step(optimizer)
+        run.scaler.update()
+        update = {"loss": loss, "lr": lr, "grad_norm": grad_norm}
+        stats = torch.cat(gather(stats), 1)  # (3, B) of all ranks
+        metrics = pair_metrics(*stats, [pairs.keys[i] for x in gather(parts) for i in x])
+        run.log({"epoch": epoch, **metrics, **update, "tokens": tokens[batch].sum()})
+        # (5) now and then: held-out accuracy, beside that of "the longer answer wins"
         if run.evaluates(step):
-            run.evaluation(*evaluate(run, model, pairs, pad))
+            evaluate(run, scorer, pairs, ties)
 
-    # ---- 9. save ----
-    # (6) mean and deviation of the rewards, kept in config.json for PPO
-    some = pairs.train[np.linspace(0, n - 1, min(n, SCALE_PAIRS)).astype(int)]  # from all files
-    if not run.stopped:
-        all_rewards = score_pairs(run, model, pairs, some, pad)
-        model.config.reward_mean = all_rewards.mean().item()
-        model.config.reward_std = max(all_rewards.std().item(), 1e-6)
-    own = [] if args.pairs == PAIRS else ["--pairs", (args.eval_pairs or ["HELD_OUT.jsonl"])[0]]
-    return run.finish(shell_line("evaluate.py", "reward", "--reward-model", args.out, *own))
+    # (6) mean and deviation of the scores, for PPO, into args.json; of pairs from all files
+    some = pairs.train[:: math.ceil(len(pairs.train) / SCALE_PAIRS)]
+    scores = score_pairs(run, scorer, pairs, some)
+    run.record["scale"] = [scores.mean().item(), max(scores.std().item(), 1e-6)]
+    if not rank():
+        write_json(run.out / "args.json", run.record)
+    words = shlex.join([args.out, "--pairs", *(args.eval_pairs or ["YOUR_PAIRS.jsonl"])])
+    return run.finish(f"python evaluate.py reward --reward-model {words}")
 
 
 if __name__ == "__main__":
-    command(main)
+    command(main, flags.OUT_OF_MEMORY)

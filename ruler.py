@@ -26,7 +26,7 @@ from pathlib import Path
 
 from checks.instructions import blank
 from parts import files
-from parts.files import Parser, UserError
+from parts.files import UserError
 from parts.grades import ALONE, Grade, add_output_arguments, grade_items, print_scores
 from parts.means import mean
 from parts.questions import REFERENCE, block, canonical, message, parse_entries, shown, spoken, talk
@@ -135,7 +135,7 @@ def order_effect(groups):
 
 
 def add_ruler_arguments(parser):
-    add = parser.add_argument_group("RULER").add_argument
+    add = parser.add_argument
     # fmt: off
     add("--ruler-rubric", metavar="FILE", help="text file with grading instructions of your own")
     add("--judge-passes", type=int, choices=(1, 2), default=1, help="2 asks again with every attempt at another place and takes the mean (default %(default)s)")
@@ -156,10 +156,9 @@ def read_standard(path):
 
 
 def parse_args(argv=None):
-    parser = Parser(
-        description="Score the answers to each prompt against each other, without criteria.",
-        epilog="example: python ruler.py --responses answers.jsonl --judge-passes 2",
-    )
+    what = "Score the answers to each prompt against each other, without criteria."
+    parser = files.parser("ruler.py --responses FILE [flags]", what)
+    parser.epilog = "example: python ruler.py --responses answers.jsonl --judge-passes 2"
     add = parser.add_argument
     add("--responses", required=True, help='JSONL of {"prompt", "response"}')
     add_output_arguments(parser, "ruler")

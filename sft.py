@@ -6,343 +6,287 @@ Algorithm    (1) read rows; render the prompt; mark the answer tokens
              (3) loss: the negative of their mean over the whole optimiser step
              (4) update: backward, clip the gradient, step
              (5) now and then: held-out loss, sample answers and their score
-Conventions  the end token is an answer token; the prompt is masked (plain text is not);
-             the loss is in nats per trained token, over all micro-batches and processes of a step
-Left out     1. packing   2. NEFTune   3. loss weights per row
+Rows         {"prompt", "completion"} · {"messages"}, of which each answer is trained · {"text"} ·
+             {"prompt", "chosen", "rejected"}, of which the chosen answer is
+Conventions  the end token is an answer token; the prompt is masked; of {"text"} all is trained but
+             its first token; the loss is in nats per trained token, over all micro-batches and
+             processes of a step; an answer that stands in several rows is trained once
+Left out     1. packing, for micro-batches hold rows of similar length
+             2. NEFTune, and weights per row or message: no run of ours needed them
 Run          python sft.py --data data/prefs_train.jsonl
              python sft.py --model Qwen/Qwen2.5-0.5B --data mine.jsonl --out runs/sft
              python sft.py --init-config data/tiny-base --data corpus.jsonl      (from scratch)
              torchrun --nproc-per-node 8 sft.py --fsdp --model Qwen/Qwen2.5-7B --data mine.jsonl
 Writes       a model folder, args.json, metrics.jsonl, samples.jsonl, checkpoint/
+To copy      the loss is one line of `main`: minus the sum of what `Policy` in common.py returns,
+             divided by the number of trained tokens; rows come from `encode_pair`
 Reference    Ouyang et al. 2022, arXiv 2203.02155, section 3.5 (SFT)
-Axes         B rows, T tokens, V vocabulary
+Axes         B rows of a batch, b rows of a forward, T tokens
 """
 
 import math
-from array import array
+import shlex
+import time
 from collections import Counter
+from dataclasses import dataclass
 
 import numpy as np
 import torch
+from torch.nn.utils.rnn import pad_sequence
 
 import common
-from common import batch_indices, encode_pair, pad_id, pad_rows, token_logps
-from parts import identities, prompting, runs
-from parts.dialogue import Refused, end_ids, text_end
-from parts.files import Counts, UserError, command, counts_in_words, number, shell_line
-from parts.pairs import Named, TokenRows, count_prompt, count_unread, held_out, read_rows
+from common import Policy, Refused, batch_indices, encode_pair, end_ids, pad_id, pad_rows
+from parts import flags, runs
+from parts.answers import Answers, add_answer_arguments, check_policy
+from parts.files import UserError, command, counts_in_words, existing_file, read_jsonl
+from parts.pairs import (
+    add_split_arguments,
+    as_chat,
+    check_answer,
+    check_pair,
+    check_prompt,
+    check_text,
+    prompt_key,
+    say_how_text_is_read,
+    split,
+    words,
+)
 from parts.parallel import all_sum
-from parts.rows import LOSS_KEYS, ROLES, answers_to_train, check_label, check_messages, is_blank
-from parts.tokens import encode_text
-from parts.turns import encode_conversation
 
-# learning rates for models below 100 M parameters (made the bundled base; not swept otherwise),
-# larger ones (reports/real-model.md), and LoRA, which nobody ran to an end
+# below 100 M parameters (made the bundled base), above (reports/real-model.md), with LoRA
 RATES = 1e-3, 2e-5, 2e-4
-SHOW = ("loss", "token_accuracy", "lr", "grad_norm", "tokens_per_s")  # on the bar
-HEADLINE = ("eval/loss", "eval/token_accuracy", "val/gold")  # before and after
-SPEAKERS = (*ROLES, "prompter", "human", "gpt")  # beside a "text"; elsewhere a "role" is a job
+SHOW = ("loss", "lr", "grad_norm", "tokens_per_s")
+HEADLINE = ("eval/loss", "val/gold")
 
-
-# ---- 3. the math ----
-
-
-def sft_loss(logps, mask):
-    """ℓ_t = −log π(token t | tokens before t), 0 outside the mask.
-
-    logps    (B, T) from token_logps        mask    (B, T) True = trained
-    returns  (B, T); the loop sums over tokens and divides by the trained tokens of the whole step
-
-    By hand: two trained tokens of probability ½ and ¼ cost log 2 and log 4.
-    >>> logps = torch.tensor([[0.0, 0.5, 0.25]]).log()
-    >>> [round(x, 4) for x in sft_loss(logps, torch.tensor([[False, True, True]]))[0].tolist()]
-    [0.0, 0.6931, 1.3863]
-    """
-    common.same_shape(logps=logps, mask=mask)
-    return torch.where(mask, -common.at_least_fp32(logps), 0.0)
-
-
-# ---- 4. the arguments ----
+# ---- the arguments ----
 
 
 def parse_args(argv=None):
-    parser = runs.Parser(
-        "sft.py --data mine.jsonl --out runs/sft",
-        "Supervised fine-tuning, or training from scratch with --init-config.",
-    )
+    example = "sft.py --data FILE [FILE …] [--model MODEL] [flags]"
+    parser = flags.parser(example, "Supervised fine-tuning: imitate answers.", "runs/sft", RATES)
     add = parser.add_argument
     # fmt: off
-    add("--data", nargs="+", default=["data/prefs_train.jsonl"], help="JSONL: prompt+completion, messages, text, or pairs (chosen)")
-    add("--model", default=common.BASE, help="model folder or hub id (default %(default)s)")
-    add("--init-config", help="folder with config.json and tokenizer: start from random weights of that shape")
+    add("--data", nargs="+", type=existing_file, default=["data/prefs_train.jsonl"], help="JSONL files; their rows: see the header")
+    add("--init-config", help="folder with config.json and tokenizer: random weights of that shape, in place of --model")
     add("--keep-order", action="store_true", help="do not shuffle: rows in the order of the files, for a curriculum")
-    add("--eval-fraction", type=number(at_least=0, below=1), default=0.02, help="share of the prompts held out (default %(default)s)")
+    add_split_arguments(parser)
+    parser.set_defaults(eval_fraction=0.02)
     # fmt: on
-    prompting.add_answer_arguments(parser)
-    parser.add_run_arguments("runs/sft", RATES)
+    add_answer_arguments(parser)
     args = parser.parse_args(argv)
-    parser.without_effect("--model", args.init_config, "--init-config starts from random weights")
-    if args.init_config:
-        if args.lora_rank:
-            raise UserError(
-                "--init-config: random weights are trained whole; leave --lora-rank out"
-            )
-        args.model = args.init_config.removesuffix("config.json") or "."
-    prompting.default_prompts(args, args.data)
+    if args.init_config and args.lora_rank:
+        raise UserError("--init-config: random weights are trained whole; leave --lora-rank out")
+    args.model = args.init_config or args.model
     return args
 
 
-# ---- 5. the data ----
-# {"prompt": [{"role": "user", "content": "Assess this candidate. …"}],
-#  "completion": [{"role": "assistant", "content": "Strengths: python. …"}]}
-
-
-# what is trained on, the first that a row has: the column with its prompt
-FORMS = {"messages": None, "completion": "prompt", "chosen": "prompt", "text": None}
+# ---- the rows ----
 
 
 def check_row(row):
-    """One of four forms: {"prompt", "completion"}, {"messages"}, {"text"}, or a preference pair."""
-    for key in [key for key in row if row[key] is None]:
-        del row[key]  # a column of other rows
-    form = form_of(row)
-    if form == "messages":
-        check_messages(row["messages"], "messages")
-        roles = [m["role"] for m in row["messages"]] if isinstance(row["messages"], list) else []
-        if "assistant" not in roles:
-            raise ValueError('"messages" holds no assistant turn, so there is nothing to train on')
-        if roles[0] == "assistant":
-            raise ValueError('"messages" must start with what the assistant answers')
-    elif form == "completion":
-        common.check_prompt(row)
-        common.check_response(row, "completion")
-    elif form == "chosen":
-        common.check_pair(row)
-    elif form == "text" and row.get("role") in SPEAKERS:  # OpenAssistant's layout
-        wrong = '"text" beside a "role" is one message of a conversation'
-        raise ValueError(f'{wrong}; join each conversation to a row of "messages"')
-    elif not isinstance(row.get("text"), str):
-        forms = '"prompt" and "completion", or "messages", or "text", or a preference pair'
-        raise ValueError(f"expected {forms}; found {sorted(row)[:6]}")
-    if isinstance(row[form], list) and not answers_to_train(row[form]):
-        row["drop"] = "no answer to imitate: blank, or of weight 0"
-    elif form == "text" and not row["text"].strip():
-        row["drop"] = "the text is blank"
-    verdicts = "0", "1", "true", "false"  # else it is a label of something else
-    if form in ("completion", "messages") and str(row.get("label")).lower() in verdicts:
-        check_label(row)
-    if row.get("label") is False:
-        row["drop"] = "label false, an answer not to imitate"
-
-
-def form_of(row):
-    return next((key for key in FORMS if key in row), None)
-
-
-class Rows(Named):
-    """Encoded rows. An id that is context is stored as ~id (negative): there is no second array."""
-
-    def __init__(self, names):
-        self.store, self.names, self.counts = TokenRows(), names, Counts()
-        self.file, self.line = array("i"), array("i")
-
-    def add(self, ids, mask, file, line):
-        self.store.append([i if on else ~i for i, on in zip(ids, mask, strict=True)])
-        self.file.append(file)
-        self.line.append(line)
-
-    def batch(self, indices, pad):
-        """(input_ids, attention_mask, response_mask), each (B, T)"""
-        rows = [self.store[i] for i in indices]
-        nothing = [[]] * len(rows)
-        signed, attention_mask, _ = pad_rows(rows, nothing, pad)
-        trained = (signed >= 0) & attention_mask
-        trained[:, 0] = False  # the first token has nothing to be predicted from
-        return torch.where(signed < 0, ~signed, signed), attention_mask, trained
-
-
-def load_data(args, model, tokenizer):
-    """(rows, indices to train on, indices to evaluate on, prompts, scorers)"""
-    rows, held, prompts = Rows(args.data), [], []
-    longest = min(args.max_length, common.max_positions(model.config))
-    examples = prompting.load_examples(args.examples)
-    for file, name in enumerate(args.data):
-        before, counts = len(held), Counter(rows.counts)
-        for line, row in read_rows(name, check_row, "--data", rows.counts):
-            shown = row
-            if FORMS[form_of(row)]:
-                shown = {**row, "prompt": prompting.after_examples(examples, row)}
-            try:
-                encoded, prompt = encode_row(tokenizer, shown, longest, rows.counts)
-            except Refused as error:
-                rows.counts[f"dropped: {error}"] += 1
-                continue
-            except UserError as error:
-                raise UserError(f"--data {name}:{line}: {error}") from None
-            side = row.get("prompt", prompt)  # without its examples
-            of_eval = side is not None and held_out(side, args.eval_fraction)
-            for ids, mask in encoded:
-                if not any(mask[1:]):
-                    rows.counts["dropped: nothing to train after cutting"] += 1
-                    continue
-                rows.add(ids, mask, file, line)
-                held.append(of_eval)
-            if of_eval and len(prompts) < 2:
-                prompts.append({"prompt": prompt})
-        if len(held) == before:
-            reason = counts_in_words(rows.counts - counts)
-            raise UserError(f"--data {name}: no usable row ({reason})")
-    held = np.array(held, bool)
-    held &= not held.all()
-    train, held = np.flatnonzero(~held), np.flatnonzero(held)
-    prompting.describe(rows.counts, train, held)
-    return rows, train, held, *prompting.prompts_to_answer(args, model, tokenizer, prompts)
-
-
-def encode_row(tokenizer, row, max_length, counts):
-    """([(ids, mask)], prompt) of a row: prompt of the last answer, None for plain text.
-
-    A dialogue is more than one row of ids where the template shows a turn otherwise later.
-    """
-    form = form_of(row)
-    for key in sorted({*FORMS, "prompt"} - {form, FORMS[form]}):
-        if row.get(key):
-            counts[f"not used: column {key}"] += 1
-    if form == "messages":
-        answers = answers_to_train(row["messages"])
-        blank = sum(m["role"] == "assistant" and is_blank(m) for m in row["messages"])
-        counts["answers that are blank, not trained"] += blank
-        messages = [{k: m[k] for k in m if k not in LOSS_KEYS} for m in row["messages"]]
-        prompt, others = messages[: answers[-1]], {*range(answers[-1])} - {*answers}
-        tools = count_unread(tokenizer, prompt, row, counts, others)
-        encoded = encode_conversation(tokenizer, messages, tools, counts, answers)
-        more = "turns that the template rewrites later, as rows of their own"
-        counts[more] += len(encoded) - 1
-    elif form != "text":
-        prompt, answer = row["prompt"], row[form]
-        count_prompt(row, counts)
-        tools = count_unread(tokenizer, prompt, row, counts)
-        ids, answer = encode_pair(
-            tokenizer, prompt, answer, max_length=max_length, counts=counts, tools=tools
-        )
-        encoded = [(ids + answer, [False] * len(ids) + [True] * len(answer))]
+    """ValueError unless this is a row of the header. Fills in "prompt": of messages all before the
+    last answer, of a text the text; and "turns", the places of the answers in "messages".
+    A preferred answer becomes the completion."""
+    if row.get("messages"):
+        check_text(row, "messages")
+        turns = row["messages"]
+        if isinstance(turns, str) or turns[0]["role"] == "assistant":
+            raise ValueError('"messages" must be a list that starts with what is answered')
+        if any("weight" in turn for turn in turns):
+            raise ValueError('"weight" of a message is not read: delete turns not to be imitated')
+        spoken = [i for i, turn in enumerate(turns) if words([turn]) or turn.get("tool_calls")]
+        row["turns"] = [i for i in spoken if turns[i]["role"] == "assistant"]
+        row["prompt"] = turns[: max(row["turns"], default=1)]
+    elif row.get("completion"):
+        check_prompt(row)
+        check_answer(row, "completion")
+        if row.get("label") is False:
+            raise ValueError('"label" is false: delete the rows whose answer is not to be imitated')
+    elif row.get("chosen"):
+        check_pair(row)
+        row["completion"] = row["chosen"]
+    elif isinstance(row.get("text"), str):
+        row["prompt"] = row["text"]
     else:
-        ids, ends = encode_text(tokenizer, row["text"], rendered=True), end_ids(tokenizer)
-        if not row["text"].rstrip().endswith(tuple(map(tokenizer.convert_ids_to_tokens, ends))):
-            ids += [text_end(tokenizer)]  # a corpus may bring its own
-        encoded, prompt = [(ids, [True] * len(ids))], None
-    counts["rows cut"] += sum(len(ids) > max_length for ids, _ in encoded)
-    return [(ids[:max_length], mask[:max_length]) for ids, mask in encoded], prompt
+        forms = '"prompt" and "completion", "messages", "text", or "chosen" and "rejected"'
+        raise ValueError(f"expected {forms}, not empty; found {', '.join(row) or 'nothing'}")
 
 
-# ---- 6. the models ----
+def encode_answers(tokenizer, row, max_length):
+    """[(prompt ids, answer ids)] of a checked row; of a dialogue from its last answer to its first;
+    of a text all but the first token is the answer."""
+    more = {"max_length": max_length, "tools": row.get("tools")}
+    if row.get("messages"):
+        turns, places = row["messages"], reversed(row["turns"])
+        return [encode_pair(tokenizer, turns[:i], turns[i : i + 1], **more) for i in places]
+    if row.get("completion"):
+        return [encode_pair(tokenizer, row["prompt"], row["completion"], **more)]
+    ids, ends = common.encode(tokenizer, row["text"], rendered=False), end_ids(tokenizer)
+    if not ids or ids[-1] not in ends:  # a corpus may bring its own
+        ids.append(ends[-1])
+    return [(ids[:1], ids[1:max_length])] if words(row["text"]) and len(ids) > 1 else []
 
 
-def load_models(args, run):
-    """(model, tokenizer): all weights are trained, or adapters. --init-config: random weights."""
-    flag = "--init-config" if args.init_config else "--model"
-    tokenizer = common.load_tokenizer(args.model, flag, args.date)
-    if not args.init_config:
-        model = common.load_policy(args.model, run.dtype, run.device, lora_rank=args.lora_rank)
-        return model, tokenizer
-    from transformers import AutoModelForCausalLM
+def join_answers(answers, trained, counts):
+    """[(ids, mask)], mask True at tokens that are trained: the answers of a dialogue share a row. A
+    row of its own has an answer that the template writes otherwise once the dialogue goes on (Qwen3
+    drops its thought), or that is cut.
 
-    config = common.load_config(args.model, flag)
-    original = common.dropout_off(config)
-    with common.opening(args.model, flag):
-        model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
-    model.compute_dtype, model.original_config = run.dtype, original
-    return model.to(run.device), tokenizer
-
-
-# ---- 7. preflight ----
-
-
-def preflight(args, model, tokenizer, rows, train):
-    """Our log-probs = the model's; an untrained model's loss ≈ log V; one row, marked."""
-    pad, first = pad_id(tokenizer), train[:64]
-    longest = first[(-rows.store.lengths()[first]).argsort()[:8]]
-    batch = [x.to(model.device) for x in rows.batch(longest, pad)]
-    identities.check_head(model, *batch[:2], f"--model {args.model}")
-    if args.init_config:
-        ids, attention_mask, mask = (x[:1] for x in batch)
-        with torch.no_grad():
-            logps = token_logps(model, ids, attention_mask, mask)
-        loss, log_v = -logps[mask].mean().item(), math.log(model.config.vocab_size)
-        print(f"preflight  random weights: loss {loss:.4f}, log V {log_v:.4f}")
-    identities.show_row(tokenizer, rows.batch(train[:1], pad), rows.name(train[:1]))
+    answers   of `encode_answers`: each begins the one before it, if it shares its row
+    trained   hashes of the tokens up to the end of each answer so far, to which these are added;
+              one that is there already is counted and left out: an earlier row trains it
+    """
+    rows = []
+    for prompt, answer in answers:
+        ids = prompt + answer
+        written = hash(tuple(ids))
+        if written in trained:
+            counts["answers of earlier rows"] += 1
+            continue
+        trained.add(written)
+        if not rows or rows[-1][0][: len(ids)] != ids:
+            rows.append((ids, [False] * len(ids)))
+        rows[-1][1][len(prompt) : len(ids)] = [True] * len(answer)
+    return rows
 
 
-# ---- 8. the loop ----
+@dataclass
+class Row:
+    """An encoded row: its tokens, which of them are trained, (T,) each; file and line; the key that
+    decides its side of the split; a prompt to show."""
+
+    ids: np.ndarray
+    mask: torch.Tensor
+    place: str
+    key: str
+    prompt: object
+
+
+def load_rows(args, tokenizer, max_length):
+    """(rows, train, held): a list of `Row`, and the numbers of those on each side of the split."""
+    rows, counts, trained = [], Counter(), set()
+    for name in args.data:
+        for line, row in read_jsonl(name, check_row, numbered=True, flag="--data"):
+            counts["rows"] += 1
+            key = prompt_key(row)
+            if row.get("completion") and isinstance(row["prompt"], str):
+                counts["prompts given as text"] += 1
+                if args.chat:
+                    as_chat(row, "prompt", "completion")
+            try:
+                answers = encode_answers(tokenizer, row, max_length)
+            except Refused as error:
+                counts[f"dropped: {error}"] += 1
+                continue
+            counts["dropped: nothing to train"] += not answers
+            for ids, mask in join_answers(answers, trained, counts):
+                is_long = len(ids) >= max_length
+                counts[f"cut to --max-length {max_length}, or just as long"] += is_long
+                arrays = np.array(ids, np.int32), torch.tensor(mask)
+                rows.append(Row(*arrays, f"{name}:{line}", key, row["prompt"]))
+    if not rows:
+        raise UserError(f"--data: no usable row ({counts_in_words(counts)})")
+    train, held = split([row.key for row in rows], [False] * len(rows), args.eval_fraction)
+    print(f"data       {counts_in_words(counts)}; training {len(train)}, held out {len(held)}")
+    say_how_text_is_read(tokenizer, counts["prompts given as text"], args.chat)
+    return rows, train, held
+
+
+def make_batch(rows, part, pad, device):
+    """(ids, attention_mask, answer_mask), (b, T) each, of the rows whose numbers are in `part`."""
+    ids, attention_mask, _ = pad_rows([rows[i].ids for i in part], [()] * len(part), pad)
+    answer_mask = pad_sequence([rows[i].mask for i in part], batch_first=True)
+    return [x.to(device) for x in (ids, attention_mask, answer_mask)]
+
+
+# ---- evaluation ----
 
 
 @torch.no_grad()
-def evaluate(args, run, model, tokenizer, rows, held, prompts, scorers):
-    """(metrics, samples): loss over all held-out tokens; sample answers and their score."""
-    metrics, loss, tokens, hits = {}, 0.0, 0, 0
-    for part in run.micro_batches(held, rows.store.lengths()):
-        ids, attention_mask, mask = (
-            x.to(model.device) for x in rows.batch(part, pad_id(tokenizer))
-        )
-        logps, top = token_logps(model, ids, attention_mask, mask, with_top=True)
-        loss += sft_loss(logps, mask).sum().item()
-        tokens, hits = tokens + mask.sum().item(), hits + top.sum().item()
-    loss, tokens, hits = all_sum(loss, tokens, hits)
-    if tokens:
-        loss /= tokens
-        metrics = {
-            "eval/loss": loss,
-            "eval/perplexity": math.exp(min(loss, 50)),
-            "eval/token_accuracy": hits / tokens,
-            "eval/n": len(held),
-        }
-    scores, samples, _ = prompting.answer(args, model, tokenizer, prompts, scorers)
-    return metrics | (scores if args.prompts else {}), samples  # else a row's own, to be shown
+def mean_loss(run, policy, rows, indices, pad):
+    """−log π per trained token of the rows with these numbers, of all ranks."""
+    loss = tokens = 0
+    for part in run.micro_batches(indices, [len(row.ids) for row in rows]):
+        batch = make_batch(rows, part, pad, run.device)
+        logps, _ = policy(*batch)
+        loss -= logps.sum().item()
+        tokens += batch[-1].sum().item()
+    return all_sum(loss) / all_sum(tokens)
+
+
+def evaluate(run, policy, rows, held, pad, answers):
+    """Log the loss of held-out rows; sample answers and their score."""
+    metrics, samples, _ = answers(policy)
+    if len(held):
+        metrics["eval/loss"] = mean_loss(run, policy, rows, held, pad)
+        metrics["eval/n"] = len(held)
+    run.evaluation(metrics, samples)
+
+
+# ---- the run ----
 
 
 def main(argv=None):
     args = parse_args(argv)
-    inputs = [args.model, *args.data, args.prompts, args.examples]
-    run = runs.Run("sft", args, inputs, SHOW, HEADLINE)
-    model, tokenizer = load_models(args, run)
+    run = runs.Run("sft", args, SHOW, HEADLINE)
+    flag = "--init-config" if args.init_config else "--model"
+    config = common.load_config(args.model, flag)
+    tokenizer = common.load_tokenizer(args.model, flag)
     # (1) read rows; render the prompt; mark the answer tokens
-    rows, train, held, prompts, scorers = load_data(args, model, tokenizer)
-    n, lengths, pad = len(train), rows.store.lengths(), pad_id(tokenizer)
-    run.plan(n, "rows")
-    run.state = {"model": model}
-    lr = args.lr or runs.default_lr(model, RATES)
-    run.start(model, tokenizer, lr, longest=lengths.max(), encoded=[rows.store.ids])
-    evaluated = model, tokenizer, rows, held, prompts, scorers
-    if run.step == 0:
-        preflight(args, model, tokenizer, rows, train)
-        run.evaluation(*evaluate(args, run, *evaluated))
+    longest = min(args.max_length, common.max_positions(config))
+    rows, train, held = load_rows(args, tokenizer, longest)
+    pad, lengths, seconds = pad_id(tokenizer), [len(row.ids) for row in rows], None
+    common.check_ids(config, [pad], *(row.ids for row in rows))
+    shown = [{"prompt": rows[i].prompt} for i in (*held, *train)[:2]]
+    answers = Answers(args, tokenizer, config, shown, {rows[i].key for i in train})
 
-    for step in run.steps():
-        batch, epoch = batch_indices(n, args.batch_size, args.seed, step, args.keep_order)
-        batch, hits = train[batch], 0
-        trained = sum(int((rows.store[i][1:] >= 0).sum()) for i in batch)  # of the whole step
+    # the policy: all its weights are trained, or adapters; with --init-config they are random
+    if args.init_config:
+        from transformers import AutoModelForCausalLM
+
+        load = AutoModelForCausalLM.from_config
+        model = common.opened(flag, config, load, dtype=torch.float32).to(run.device).eval()
+    else:
+        settings = run.device, run.dtype, True, args.lora_rank, args.seed
+        model = common.load_model(args.model, *settings)
+    policy, per_epoch = Policy(model, run.dtype), math.ceil(len(train) / args.batch_size)
+    encoded = [row.ids for row in rows]
+    optimizer = run.start({"policy": policy}, tokenizer, RATES, per_epoch, encoded)
+    if run.step == 0:
+        check_policy(policy, tokenizer, *make_batch(rows, train[:1], pad, run.device), flag)
+        start = time.perf_counter()
+        loss = mean_loss(run, policy, rows, train[: args.batch_size], pad)
+        seconds = 3 * (time.perf_counter() - start)  # a step has a backward, too
+        print(f"preflight  log-probs are the model's, loss before step one {loss:.4f}: ok")
+        evaluate(run, policy, rows, held, pad, answers)
+
+    for step in run.steps(seconds):
+        order = args.seed, step, args.keep_order
+        places, epoch = batch_indices(len(train), args.batch_size, *order)
+        batch, total = train[places], 0.0
+        trained = sum(rows[i].mask.sum().item() for i in batch)  # tokens of the whole step
+        optimizer.zero_grad()
         for part in run.micro_batches(batch, lengths):
             # (2) policy: log-probs of the answer tokens
-            ids, attention_mask, mask = (x.to(model.device) for x in rows.batch(part, pad))
-            logps, top = token_logps(model, ids, attention_mask, mask, with_top=True)  # (B, T)
+            logps, _ = policy(*make_batch(rows, part, pad, run.device))  # (b, T)
             # (3) loss: the negative of their mean over the whole optimiser step
-            loss = sft_loss(logps, mask).sum() / trained
+            loss = -logps.sum() / trained
             # (4) update: backward, clip the gradient, step
-            run.backward(loss)
-            hits += top.sum().item()
-        update = run.update(lambda batch=batch: rows.name(batch))
-        run.log({
-            "epoch": epoch, **update, "perplexity": math.exp(min(update["loss"], 50)),
-            "token_accuracy": all_sum(hits) / trained, "trained_tokens": trained,
-            "tokens": int(lengths[batch].sum()),
-        })  # fmt: skip
+            run.scaler.scale(loss).backward()
+            total += loss.item()
+        loss, grad_norm = run.clip(total, [rows[i].place for i in batch[:4]])
+        lr = run.set_lr(step)
+        run.scaler.step(optimizer)
+        run.scaler.update()
+        update = {"loss": loss, "lr": lr, "grad_norm": grad_norm}
+        counts = {"tokens": sum(lengths[i] for i in batch), "trained_tokens": trained}
+        run.log({"epoch": epoch, **update, **counts})
         # (5) now and then: held-out loss, sample answers and their score
         if run.evaluates(step):
-            run.evaluation(*evaluate(args, run, *evaluated))
+            evaluate(run, policy, rows, held, pad, answers)
 
-    # ---- 9. save ----
-    return run.finish(shell_line("dpo.py", "--model", args.out))
+    return run.finish(f"python dpo.py --model {shlex.quote(args.out)} --pairs YOUR_PAIRS.jsonl")
 
 
 if __name__ == "__main__":
-    command(main)
+    command(main, flags.OUT_OF_MEMORY)

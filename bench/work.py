@@ -169,9 +169,9 @@ STAGES = {"sft": "sft", "reward": "reward_train", "dpo": "dpo"}
 SAMPLERS = {"ppo": "ppo", "grpo": "grpo_rubric"}  # they draw their own answers
 
 
-EVERY_RUN = "--schedule constant --warmup 0 --eval-every 0"
+EVERY_RUN = "--schedule constant --warmup 0 --eval-every 100000"
 OWN = {
-    "ppo": "--prompts {0}/prompts.jsonl --reward-model {0}/reward --critic rm --rollouts 64"
+    "ppo": "--prompts {0}/prompts.jsonl --reward-model {0}/reward --critic separate --rollouts 64"
     " --batch-size 16 --ppo-epochs 4 --beta 0.05 --max-length 512 --eval-fraction 0 --lr 1e-5",
     "grpo": "--data {0}/rubrics.json --group-size 8 --groups-per-batch 8 --lr 1e-4",
     "dpo": "--pairs {0}/pairs.jsonl --max-new-tokens 1 --nll-coef 0",  # TRL has no such term

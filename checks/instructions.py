@@ -42,7 +42,7 @@ from checks.risky import (
     risky_questions,
     without_invisible,
 )
-from parts.dialogue import visible
+from parts.messages import visible
 
 
 def blank(text):

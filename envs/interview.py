@@ -2,17 +2,19 @@
 
     --env envs/interview.py:Interview --env-args '{"k": 4, "text": "full"}'
 
-k           competencies to find out about, 2 to 6
+k           competencies to find out about, 1 to 6: no more than the bank's smallest role has
 text        how the candidate speaks: "short", or "full" for chat models
 bank        a file in the form of data/interview.json: roles, competencies, evidence, wordings
 
 The candidate has a hidden profile. For each competency it is open (tells its evidence when asked
 about past work), reserved (an outline first, the evidence after a specific follow-up), or has none.
-The interviewer asks N = k + k // 2 questions, then writes SUMMARY and a line per competency.
+The interviewer asks N = k + k // 2 questions, then writes SUMMARY and a line per competency:
+"competency: what the candidate said", or "competency: no evidence".
 
-R = clip(correct summary lines / k − Σ penalties, −1, 1), at the end. A line is correct if it has
-the thing and the number that the candidate stated in this episode, or if the candidate said that
-there is none and the line says "no evidence".
+R = max(−1, correct lines / k − Σ FINES), at the end. A line is correct if it has the thing and
+the number that the candidate stated in this episode, or if the candidate said that there is none
+and the line is "no evidence". It is unsupported, and fined, if it says what the candidate did not:
+another thing of the bank, another number, or nothing of what was told.
 """
 
 import functools
@@ -24,9 +26,11 @@ from pathlib import Path
 
 from checks.risky import asked_sentences, normal_form, number_of_requests, risky_questions
 
-BANK = Path(__file__).resolve().parent.parent / "data" / "interview.json"
+BANK = Path(__file__).resolve().parents[1] / "data/interview.json"
 KINDS = ("behavioural", "hypothetical", "specific", "closed")  # the first match, else "other"
-FINES = {
+FINES = {  # for each turn or line that has the fault
+    "risky": 0.25,
+    "prohibited": 0.25,  # a risky question that the law prohibits costs both
     "many_questions": 0.1,
     "many_topics": 0.1,
     "over_long": 0.1,
@@ -34,8 +38,7 @@ FINES = {
     "unsupported": 0.15,
     "no_summary": 0.25,
 }
-MARKS = re.compile(r"^[\s#>•\d.)-]+|[*_]")  # of a list and of bold type; a name may hold them, too
-SUMMARY = re.compile(r"^[\s*#>•_-]*summary\b.*", re.I | re.M)
+SUMMARY = re.compile(r"(?im)^[\s*#>•_-]*summary\b.*")
 
 
 # ---- reading ----
@@ -47,58 +50,43 @@ def words(text):
     >>> words("Ａ 4% rise.")
     ' a 4 percent rise '
     """
-    return " " + " ".join(re.findall(r"\w+", normal_form(text))) + " "
+    found = re.findall(r"[^\W_]+", normal_form(text))
+    return f" {' '.join(found)} "
 
 
 @functools.lru_cache
 def read_bank(path):
-    """A bank with its cues compiled under "read", keys normalised; ValueError if it is wrong."""
-    bank = json.loads(Path(path).read_text(encoding="utf-8-sig"))
-    cues, phrases, items = bank["cues"], {}, []
+    """A bank with its cues compiled under "read", keys normalised; ValueError if one is missing."""
+    bank = json.loads(Path(path).read_text(encoding="utf-8"))
+    topics, things = {}, set()
     for name, competency in bank["competencies"].items():
-        items += competency["evidence"]
-        # the longest first, so that nested phrases count once
-        longest = sorted(map(normal_form, competency["phrases"]), key=len, reverse=True)
-        phrases[name] = re.compile(rf"\b(?:{'|'.join(map(re.escape, longest))})\b")
-    for item in items:
-        item["keys"] = [[words(key) for key in group] for group in item["keys"]]
-    first = [key for item in items for key in item["keys"][0]]
-    bank["read"] = {
-        "lead_in": re.compile(rf"^(?:(?:{'|'.join(cues['lead_in'])})\b[ ,:.!]*)*", re.I),
-        "kinds": {kind: re.compile("|".join(cues[kind]), re.I) for kind in KINDS},
-        "no_evidence": re.compile("|".join(cues["no_evidence"]), re.I),
-        "phrases": phrases,
-        "first": {*first},
-    }
-    for item in items:  # else a line would be correct by accident, or never
-        matches = has_keys(item, words(item["full"])) + has_keys(item, words(item["short"]))
-        if not all(matches) or any(first.count(key) > 1 for key in item["keys"][0]):
-            raise ValueError(
-                f"{item['short']!r} lacks its keys in a text, "
-                "or has the same first key as another item"
-            )
+        topics |= {normal_form(phrase): name for phrase in competency["phrases"]}
+        for item in competency["evidence"]:
+            item["keys"] = [words(key) for group in item["keys"] for key in group]
+            things.add(item["keys"][0])
+            if any(key not in words(item[f]) for f in ("full", "short") for key in item["keys"]):
+                raise ValueError(f"{path}: {item['short']!r} lacks one of its keys in a text")
+    longest = sorted(map(re.escape, topics), key=len, reverse=True)  # of nested phrases one counts
+    bank["read"] = dict(
+        lead_in=re.compile(rf"(?i)^(?:(?:{'|'.join(bank['cues']['lead_in'])})\b[ ,:.!]*)*"),
+        kinds=[(kind, re.compile("(?i)" + "|".join(bank["cues"][kind]))) for kind in KINDS],
+        phrase=re.compile(rf"\b(?:{'|'.join(longest)})\b"),
+        topics=topics,
+        things=things,
+    )
     return bank
-
-
-def has_keys(item, text):
-    """For the thing and for the number of an item: is one of its keys in the text?"""
-    return [any(key in text for key in group) for group in item["keys"]]
 
 
 def read_turn(bank, text):
     """(number of requests, kind, competencies named: the one that the turn is about first)"""
     cues = bank["read"]
     requests = [cues["lead_in"].sub("", sentence) for _, _, sentence in asked_sentences(text)]
-    kinds = (kind for kind, cue in cues["kinds"].items() if any(map(cue.search, requests)))
-    for place in (" ".join(requests), normal_form(text)):  # else what stands beside the request
-        topics = sorted(
-            (-len(set(cue.findall(place))), cue.search(place).start(), name)
-            for name, cue in cues["phrases"].items()
-            if cue.search(place)
-        )
-        if topics:
-            break
-    return number_of_requests(text), next(kinds, "other"), [name for *_, name in topics]
+    kinds = [kind for kind, cue in cues["kinds"] if any(map(cue.search, requests))]
+    find = cues["phrase"].findall
+    phrases = find(" ".join(requests)) or find(normal_form(text))  # else beside the request
+    topics = Counter(map(cues["topics"].get, dict.fromkeys(phrases)))
+    by_phrases = sorted(topics, key=topics.get, reverse=True)  # of equal ones the first named
+    return number_of_requests(text), [*kinds, "other"][0], by_phrases
 
 
 # ---- the candidate ----
@@ -111,9 +99,6 @@ class Interview:
 
     def __init__(self, k=4, text="short", bank=BANK):
         self.bank, self.k, self.text = read_bank(bank), k, text
-        fewest = min(map(len, self.bank["roles"].values()))
-        if not 2 <= k <= fewest:
-            raise ValueError(f"k {k}: expected 2 to {fewest}, what each role of the bank has")
         self.turns = k + k // 2  # what an interviewer who listens needs
         self.max_turns = self.turns + 1  # and the summary
 
@@ -126,35 +111,29 @@ class Interview:
         states = ["reserved"] * (k // 2) + [rng.choice(("open", "none"))]
         states += ["open"] * (k - len(states))
         rng.shuffle(states)
-        self.states = dict(zip(self.competencies, states, strict=True))
+        self.states = dict(zip(self.competencies, states))
         self.heard, self.denied, self.outlined, self.last = {}, set(), set(), None
-        self.questions, self.moves, self.numbers = [], [], set()  # numbers: all in the replies
-        self.faults, self.fines, self.correct, self.unread = Counter(), 0.0, 0, 0
-        names = ", ".join(self.competencies)
-        opening = bank["opening"].format(role=self.role, competencies=names, turns=self.turns)
+        self.questions, self.correct, self.unread = [], 0, 0
+        self.faults = Counter(dict.fromkeys(FINES, 0))
+        opening = bank["opening"].format(
+            role=self.role, competencies=", ".join(self.competencies), turns=self.turns
+        )
         return [{"role": "user", "content": opening}]
-
-    def fine(self, name, amount=None):
-        self.faults[name] += 1
-        self.fines += amount or FINES[name]
 
     def step(self, text):
         question, *summary = SUMMARY.split(text, 1)
-        risky = risky_questions(question)
-        if risky:  # the worst of the turn
-            self.fine("risky", 0.5 if any(r["severity"] == "prohibited" for r in risky) else 0.25)
-        if not summary and len(self.questions) < self.turns:
-            reply = self.reply(text, risky)
-            if len(self.questions) == self.turns:
-                reply += f" {self.say('final')}"
-            return {"role": "user", "content": reply}, 0.0, False, self.info()
-        reward, info = self.run_out(*summary)
-        return None, reward, True, info
-
-    def say(self, key):
-        return self.rng.choice(self.bank["replies"][key])
+        severities = [found["severity"] for found in risky_questions(question)]
+        self.faults.update(risky=bool(severities), prohibited="prohibited" in severities)
+        if summary or len(self.questions) == self.turns:
+            reward, info = self.run_out(*summary)
+            return None, reward, True, info
+        reply = self.reply(text, severities)
+        if len(self.questions) == self.turns:
+            reply += f" {self.rng.choice(self.bank['replies']['final'])}"
+        return {"role": "user", "content": reply}, 0.0, False, self.info()
 
     def reply(self, text, risky):
+        """The candidate's answer to a question; what is wrong with the question goes to faults."""
         requests, kind, topics = read_turn(self.bank, text)
         about = topics[0] if topics else self.last if kind == "specific" else None
         matter, turn_words = set(topics) or {about}, set(words(text).split())
@@ -164,92 +143,84 @@ class Interview:
         )
         follows = about in self.outlined and kind == "specific"
         answered = about in self.heard or about in self.denied
-        faults = {
-            "many_questions": requests >= 2,
-            "many_topics": len(topics) >= 3,
-            "over_long": len(text.split()) > 40,
-            "repeated": again or answered or (about in self.outlined and not follows),
-        }
-        for name, occurred in faults.items():
-            if occurred:
-                self.fine(name)
-        place = self.competencies.index(about) if about in self.competencies else -1
+        flaws = dict(
+            many_questions=requests >= 2,
+            many_topics=len(topics) >= 3,
+            over_long=len(text.split()) > 40,
+        )
+        self.faults.update(
+            flaws, repeated=again or answered or (about in self.outlined and not follows)
+        )
         self.questions.append((matter, turn_words))
-        self.moves.append((kind, place))
         self.unread += not requests
         self.last = about
-        clumsy = faults["many_questions"] or faults["many_topics"] or faults["over_long"]
-        reasons = {  # for an answer without evidence; the first one holds
-            "risky": risky,
-            "one_question": clumsy,
-            "repeated": again,
-            "no_request": not requests,
-            "small_talk": about is None,
-            "intentions": kind == "hypothetical",
-            "yes": kind not in ("behavioural", "specific"),
-            "exposure": place < 0,
-            "as_said": answered,
-        }
-        key = next((key for key, holds in reasons.items() if holds), None)
-        return self.say(key) if key else self.evidence(about, follows)
-
-    def evidence(self, about, follows):
-        """What the candidate tells about a competency when asked about past work."""
-        wordings = self.bank["competencies"][about]
-        if self.states[about] == "none":
+        reasons = dict(  # for an answer without evidence; the first one holds
+            risky=risky,
+            one_question=any(flaws.values()),
+            repeated=again,
+            no_request=not requests,
+            small_talk=about is None,
+            intentions=kind == "hypothetical",
+            yes=kind not in ("behavioural", "specific"),
+            exposure=about not in self.competencies,
+            as_said=answered,
+        )
+        for reason, holds in reasons.items():
+            if holds:
+                return self.rng.choice(self.bank["replies"][reason])
+        state = self.states[about]
+        if state == "none":
             self.denied.add(about)
-            return self.rng.choice(wordings["none"])
-        if self.states[about] == "reserved" and not follows:
+        elif state == "reserved" and not follows:
             self.outlined.add(about)
-            return self.rng.choice(wordings["outline"])
-        self.heard[about] = self.items[about]
-        text = self.items[about][self.text]
-        self.numbers |= set(re.findall(r"\d+", text))
-        return text
+            state = "outline"
+        else:
+            self.heard[about] = item = self.items[about]
+            return item[self.text]
+        return self.rng.choice(self.bank["competencies"][about][state])
 
     def run_out(self, summary=""):
-        """(reward, info) at the end: correct lines are counted, unsupported ones fined.
+        """(reward, info) at the end: the lines of the summary are counted.
 
-        List marks and bold count for nothing. No line at all is the fault `no_summary`.
+        A line may open with a list mark; bold and italics count for nothing. Two lines about one
+        competency are both unsupported. No line at all is the fault `no_summary`.
         """
-        lines, names = {}, {normal_form(MARKS.sub("", c)): c for c in self.competencies}
-        for line in summary.splitlines():
-            name, colon, text = MARKS.sub("", line.strip()).partition(":")
-            if colon and normal_form(name) in names:
-                text = " ".join(text.split()[:40])  # words after the 40th are not read
-                lines.setdefault(names[normal_form(name)], []).append(text)
-        if not lines:
-            self.fine("no_summary")
-        for competency, texts in lines.items():
-            for text in texts:  # two lines about one competency are both unsupported
-                verdict = self.read_line(competency, text) if len(texts) == 1 else None
-                self.correct += verdict is True
-                if verdict is None:
-                    self.fine("unsupported")
-        return max(-1.0, min(1.0, self.correct / self.k - self.fines)), self.info()
+        summary = normal_form(summary)
+        lines = {
+            c: re.findall(rf"(?im)^[\W\d_]*{re.escape(c)}[\W_]*:(.*)", summary)
+            for c in self.competencies
+        }
+        verdicts = Counter(
+            self.read_line(c, text) if len(texts) == 1 else "unsupported"
+            for c, texts in lines.items()
+            for text in texts
+        )
+        self.correct = verdicts["correct"]
+        self.faults.update(no_summary=not any(lines.values()), unsupported=verdicts["unsupported"])
+        fines = sum(FINES[fault] * n for fault, n in self.faults.items())
+        return max(-1.0, self.correct / self.k - fines), self.info()
 
     def read_line(self, competency, line):
-        """True: correct; False: worth nothing; None: unsupported, nobody said so about it."""
-        text, item, cues = words(line), self.heard.get(competency), self.bank["read"]
-        if cues["no_evidence"].search(normal_form(line).strip(" .")):
-            return competency in self.denied
-        foreign = {key for key in cues["first"] if key in text} - {*item["keys"][0]} if item else 1
-        if foreign or not set(re.findall(r"\d+", text)) <= self.numbers:
-            return None
-        matches = has_keys(item, text)
-        return True if all(matches) else False if any(matches) else None
+        """Whether a line is "correct", "incomplete" (worth nothing) or "unsupported"."""
+        line, own = words(line), self.heard.get(competency, {"keys": []})["keys"]
+        if line == words(self.bank["no_evidence"]):
+            return "correct" if competency in self.denied else "incomplete"
+        told = " ".join(item[self.text] for item in self.heard.values())
+        facts = {key for key in self.bank["read"]["things"] | {*own} if key in line}
+        new = facts - {*own} | {*re.findall(r"\d+", line)} - {*re.findall(r"\d+", told)}
+        if new or not facts:
+            return "unsupported"
+        return "correct" if len(facts) == len(own) else "incomplete"
 
     def info(self):
-        revealed, n = len(self.heard) + len(self.denied), max(1, len(self.questions))
-        kinds = Counter(kind for kind, _ in self.moves)
+        revealed = len(self.heard) + len(self.denied)
         return {
             "correct": self.correct / self.k,
             "revealed": revealed / self.k,
             "reported": self.correct / max(1, revealed),
             "questions": len(self.questions),
             "invalid": self.unread,
-            **{f"fault/{name}": self.faults[name] for name in ("risky", *FINES)},
-            **{f"kind/{kind}": kinds[kind] / n for kind in (*KINDS, "other")},
+            **{f"fault/{fault}": count for fault, count in self.faults.items()},
         }
 
 
@@ -258,13 +229,14 @@ class Interview:
 
 def ask(env, rng, kind, competency):
     """A question of this kind about a competency, in one of the bank's wordings."""
-    d, e = rng.sample([c for c in env.bank["competencies"] if c != competency], 2)
-    return rng.choice(env.bank["templates"][kind]).format(c=competency, d=d, e=e)
+    return rng.choice(env.bank["templates"][kind]).format(c=competency)
 
 
 def report(env):
-    none = env.bank["no_evidence"]
-    lines = [env.heard[c]["short"] if c in env.heard else f"{c}: {none}." for c in env.competencies]
+    lines = [
+        env.heard[c]["short"] if c in env.heard else f"{c}: {env.bank['no_evidence']}."
+        for c in env.competencies
+    ]
     return "\n".join(["SUMMARY", *lines])
 
 
@@ -280,21 +252,17 @@ def fixed(env, rng, follow_ups=False):
     """A behavioural question per competency, in order; with follow_ups blind specific ones, too."""
     n = len(env.questions)
     if n < env.k:
-        env.plan = [*env.competencies, *rng.sample(env.competencies, env.turns - env.k)]
         return ask(env, rng, "behavioural", env.competencies[n])
-    return ask(env, rng, "specific", env.plan[n]) if follow_ups and n < env.turns else report(env)
+    if follow_ups and n < env.turns:
+        return ask(env, rng, "specific", env.competencies[n - env.k])
+    return report(env)
 
 
-def at_random(env, rng, kinds=("behavioural", "specific")):
+def at_random(env, rng):
+    """Behavioural and specific questions about any of the competencies."""
     if len(env.questions) == env.turns:
         return report(env)
-    return ask(env, rng, rng.choice(kinds), rng.choice(env.competencies))
-
-
-def uniform(env, rng):
-    """Any question of the bank, risky ones too."""
-    kinds = [kind for kind, texts in env.bank["templates"].items() for _ in texts]
-    return at_random(env, rng, kinds)
+    return ask(env, rng, rng.choice(("behavioural", "specific")), rng.choice(env.competencies))
 
 
 Interview.baselines = {
@@ -302,5 +270,4 @@ Interview.baselines = {
     "fixed": fixed,
     "fixed+": functools.partial(fixed, follow_ups=True),
     "random": at_random,
-    "uniform": uniform,
 }

@@ -109,14 +109,14 @@ def annotator_row(name, events, pairs):
     }
 
 
-def print_agreement(events, thumbs=False):
+def print_agreement(events):
     """What `agreement` finds in a log, as text."""
     result = agreement(events)
     overlap, left = result["overlapping_items"], result["position"]
     print(f"{result['items']} items with votes, {overlap} of them from two annotators or more")
     print("(without gold items)\n")
-    biased = "  ← biased: the interval excludes 50 %" if left["biased"] and not thumbs else ""
-    print(f"{'thumbs up       ' if thumbs else 'left side chosen'}  {cell(left)}{biased}")
+    biased = "  ← biased: the interval excludes 50 %" if left["biased"] else ""
+    print(f"left side chosen  {cell(left)}{biased}")
     if overlap:
         nominal, ordinal = cell(result["alpha_nominal"]), cell(result["alpha_ordinal"])
         print(f"raw agreement     {cell(result['raw'])}")
@@ -137,9 +137,8 @@ def print_agreement(events, thumbs=False):
         print(f"\n{words}; are they one person?")
     counts = "annotator", "votes", "skips", "ties", "both_bad", "median_seconds"
     rates = "annotator", "under_3_s", "left", "gold", "with_others"
-    names = {"left": "thumbs up"} if thumbs else {}
     for keys in (counts, rates):
-        titles = {key: names.get(key, key.replace("_", " ")) for key in keys}
+        titles = {key: key.replace("_", " ") for key in keys}
         print_table(result["annotators"], titles)
 
 

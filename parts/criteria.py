@@ -8,12 +8,13 @@ A rating is yes, no, or null: cannot tell. Criteria that a program decides are l
 """
 
 import itertools
+import shlex
 from collections import Counter, defaultdict
 
 from parts import files
 from parts.agreement import cell, kappa, print_table, same_choice
-from parts.dialogue import visible
 from parts.files import UserError
+from parts.messages import visible
 from parts.rubrics import read_responses, read_row, read_rubrics, response_text
 
 
@@ -139,4 +140,4 @@ def export(out, items, votes):
     )
     if rows:
         words = "--judge-model NAME --judge-base-url http://localhost:8000/v1".split()
-        print(f"next: {files.shell_line('judge.py', 'audit', '--data', path, *words)}")
+        print(f"next: {shlex.join(['python', 'judge.py', 'audit', '--data', str(path), *words])}")

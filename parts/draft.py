@@ -13,8 +13,8 @@ from functools import partial
 from pathlib import Path
 
 from parts import votes
-from parts.dialogue import visible
 from parts.files import UserError, number
+from parts.messages import visible
 from parts.questions import block, lists_in, message, parse_entries, shown, talk
 from parts.rubrics import read_criterion, read_responses, read_row
 from parts.server import Call

@@ -1,19 +1,20 @@
 """parts/draw.py: two answers to each prompt, from one model or from two, for people to compare."""
 
+import hashlib
+import json
+import shlex
 from pathlib import Path
 
 import numpy as np
 
 from parts import files
 from parts.files import UserError, number
-from parts.reports import placement
-from parts.rows import plain_text, split_name
+from parts.reports import add_model_arguments, encode_prompts, load_policy
 from parts.stats import prompt_keys
 from parts.votes import as_answer, load_items
 
 BASE = "data/tiny-base"
 BATCH = 32  # prompts answered at once
-TOP_P = 0.95
 
 
 def add_arguments(parser):
@@ -27,35 +28,29 @@ def add_arguments(parser):
     add("--model-b", help="second model: one answer from each, a blind comparison (default: two answers of --model)")
     add("--gold-items", help="JSONL of prompt, a, b, gold (a or b): pairs with a known better answer to mix in")
     add("--max-new-tokens", type=number(int, at_least=1), default=96, help="longest answer in tokens, 64 to 512 (default %(default)s)")
-    add("--temperature", type=number(above=0), help="sampling temperature, 0.7 to 1 (default 0.7; bundled base 1)")
-    add("--top-p", type=number(above=0, below=1.0001), help="the likeliest tokens of this share, 0.8 to 1 (default 0.95; bundled base 1)")
-    add("--examples", help="JSONL of prompt and completion: worked examples before each prompt (default: for bundled prompts)")
-    add("--device", default="auto", help="auto, cpu, cuda, mps")
+    add("--temperature", type=number(above=0), default=1.0, help="sampling temperature, 0.7 to 1 (default %(default)s)")
     add("--seed", type=number(int, at_least=0), default=0, help="random seed of sampling (default %(default)s)")
     # fmt: on
+    add_model_arguments(parser)
 
 
 def draw(args):
     """write items.jsonl: two answers to each prompt, from one model or from two"""
-    from parts import prompting
-
     gold = list(load_items(args.gold_items, "--gold-items").values()) if args.gold_items else []
     for item in gold:
         if not item.get("gold"):  # it would be an ordinary item, and a pair to train on
             reason = f'the item {item["id"]!r} has no "gold"; expected "a" or "b", the better one'
             raise UserError(f"--gold-items {args.gold_items}: {reason}")
-    rows = read_prompts(args, prompting)
+    rows = prompts_to_ask(args)
     if len({type(row["prompt"]) for row in rows}) > 1:  # the page would refuse them
         raise UserError(f"--prompts {args.prompts}: text and messages in one file; take one")
     if gold and type(gold[0]["prompt"]) is not type(rows[0]["prompt"]):
         raise UserError(
             f"--gold-items {args.gold_items}: text and messages; take what --prompts has"
         )
-    if args.top_p is None:
-        args.top_p = 1.0 if prompting.knows_the_form(args.model) else TOP_P
     path = new_items_file(args.out)
     second = ("--model-b", args.model_b) if args.model_b else ("--model", args.model)
-    load(*second, args)  # it can be sampled: known before an hour of drawing
+    load_policy(second[1], args, second[0])  # a wrong folder is known before an hour of drawing
     texts = sample("--model", args.model, rows, args, seed=2 * args.seed)
     texts_b = sample(*second, rows, args, seed=2 * args.seed + 1)
     items = to_items(rows, texts, texts_b, args)
@@ -67,60 +62,58 @@ def draw(args):
     # ids that do not tell gold items from others
     items = [item | {"id": f"item-{n:05d}"} for n, item in enumerate([*items, *gold])]
     files.write_jsonl(path, items, mode=files.PRIVATE)
-    print(f"wrote {path}\nnext: {files.shell_line('annotate.py', '--out', args.out)}")
+    print(f"wrote {path}\nnext: {shlex.join(['python', 'annotate.py', '--out', args.out])}")
 
 
 def new_items_file(out):
     """The path of items.jsonl in a new session, whose folder is made before an hour of drawing."""
     path = Path(out) / "items.jsonl"
-    files.private_folder(out)
+    private_folder(out)
     for held in ("items.jsonl", "args.json"):  # the second is of a run, or of a session
         if path.with_name(held).exists():
             raise UserError(f"--out {out}: holds an {held}; choose another --out")
     return path
 
 
-def read_prompts(args, prompting):
-    """Rows of --prompts, each prompt after the examples of its task."""
-    rows = prompting.load_prompts(args.prompts, "--prompts")
-    rows = [r for r in rows if args.split is None or r.get("split") == split_name(args.split)]
+def private_folder(out):
+    """Make the folder of --out, readable by its owner alone; UserError if it cannot be made."""
+    try:
+        Path(out).mkdir(mode=0o700, parents=True, exist_ok=True)
+    except OSError as error:
+        raise UserError(f"--out {out}: {files.brief(error)}; choose another --out") from None
+
+
+def prompts_to_ask(args):
+    """Rows of --prompts, of each prompt one, at most --limit of them."""
+    from parts.answers import read_prompts
+
+    rows = read_prompts(args.prompts, "--prompts", args.chat)
+    rows = [row for row in rows if args.split is None or row.get("split") == args.split]
     if not rows:
         raise UserError(f'--prompts {args.prompts}: no prompt with "split": "{args.split}"')
-    prompting.default_examples(args, [args.prompts], temperature_flag="temperature")
-    examples = prompting.load_examples(args.examples)
-    asked = [row for row in rows if plain_text(row["prompt"]).strip()]
-    firsts = np.unique(prompt_keys(row["prompt"] for row in asked), return_index=True)[1]
-    distinct = [asked[i] for i in firsts]
-    n_blank, n_equal = len(rows) - len(asked), len(asked) - len(distinct)
-    if n_blank or n_equal:
-        counts = {"dropped: the prompt is blank": n_blank, "dropped: prompt there twice": n_equal}
-        counts = {what: n for what, n in counts.items() if n}
-        print(f"{args.prompts}: {files.counts_in_words({'rows': len(rows)} | counts)}")
-    rows = prompting.some_prompts(distinct, args.limit or len(distinct))
-    return [{**row, "prompt": prompting.after_examples(examples, row)} for row in rows]
+    firsts = np.unique(prompt_keys(row["prompt"] for row in rows), return_index=True)[1]
+    distinct = [rows[i] for i in firsts]
+    if n_equal := len(rows) - len(distinct):
+        counts = {"rows": len(rows), "dropped: prompt there twice": n_equal}
+        print(f"{args.prompts}: {files.counts_in_words(counts)}")
 
+    def digest(row):
+        return hashlib.sha256(json.dumps(row["prompt"], ensure_ascii=False).encode()).digest()
 
-def load(flag, name, args):
-    """(model, tokenizer); UserError if draws of this family are not what a forward says."""
-    import common
-    from parts import sampling
-
-    tokenizer = common.load_tokenizer(name, flag)
-    model = common.load_policy(name, **placement(args), trainable=False, flag=flag)
-    sampling.check_sampling(model, f"{flag} {name}")
-    return model, tokenizer
+    return sorted(distinct, key=digest)[: args.limit] if args.limit else distinct
 
 
 def sample(flag, name, rows, args, seed):
     """One answer to each prompt, as text."""
     from parts import sampling
 
-    model, tokenizer = load(flag, name, args)
-    print(f"drawing {len(rows)} answers from {name}, temperature {args.temperature:g}, "
-          f"top-p {args.top_p:g}", flush=True)  # fmt: skip
+    policy, tokenizer = load_policy(name, args, flag)
+    prompts, config = [row["prompt"] for row in rows], policy.model.config
+    ids = encode_prompts(prompts, tokenizer, config, args.max_new_tokens)
+    print(f"drawing {len(rows)} answers from {name}, temperature {args.temperature:g}", flush=True)
     rollout = sampling.sample(
-        model, tokenizer, [row["prompt"] for row in rows], max_new_tokens=args.max_new_tokens,
-        temperature=args.temperature, top_p=args.top_p, seed=seed, rows=BATCH,
+        policy, tokenizer, ids, max_new_tokens=args.max_new_tokens,
+        temperature=args.temperature, seed=seed, rows=BATCH,
     )  # fmt: skip
     cut = len(rows) - sum(rollout.finished)
     if cut:

@@ -5,7 +5,6 @@
 """
 
 from parts import pages
-from parts.card_sections import add_result
 from parts.frontier import COSTS, GOAL, curve_of, same_scorer
 from parts.pages import ends
 from parts.pages import number as show
@@ -81,7 +80,7 @@ def in_words(report):
         notes.append(f"Fewer than {FEW_PROMPTS} prompts: {few}.")
     for run in report["runs"]:
         reward = run.get("reward_model") or run.get("reward_fn")
-        if by == "gold" and same_scorer(reward, report["setup"]["gold"], {}):
+        if by == "gold" and same_scorer(reward, report["setup"]["gold"]):
             notes.append(f"{run['name']} was trained on the {names[by]}, which it may exploit.")
         if k := run.get("trained_prompts"):
             of = f"a file with {k} of these {report['setup']['n_prompts']} prompts"
@@ -109,25 +108,6 @@ def comparison_in_words(row, score):
     sentence = WORDS[row["verdict"]].format(row["a"], row["b"])
     sentence += f" {show(row['win_rate'], 1, True)} of the comparisons by the {score}"
     return f"{sentence}{why_open(row, row['p_holm'])}."
-
-
-def compare_card(report, folder):
-    """What the card of a folder says of a comparison: its sentences against the baseline."""
-    setup, by = report["setup"], report["scorers"][0]
-    pair, lines = {report["models"][0]["name"], folder}, []
-    for row in report["comparisons"]:
-        folders = {row["a"], row["b"]} & {*setup["model"]}  # best of n is no folder
-        if row["scorer"] == by and pair <= folders and len(folders) == 2:
-            if row["win_rate"]["value"] is not None:
-                lines.append(comparison_in_words(row, score_names(setup)[by]))
-    if not lines:
-        return []
-    own = labels([row["name"] for row in report["models"]])[folder]
-    lines += [note for note in report["notes"] if note.startswith(f"{own} was trained on")]
-    p = "; an open verdict is no proof that both are alike" * any("stays open" in x for x in lines)
-    where = f"{setup['n_prompts']} prompts of {setup['prompts']}"
-    where += f", split {setup['split']}" * (setup["split"] != "all")
-    return [" ".join([*lines, f"95 % intervals, over {where}{p}."])]
 
 
 def why_open(row, p):
@@ -328,9 +308,7 @@ def reward_sections(report):
     }
     caption = (
         f"{report['accuracy']['n']} pairs of {gain.get('clusters', gain['n'])} prompts; left out: "
-        f"{counts['ties']} ties, {counts['equal']} pairs of equal answers, "
-        f"{counts.get('early', 0)} dialogues that part before their last turn or "
-        "have a blank answer"
+        f"{counts['ties']} ties, {counts['equal']} pairs of equal answers"
     )
     tables = [table, pages.table(["", "value"], cells.items(), caption)]
     limits = [
@@ -358,13 +336,6 @@ def reward_in_words(report):
         words = f"{of} that it was trained on" if n_trained else "It was trained on this file"
         texts += [f"{words}: on pairs it has not seen it is right less often."]
     return texts
-
-
-def reward_card(report, folder):
-    """What the card of a reward model says of its held-out pairs."""
-    clusters, pairs = report["against_length"]["clusters"], report["setup"]["pairs"]
-    over = f"95 % intervals, over {clusters} prompts of {pairs}."
-    return [" ".join([*reward_in_words(report), over])]
 
 
 def human_sections(report):
@@ -417,21 +388,6 @@ def human_sections(report):
     )
     paths = [f"{name} is {folder}." for folder, name in zip(report["models"], (a, b))]
     return [answer, *appendix(report, limits, paths)]
-
-
-CARDS = {  # what joins the cards of run folders: its title and its sentences on a folder
-    "compare": ("Compared with its baseline", compare_card),
-    "reward": ("Accuracy on pairs", reward_card),
-}
-
-
-def add_to_cards(args, report):
-    """Add a report's result to the cards of the run folders it measured (parts/card.py)."""
-    if args.command in CARDS:
-        title, lines_of = CARDS[args.command]
-        folders = args.model if args.command == "compare" else [args.reward_model]
-        lines = {str(folder): lines_of(report, folder) for folder in folders}
-        add_result(lines, title, f"evaluate.py {args.command}", f"{args.out}/report.html")
 
 
 PAGES = {  # title, and the sections of a report

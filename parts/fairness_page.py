@@ -204,23 +204,6 @@ def is_after(part, change):
     return all(part[key] == change[key] for key in ("model", "surface", "kind"))
 
 
-def card_lines(report, folder):
-    """What the model card of a folder says: verdicts, effects with intervals, what was left out."""
-    lines, parts = [], parts_of(report, "surfaces", "changes")
-    for part in (part for part in parts if part["model"] == folder):
-        key, what = ("D", "changes") if "before" in part else ("d", "effects")
-        known = [row for row in part["rows"] if row[key]["value"] is not None]
-        effects = ", ".join(f"{title_of(row)} {show(row[key], 2)}" for row in known)
-        size = f"{part['R']} résumés × {part['N']} names"
-        size += f" against {part['before']}" if "before" in part else ""
-        lines += summary([(twin_name(part), part["rows"])])
-        lines.append(f"({size}; {what} in SD with 95 % intervals: {effects or 'none'}.)")
-    for part in parts_of(report, "risky"):
-        if part.get("model") == folder:
-            lines.append(f"Risky questions, {part['title']}: {risky_rate(part)}.")
-    return [" ".join([*lines, *unmeasured(report)])] if lines else []
-
-
 def masses(surfaces):
     """[sentence] on how far the policies decide in the words that their log-odds are about."""
     policies = {model_name(part["model"]): part["mass"] for part in surfaces if "mass" in part}

@@ -13,7 +13,6 @@ from pathlib import Path
 
 import numpy as np
 
-from parts import files
 from parts.pages import ends
 from parts.reports import read_run, trained_prompts
 from parts.stats import Z95
@@ -137,12 +136,12 @@ def load_runs(names, gold=None, reward_model=None, temperature=None, rows=()):
         points, spent = spending(run, before)
         points = [p for p in points if (p["gold"], p["kl"]) != (None, None)]  # else no curve
         prompts = str(args.get("prompts") or args.get("data"))  # GRPO's stand with their rubrics
-        measured = run["sha256"].get(prompts, prompts), args.get("model")
+        measured = prompts, args.get("model")
         at = args.get("eval_temperature" if args.get("pairs") else "temperature") or temperature
         gold = gold or args.get("gold")
         same = {  # did the run log that very score?
-            "gold": same_scorer(args.get("gold"), gold, run["sha256"]),
-            "proxy": same_scorer(own, reward_model, run["sha256"]),
+            "gold": same_scorer(args.get("gold"), gold),
+            "proxy": same_scorer(own, reward_model),
         }
         reward = {"reward_model": own, "reward_fn": args.get("reward_fn")}
         runs.append({"name": name, "trained_prompts": trained_prompts(run, rows)} | reward | spent)
@@ -164,11 +163,10 @@ def load_runs(names, gold=None, reward_model=None, temperature=None, rows=()):
     return runs, curves
 
 
-def same_scorer(logged, given, hashes):
-    """Did a run log the scores of the scorer `given`? A name may be of two: their hashes tell.
+def same_scorer(logged, given):
+    """Did a run log the scores of the scorer `given`? Both a folder, or FILE:FUNCTION, or None.
 
-    logged, given  a folder, or FILE:FUNCTION, or None;  hashes  {file: SHA-256} of the run's start
-    >>> same_scorer("rm/", "rm", {}), same_scorer("a.py:f", "a.py:g", {})
+    >>> same_scorer("rm/", "rm"), same_scorer("a.py:f", "a.py:g")
     (True, False)
     """
     if not logged or not given:
@@ -176,9 +174,6 @@ def same_scorer(logged, given, hashes):
     (one, one_function), (two, two_function) = (
         name.rsplit(":", 1) if ".py:" in name else (name, "") for name in map(str, (logged, given))
     )
-    before = hashes.get(logged) or hashes.get(str(Path(one)))
-    if before and Path(two).exists():
-        return one_function == two_function and before == files.fingerprint(two)
     return (Path(one).resolve(), one_function) == (Path(two).resolve(), two_function)
 
 

@@ -3,12 +3,13 @@
 import hashlib
 import re
 import secrets
+import shlex
 from collections import Counter
 from datetime import datetime, timezone
 from functools import partial
 
 from parts import votes
-from parts.files import UserError, shell_line
+from parts.files import UserError
 from parts.questions import talk
 from parts.server import Judge, cost_line
 
@@ -74,7 +75,6 @@ def to_event(item, model, grade_a, grade_b, standard, app):
             "ts_server": now,
             "guidelines_sha256": sha256(standard),
             "app": app,
-            "thumbs": False,
             "key_sha256": "",  # of no browser
         }
     )
@@ -84,8 +84,6 @@ def to_event(item, model, grade_a, grade_b, standard, app):
 
 def conversation(item, side):
     """An answer of an item as messages behind its prompt."""
-    if votes.is_talk(item):
-        return [*item["prompt"], *item[side]]
     return talk(item["prompt"], votes.answer_text(item[side]))
 
 
@@ -127,4 +125,6 @@ def judge(desk, args, ruler_groups, standard, app):
     print(cost_line(server.counts, server.price))
     for error, n in failures.items():
         print(f"{n} items without a vote, to be asked again: {error}")
-    print(f"next: {shell_line('annotate.py', 'agreement', '--judge', '--out', args.out)}")
+    print(
+        f"next: {shlex.join(['python', 'annotate.py', 'agreement', '--judge', '--out', args.out])}"
+    )

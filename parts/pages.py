@@ -18,12 +18,13 @@ import base64
 import hashlib
 import math
 import re
+import textwrap
 from pathlib import Path
 
 from jinja2 import Environment, FileSystemLoader
 from markupsafe import Markup
 
-from parts.files import replacing, wrapped
+from parts.files import replacing
 
 WIDTH, LINES = 100, 36  # columns of the terminal; lines of a report there, before a command's own
 MARKERS = 40  # a line of more points is drawn without markers
@@ -277,6 +278,11 @@ def print_report(title, sections):
     if gone := [f"{n} {name[: -1 if n == 1 else None]}" for name, n in left_out.items() if n]:
         lines.append(f"More on the page: {' and '.join(gone)}")
     print(*map(visible, lines), sep="\n")
+
+
+def wrapped(text, width):
+    """The lines of a text; a flag such as --judge-price is not broken at its hyphen."""
+    return textwrap.wrap(" ".join(text.split()), width, break_on_hyphens=False)
 
 
 def at_level(sections, level):

@@ -1,227 +1,272 @@
-"""parts/pairs.py: preference rows in memory: read, encoded, counted, split by their prompt.
+"""parts/pairs.py: what a row must hold; preference pairs: checked, encoded, split by their prompt.
 
-In memory are ids alone, in flat arrays; a row knows its file and line. What is dropped, cut or not
-read is counted in `Pairs.counts`.
+A pair, as TRL writes it: {"prompt": …, "chosen": …, "rejected": …}, each a text, or each a list of
+{"role", "content"}; without "prompt" both sides begin with it. "tie": true where neither is better;
+"group": rows of one group stay on one side of the split.
 """
 
 import hashlib
-import json
 import math
-from array import array
 from collections import Counter
-from operator import itemgetter
 
 import numpy as np
 
-from common import as_turns, encode_pair, pad_rows, render, unread_keys
-from parts.dialogue import Refused, differs
-from parts.files import Counts, UserError, counts_in_words, read_jsonl
-from parts.parallel import progress
-from parts.rows import PROMPT_COLUMNS, check_pair, plain_text
+from common import Refused, encode_pair, pad_id, pad_rows
+from parts.files import UserError, counts_in_words, existing_file, number, read_jsonl
+from parts.parallel import share
+
+ROLES = ("system", "developer", "user", "assistant", "tool")
+SIDES = ("prompt", "chosen", "rejected")
+SCORES = ("score_chosen", "score_rejected")  # as UltraFeedback has them; compared, not trained on
+HUMAN, ASSISTANT = "\n\nHuman:", "\n\nAssistant:"  # of Anthropic's HH texts
 
 
-class TokenRows:
-    """Append-only list of id lists in one flat int32 array: a million answers are two arrays."""
-
-    def __init__(self):
-        self.ids, self.offsets = array("i"), array("q", [0])
-
-    def append(self, ids):
-        self.ids.extend(ids)
-        self.offsets.append(len(self.ids))
-
-    def __len__(self):
-        return len(self.offsets) - 1
-
-    def __getitem__(self, i):
-        return np.array(self.ids[self.offsets[i] : self.offsets[i + 1]], np.int32)
-
-    def lengths(self):
-        """(n,) int64"""
-        return np.diff(np.array(self.offsets))
+def add_pair_arguments(parser, default="data/prefs_train.jsonl"):
+    add = parser.add_argument
+    # fmt: off
+    add("--pairs", nargs="+", type=existing_file, default=[default], help="JSONL files with rows of prompt, chosen and rejected")
+    add("--eval-pairs", nargs="+", type=existing_file, default=[], help="held-out pairs, in place of a share of --pairs")
+    add_split_arguments(parser)
+    # fmt: on
 
 
-def held_out(prompt, fraction):
-    """True if this prompt is held out; its hash decides, so all its rows are on the same side.
+def add_split_arguments(parser):
+    add = parser.add_argument
+    # fmt: off
+    add("--eval-fraction", type=number(at_least=0, below=1), default=0.1, help="share of the prompts to hold out, with all their rows")
+    add("--chat", action="store_true", help="a prompt given as text is a user's message, instead of text to continue")
+    # fmt: on
 
-    >>> [held_out("Who fits?", share) for share in (0, 0.3, 0.4, 1)]
-    [False, True, True, True]
+
+# ---- what a row must hold ----
+
+
+def check_text(row, key):
+    """ValueError unless row[key] is a text, or messages of a role and a text each, not blank."""
+    value = row.get(key)
+    messages = value if isinstance(value, list) else []
+    for message in messages:
+        if not isinstance(message, dict) or message.get("role") not in ROLES:
+            raise ValueError(f'"{key}": each message needs a "role", one of {", ".join(ROLES)}')
+        if message.get("tool_calls"):
+            message["content"] = message.get("content") or ""
+        if not isinstance(message.get("content"), str):
+            raise ValueError(f'"{key}": each message needs a "content" that is one text')
+    if not isinstance(value, str) and not messages:
+        raise ValueError(f'"{key}": expected text or a list of messages, found {value!r:.60}')
+    if not words(value):
+        raise ValueError(f'"{key}" is empty; fill it in or delete the line')
+
+
+def check_prompt(row):
+    """ValueError unless row["prompt"] is a text or a dialogue that waits for an answer."""
+    check_text(row, "prompt")
+    if roles(row["prompt"])[-1:] == ["assistant"]:
+        raise ValueError('"prompt" must end with a message to answer, not with the assistant\'s')
+    if isinstance(row.get("group"), (int, float)):
+        row["group"] = str(row["group"])
+    if row.get("group") is not None:
+        check_text(row, "group")
+
+
+def check_answer(row, key):
+    """ValueError unless row[key] is one answer of the prompt's kind."""
+    check_text(row, key)
+    if isinstance(row[key], str) != isinstance(row["prompt"], str):
+        raise ValueError(f'"prompt" and "{key}" must both be text or both be lists of messages')
+    if roles(row[key]) not in ([], ["assistant"]):
+        raise ValueError(f'"{key}" must be one message of the assistant')
+
+
+def roles(text_or_messages):
+    """The roles of messages; of a text none."""
+    return [turn["role"] for turn in text_or_messages if isinstance(turn, dict)]
+
+
+def check_pair(row):
+    """ValueError unless this is a preference row; fills in a missing "prompt"."""
+    if row.get("prompt") is None:
+        for key in ("chosen", "rejected"):
+            check_text(row, key)
+        row["prompt"], row["chosen"], row["rejected"] = split_prompt(row["chosen"], row["rejected"])
+    check_prompt(row)
+    for key in ("chosen", "rejected"):
+        check_answer(row, key)
+    if row.get("tie") not in (None, True, False):
+        raise ValueError(f'"tie" is {row["tie"]!r}; expected true or false')
+    for key in SCORES:
+        if not isinstance(row.get(key), (int, float, type(None))):
+            raise ValueError(f'"{key}" is {row[key]!r:.60}; expected a number')
+
+
+def split_prompt(chosen, rejected):
+    """(prompt, chosen, rejected) of two whole dialogues: the prompt is their common beginning; of
+    texts (Anthropic's HH) up to the last "Assistant:" that both share.
+
+    >>> split_prompt("\\n\\nHuman: 2+2?\\n\\nAssistant: 4", "\\n\\nHuman: 2+2?\\n\\nAssistant: 5")[1:]
+    (' 4', ' 5')
     """
-    if not isinstance(prompt, str):
-        prompt = json.dumps(prompt, sort_keys=True, ensure_ascii=False)
-    digest = hashlib.sha256(prompt.encode()).digest()
+    most = min(len(chosen), len(rejected)) - (not isinstance(chosen, str))
+    n = next((i for i in range(most) if chosen[i] != rejected[i]), most)
+    if isinstance(chosen, str):
+        n = len("".join(chosen[:n].rpartition(ASSISTANT)[:2]))
+    if not n:
+        raise ValueError(
+            '"prompt" is missing, and "chosen" and "rejected" do not begin with the same messages '
+            'or, as texts, with the same text up to "Assistant:"'
+        )
+    return chosen[:n], chosen[n:], rejected[n:]
+
+
+def is_rated_below(row):
+    """Is the chosen answer rated, and not above the rejected one? The label may be the other."""
+    scores = [row.get(key) for key in SCORES]
+    return None not in scores and not scores[0] > scores[1]
+
+
+def as_chat(row, *keys):
+    """--chat: the texts of a row as messages, the prompt a user's, all else the assistant's."""
+    for key in keys:
+        if isinstance(row[key], str):
+            role = "user" if key == "prompt" else "assistant"
+            row[key] = [{"role": role, "content": row[key]}]
+
+
+def say_how_text_is_read(tokenizer, texts, chat):
+    """One line where a model has a template and rows are text: which of the two is done."""
+    if texts and (chat or tokenizer.chat_template):
+        what = "are user's messages (--chat)" if chat else "are continued; --chat renders them"
+        print(f"text       {texts} prompts given as text {what}")
+
+
+# ---- the split ----
+
+
+def words(text_or_messages):
+    """The characters of a text, or of all messages and tool calls, without blanks and case."""
+    text = text_or_messages
+    if not isinstance(text, str):
+        text = "".join(f"{turn['content']}{turn.get('tool_calls') or ''}" for turn in text)
+    return "".join(text.split()).casefold()
+
+
+def prompt_key(row):
+    """What decides on which side of a split a row stands: the words of its prompt up to the end of
+    the first user's message, whatever its form; of its "group", a prompt too, if it has one.
+
+    So one prompt as text and as messages is one prompt, and a conversation that was logged at every
+    turn is one conversation.
+    >>> prompt_key({"prompt": "What is 2+2? "})
+    'whatis2+2?'
+    >>> turns = [("user", "What is 2+2?"), ("assistant", "4"), ("user", "Sure?")]
+    >>> prompt_key({"prompt": [{"role": role, "content": text} for role, text in turns]})
+    'whatis2+2?'
+    """
+    prompt = row["prompt"] if row.get("group") is None else row["group"]
+    if isinstance(prompt, str):
+        return words(prompt.removeprefix(HUMAN).partition(ASSISTANT)[0])
+    users = [i for i, role in enumerate(roles(prompt)) if role == "user"]
+    return words(prompt[: users[0] + 1] if users else prompt)
+
+
+def held_out(key, fraction):
+    """Is the prompt of this key held out? Its hash decides, so every file splits it alike."""
+    digest = hashlib.sha256(key.encode()).digest()
     return int.from_bytes(digest[:8], "big") < fraction * 2**64
 
 
-class Named:
-    """Rows; row i is line `line[i]` of the file `names[file[i]]`."""
+def split(keys, is_eval, fraction):
+    """(train, held) row numbers, (n,) arrays: no key is on both sides.
 
-    def name(self, indices):
-        """Where the first four of these rows stand, for an error message."""
-        places = [f"{self.names[self.file[i]]}:{self.line[i]}" for i in indices[:4]]
-        return "; ".join(places) + " …" * (len(indices) > 4)
+    is_eval   of each row, whether it comes from a file of held-out rows; without such a file
+              `fraction` of the keys is held out
+    """
+    held = np.array(is_eval if any(is_eval) else [held_out(key, fraction) for key in keys])
+    held_keys = {key for key, is_held in zip(keys, held) if is_held}
+    train = np.array([key not in held_keys for key in keys])
+    n = len(keys) - train.sum() - held.sum()
+    if n:
+        print(f"data       {n} rows have a prompt of --eval-pairs and are not trained on")
+    if not train.any():
+        raise UserError("every prompt is held out, none is left to train on: --eval-fraction 0")
+    return np.flatnonzero(train), np.flatnonzero(held)
 
 
-class Pairs(Named):
-    """Preference pairs as flat arrays, a row per pair; `train` and `eval` are indices into them."""
+def share_interval(right, keys):
+    """(low, high): 95 % interval of the mean of `right` (0, ½ or 1 each), Wilson's for as many
+    studies as there are prompts: rows of one prompt (the same key) are taken to agree, so fifteen
+    pairs of a ranking are one. Of prompts with unequal numbers of rows, (Σn)²/Σn² count [Kish].
 
-    def __init__(self, names):
-        self.prompts, self.chosen, self.rejected = TokenRows(), TokenRows(), TokenRows()
-        self.names, self.counts = names, Counts()
-        self.shared = False  # True: both answers of a pair pass in one row, after one prompt
+    >>> [round(x, 3) for x in share_interval([1, 1, 0, 1], "abcd")]
+    [0.301, 0.954]
+    >>> share_interval([1, 1, 0, 0], "aabb") == share_interval([1, 0], "ab")
+    True
+    """
+    rows, p, z = Counter(keys).values(), sum(right) / len(right), 1.959964
+    n = sum(rows) ** 2 / sum(x * x for x in rows)
+    middle, spread = p + z * z / (2 * n), z * math.sqrt(p * (1 - p) / n + (z / (2 * n)) ** 2)
+    return (middle - spread) / (1 + z * z / n), (middle + spread) / (1 + z * z / n)
 
-    def __len__(self):
-        return len(self.prompts)
 
-    def set_columns(self, columns):
-        """columns: (strength, margin, tie, held out, file, line) per pair; NaN for no number."""
-        columns = (np.array(column) for column in zip(*columns))
-        self.strength, self.margin, self.tie, held, self.file, self.line = columns
-        held &= not held.all()  # a handful of prompts that all hash to one side: train on them
-        self.train, self.eval = np.flatnonzero(~held), np.flatnonzero(held)
+# ---- pairs ----
+
+
+class Pairs:
+    """Encoded pairs. prompts, chosen, rejected: lists of int32 arrays of ids; train, held: their
+    row numbers; places, keys, rows: of pair i the file and line, the key of its prompt, and some of
+    its columns. shared: does a forward compute each prompt once for both answers?"""
+
+    def __init__(self, args, tokenizer, max_length, keep_ties=False, columns=()):
+        usable, is_eval, counts, texts = [], [], Counter(), 0
+        for name in [*args.pairs, *args.eval_pairs]:
+            for line, row in read_jsonl(name, check_pair, numbered=True, flag="--pairs"):
+                key, tools = prompt_key(row), row.get("tools")
+                counts["rows"] += 1
+                texts += isinstance(row["prompt"], str)
+                if args.chat:
+                    as_chat(row, *SIDES)
+                sides = [row[side] for side in SIDES]
+                try:
+                    ids = encode_pair(tokenizer, *sides, max_length=max_length, tools=tools)
+                    dropped = "equal answers" if ids[1] == ids[2] else None
+                except Refused as error:
+                    dropped = error
+                if dropped or row.get("tie") and not keep_ties:
+                    counts[f"dropped: {dropped or 'tie'}"] += 1
+                    continue
+                is_long = len(ids[0]) + max(map(len, ids[1:])) >= max_length
+                counts[f"cut to --max-length {max_length}, or just as long"] += is_long
+                counts["score_chosen not above score_rejected"] += is_rated_below(row)
+                kept = {column: row.get(column) for column in ("prompt", "tie", *columns)}
+                ids = [np.array(side, np.int32) for side in ids]
+                usable.append((*ids, f"{name}:{line}", key, kept))
+                is_eval.append(name in args.eval_pairs)
+        if not usable:
+            raise UserError(f"--pairs: no usable row ({counts_in_words(counts)})")
+        self.prompts, self.chosen, self.rejected, self.places, self.keys, self.rows = zip(*usable)
+        self.train, self.held = split(self.keys, is_eval, args.eval_fraction)
+        self.pad, self.shared = pad_id(tokenizer), False
+        for rows in (len(self.train) % args.batch_size, len(self.held)):
+            if rows:  # the short last batch of an epoch must not end a run of several processes
+                share([range(rows)])
+        sides = f"training {len(self.train)}, held out {len(self.held)}"
+        print(f"data       {counts_in_words(counts)}; {sides}")
+        say_how_text_is_read(tokenizer, texts, args.chat)
 
     def ids(self):
-        """Flat arrays of all ids."""
-        return self.prompts.ids, self.chosen.ids, self.rejected.ids
-
-    def lengths(self):
-        """(n,) tokens of a pair's longer row."""
-        return self.prompts.lengths() + np.maximum(self.chosen.lengths(), self.rejected.lengths())
-
-    def votes(self, indices):
-        """The number of lines behind these pairs: a pair and its copies are one vote."""
-        return len({(self.file[i], self.line[i]) for i in indices})
+        """All ids, by which a resumed run knows that it has the same rows."""
+        return [*self.prompts, *self.chosen, *self.rejected]
 
     def tokens(self):
-        """(n,) tokens of both rows of a pair."""
-        return 2 * self.prompts.lengths() + self.chosen.lengths() + self.rejected.lengths()
+        """(n,) tokens that the forward of each pair computes: the prompt once, or twice."""
+        sides = self.prompts, self.chosen, self.rejected
+        prompt, chosen, rejected = np.array([[len(ids) for ids in side] for side in sides])
+        if self.shared:
+            return prompt + chosen + rejected
+        return 2 * (prompt + np.maximum(chosen, rejected))
 
-    def columns(self):
-        """(n,) columns that a forward computes for a pair: the prompt once if shared."""
-        answers = self.chosen.lengths() + self.rejected.lengths()
-        return self.prompts.lengths() + answers if self.shared else 2 * self.lengths()
-
-
-def read_rows(path, check, flag, counts):
-    """Yield (line number, row) of a JSONL file, with a bar where that takes more than seconds.
-    `Counts` get the place of each row; one for which `check` set a "drop" is only counted."""
-    rows = read_jsonl(path, check, numbered=True, flag=flag)
-    for line, row in progress(rows, f"reading {path}", delay=3):
-        counts.place = f"{path}:{line}"
-        counts["rows"] += 1
-        if row.get("drop"):
-            counts[f"dropped: {row['drop']}"] += 1
-        else:
-            yield line, row
-
-
-def read_pairs(
-    files, tokenizer, max_length, keep_ties=False, eval_fraction=0.0, eval_files=(), copies=None,
-    check=check_pair, prompt_of=itemgetter("prompt"),
-):  # fmt: skip
-    """Read and encode preference files, one row in memory at a time, into `Pairs`.
-
-    prompt_of(row) → the prompt that the model sees; the held-out side is that of row["prompt"].
-
-    Equal pairs, pairs that are equal after cutting and (without keep_ties) ties are dropped and
-    counted. Held out are `eval_files`, else a share of the prompts. copies(row) → the rows in place
-    of this one, on its side of the split; rows of `eval_files` stand for themselves.
-    """
-    pairs, columns = Pairs([str(file) for file in [*files, *eval_files]]), []
-    counts = pairs.counts
-    for number, name in enumerate(pairs.names):
-        of_eval, before, n_before = number >= len(files), Counter(counts), len(columns)
-        flag = "--eval-pairs" if of_eval else "--pairs"
-        for line, row in read_rows(name, check, flag, counts):
-            tie = bool(row.get("tie"))
-            if tie and not keep_ties:
-                counts["dropped: tie"] += 1
-                continue
-            held = of_eval if eval_files else held_out(row["prompt"], eval_fraction)
-            values = [math.nan if row.get(k) is None else row[k] for k in ("strength", "margin")]
-            try:
-                rows = copies(row) if copies and not of_eval else [row]
-                encoded = [
-                    _encode_row(tokenizer, prompt_of(each), each, max_length, counts)
-                    for each in rows
-                ]
-            except Refused as error:
-                counts[f"dropped: {error}"] += 1
-                continue
-            except UserError as error:
-                raise UserError(f"{flag} {name}:{line}: {error}") from None
-            for ids in filter(None, encoded):
-                for key, row_ids in zip(("prompts", "chosen", "rejected"), ids):
-                    getattr(pairs, key).append(row_ids)
-                columns.append((*values, tie, held, number, line))
-        if len(columns) == n_before:
-            raise UserError(f"{flag} {name}: no usable row ({counts_in_words(counts - before)})")
-    pairs.set_columns(columns)
-    if eval_files:
-        trained = {pairs.prompts[i].tobytes() for i in pairs.train}
-        leaks = sum(pairs.prompts[i].tobytes() in trained for i in pairs.eval)
-        counts["held out, though their prompt is trained on"] = leaks
-    return pairs
-
-
-def _encode_row(tokenizer, prompt, row, max_length, counts):
-    """(prompt, chosen, rejected) ids of a preference row; None if the answers' are equal."""
-    count_prompt(row, counts)
-    tools = count_unread(tokenizer, prompt, row, counts)
-    cut, answers = counts["responses cut"], (row["chosen"], row["rejected"])
-    ids = encode_pair(
-        tokenizer, prompt, *answers, max_length=max_length, counts=counts, tools=tools
-    )
-    if ids[1] != ids[2]:
-        return ids
-    equal = "after cutting" if counts["responses cut"] > cut else "as the model reads them"
-    counts[f"dropped: equal {equal}"] += 1
-    return None
-
-
-def count_prompt(row, counts):
-    """Count a prompt that is blank, or that stands at the head of each answer once more: one of
-    three words at least, since answers may begin with "Hi", too."""
-    last = row["prompt"] if isinstance(row["prompt"], str) else row["prompt"][-1]["content"]
-    answers = [row[key] for key in ("completion", "chosen", "rejected") if row.get(key)]
-    texts = [plain_text(answer).lstrip() for answer in answers]
-    counts["blank prompts"] += not last.strip()
-    repeats = len(last.split()) > 2 and all(text.startswith(last.strip()) for text in texts)
-    counts["answers that begin with their whole prompt"] += repeats
-
-
-def count_unread(tokenizer, prompt, row, counts, places=None):
-    """Count what belongs to the prompt of a row and is not read: columns, messages, and their keys.
-
-    Returns its "tools", or None if the template does not show them. places: the messages to look at
-    (default all)
-    """
-    tools, messages = row.get("tools"), as_turns(tokenizer, prompt)[0]
-    if isinstance(tools, str):  # xlam's layout
-        try:
-            tools = json.loads(tools or "null")
-        except ValueError:
-            raise Refused('"tools" is a text, but not JSON') from None
-        row = {**row, "tools": tools}
-    if isinstance(messages, str):  # continued as it stands
-        answer = row.get("completion") or row.get("chosen") or row.get("rejected") or ""
-        seam = messages[-1:] + answer[:1]  # "…two audits.Skills"
-        counts["no space between prompt and answer"] += len(seam.strip()) == 2
-        tools = None
-    else:
-        if tools and not differs(tokenizer, render(tokenizer, messages, tools), messages):
-            tools = None
-        places = range(len(messages)) if places is None else places
-        for key in unread_keys(tokenizer, messages, places, tools):
-            counts[f"not used: {key} of a prompt"] += 1
-    for key in PROMPT_COLUMNS:
-        if row.get(key) and not (key == "tools" and tools):
-            counts[f"not used: column {key}"] += 1
-    return tools
-
-
-def batch_rows(pairs, indices, pad_id):
-    """(input_ids, attention_mask, response_mask), each (2b, T): b chosen rows, then b rejected."""
-    prompts = [pairs.prompts[i] for i in indices]
-    answers = [pairs.chosen[i] for i in indices] + [pairs.rejected[i] for i in indices]
-    return pad_rows(prompts + prompts, answers, pad_id)
+    def batch(self, indices, device):
+        """(ids, attention_mask, answer_mask), (2b, T) each: b chosen rows, then b rejected."""
+        prompts = [self.prompts[i] for i in indices]
+        answers = [side[i] for side in (self.chosen, self.rejected) for i in indices]
+        return [x.to(device) for x in pad_rows(prompts + prompts, answers, self.pad)]

@@ -9,7 +9,7 @@ import json
 import re
 from collections import Counter
 
-from parts.dialogue import visible
+from parts.messages import visible
 
 REFERENCE = "A reference that the author of the answer did not see; other wordings may be as good:"
 ENTRIES = re.compile(r'(\{\s*"\w+"\s*:\s*)?\[\s*\{')  # how a list of objects begins

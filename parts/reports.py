@@ -1,5 +1,6 @@
-"""parts/reports.py: default paths, reward scores; a report and its folder."""
+"""parts/reports.py: default paths, flags of models, reward scores; a report and its folder."""
 
+import hashlib
 import itertools
 import json
 import os
@@ -12,7 +13,6 @@ import numpy as np
 
 from parts import files, pages
 from parts.files import UserError
-from parts.rows import check_pair, split_name
 
 SCHEMA = 4  # of report.json; a key that changes its meaning, or leaves, raises it
 
@@ -94,15 +94,17 @@ def read_run(name):
 
 
 def training_files(run, *flags):
-    """The files that these flags gave to a run, by its args.json, if they are unchanged."""
+    """The files that these flags gave to a run, by its args.json, if they are there."""
     given = [run["args"].get(flag) for flag in flags] if run else []
     names = [n for x in given for n in ([x] if isinstance(x, str) else x or [])]
-    return [n for n in names if Path(n).is_file() and run["sha256"].get(n) == files.fingerprint(n)]
+    return [n for n in names if Path(n).is_file()]
 
 
 def seen_pairs(run, rows):
     """How many of these preference rows stand in the files that a run was trained on; None where
     none of the files is there. Some of them the run itself has held out."""
+    from parts.pairs import check_pair
+
     names = training_files(run, "pairs")
     if not names:
         return None
@@ -113,9 +115,11 @@ def seen_pairs(run, rows):
 
 
 def question(row):
-    """The last message of a row's prompt, whatever examples stand before it."""
+    """The words of a prompt's last message, whatever stands before it; None without a prompt."""
+    from parts.pairs import words
+
     prompt = row.get("prompt")
-    return json.dumps(prompt[-1] if isinstance(prompt, list) and prompt else prompt)
+    return words(prompt[-1:] if isinstance(prompt, list) else prompt) if prompt else None
 
 
 def trained_prompts(run, rows):
@@ -124,9 +128,7 @@ def trained_prompts(run, rows):
     flags = ["pairs", "data"] + ["prompts"] * bool(run and run.get("stage") == "ppo")
     names = [name for name in training_files(run, *flags) if name.endswith(".jsonl")]
     trained_rows = (row for name in names for row in files.read_jsonl(name))
-    known = {
-        question(row) for row in trained_rows if split_name(row.get("split", "train")) == "train"
-    }
+    known = {question(row) for row in trained_rows if row.get("split", "train") == "train"}
     return sum(question(row) in known for row in rows)
 
 
@@ -139,50 +141,124 @@ def check_log(row, place):
             raise UserError(f"{place}: {key!r}: expected a number, as a trainer logs it")
 
 
+def add_model_arguments(parser, chat=True):
+    """Flags of a command that loads models; chat: does it also read prompts?"""
+    parser.add_argument("--device", default="auto", help="auto, cpu, cuda, cuda:1, mps")
+    if chat:
+        words = "make a prompt given as text a user's message of the chat template; otherwise text is continued as it stands"
+        parser.add_argument("--chat", action="store_true", help=words)
+
+
 def placement(args):
+    """(device, compute dtype) of --device: half precision on a GPU, fp32 on a CPU."""
     from parts import parallel
 
-    device = parallel.pick_device(args.device)
-    return {"dtype": parallel.pick_precision(device, "auto")[0], "device": device}
+    return parallel.pick(args.device, "auto")
+
+
+def most_tokens(device):
+    """Padded tokens per forward, as trainers take them without --micro-tokens."""
+    return 1024 if device.type == "cpu" else 8192
+
+
+def load_policy(name, args, flag="--model"):
+    """(Policy, tokenizer) of a model folder or hub id, which is not trained."""
+    import common
+
+    tokenizer, (device, dtype) = common.load_tokenizer(name, flag), placement(args)
+    return common.Policy(common.load_model(name, device, dtype, flag=flag), dtype), tokenizer
+
+
+def encode_prompts(prompts, tokenizer, config, max_new_tokens, flag="--prompts"):
+    """Ids of each prompt. One that leaves no room for an answer in the model's positions loses its
+    beginning, which is said; UserError for one that the chat template cannot write."""
+    import common
+
+    room = common.max_positions(config) - max_new_tokens
+    if room < 1:
+        raise UserError(f"--max-new-tokens {max_new_tokens}: leaves no room for a prompt; lower it")
+    try:
+        ids = [common.encode_prompt(tokenizer, prompt) for prompt in prompts]
+    except common.Refused as error:
+        raise UserError(f"{flag}: {error}") from None
+    if n := sum(len(row) > room for row in ids):
+        print(f"{n} of {len(ids)} prompts cut to {room} tokens, to fit the model's positions")
+    return [row[-room:] if len(row) > room else row for row in ids]
 
 
 def raw_scorer(folder, args):
     """A reward model's function: (prompt, answer, …) tuples → scores, tokens; (B, answers).
 
     The answers of a tuple are cut together, as in training: all follow the same prompt. Equal ones
-    are scored once, so that they tie exactly. cuts: a Counter per tuple, of what was cut; tools:
-    those that its prompt shows, or None.
+    are scored once, so that they tie exactly. A prompt given as text is a user's message with
+    --chat, and if the model was trained so. cuts: a list that gets True for each tuple of which
+    only a part was read; tools: those that its prompt shows, or None.
     """
+    import torch
+
     import common
+    from parts.pairs import as_chat
     from parts.parallel import progress
-    from parts.reward_models import load_reward_model, longest_row, reward_scores
+    from parts.reward_models import reward_function
 
-    flag, tokenizer = "--reward-model", common.load_tokenizer(folder, "--reward-model")
-    model = load_reward_model(folder, tokenizer, **placement(args), trainable=False, flag=flag)
-    longest = longest_row(folder, model)
+    flag, (device, dtype) = "--reward-model", placement(args)
+    model = reward_function(folder, device, dtype, raw=True, flag=flag)
+    tokenizer, chat = model.tokenizer, model.chat or getattr(args, "chat", False)
 
-    def score(items, cuts=(), tools=()):
+    def encode(item, max_length, tools):
+        row = dict(enumerate(item[1:])) | {"prompt": item[0]}
+        if chat:
+            as_chat(row, *row)
+        try:
+            sides = (row[key] for key in ("prompt", *range(len(item) - 1)))
+            return common.encode_pair(tokenizer, *sides, max_length=max_length, tools=tools)
+        except common.Refused as error:
+            raise UserError(f"{flag} {folder}: {error}") from None
+
+    @torch.no_grad()
+    def score(items, cuts=None, tools=()):
         flat, scores = [], {}
-        for item, cut, shown in itertools.zip_longest(items, cuts, tools):
-            settings = {"max_length": longest, "counts": cut, "tools": shown}
-            prompt, *answers = common.encode_pair(tokenizer, *item, **settings)
+        for item, shown in itertools.zip_longest(items, tools):
+            whole = encode(item, None, shown)
+            prompt, *answers = encode(item, model.max_length, shown)
+            if cuts is not None:
+                cuts.append(whole != (prompt, *answers))
             flat += [(tuple(prompt), tuple(answer)) for answer in answers]
         once = list(dict.fromkeys(flat))
         lengths = [len(prompt) + len(answer) for prompt, answer in once]
-        parts = common.micro_batches(range(len(once)), lengths, common.micro_tokens(model))
+        parts = common.micro_batches(range(len(once)), lengths, most_tokens(device))
         for part in progress(parts, "scoring", delay=3):
             rows = [once[i] for i in part]
             batch = common.pad_rows(*zip(*rows), common.pad_id(tokenizer))
-            batch = (x.to(model.device) for x in batch)
-            scores |= zip(rows, reward_scores(model, *batch).tolist())
+            scores |= zip(rows, model.scorer(*(x.to(device) for x in batch)).tolist())
         table = [(scores[pair], len(pair[1])) for pair in flat]
         return np.reshape(table, (len(items), -1, 2)).transpose(2, 0, 1)
 
     return score
 
 
+def fingerprint(path):
+    """SHA-256 of a file, or of a model folder's weights and configs, as trainers write it into
+    args.json. Of a file larger than 256 MiB, its size and 256 samples of 1 MiB."""
+    path, digest = Path(path), hashlib.sha256()
+    paths = [path]
+    if path.is_dir():
+        wanted = {".safetensors", ".bin", ".json", ".jinja", ".model"}
+        paths = [file for file in sorted(path.iterdir()) if file.suffix in wanted]
+    for file in paths:
+        if file.name in ("args.json", "report.json"):
+            continue
+        size = file.stat().st_size
+        digest.update(f"{file.name if path.is_dir() else ''}:{size}:".encode())
+        with open(file, "rb") as handle:
+            for place in range(0, size, max(2**20, size // 256)):
+                handle.seek(place)
+                digest.update(handle.read(2**20))
+    return digest.hexdigest()
+
+
 def hashes(inputs):
-    return {str(f): files.fingerprint(f) for f in inputs if f and Path(f).exists()}
+    return {str(f): fingerprint(f) for f in inputs if f and Path(f).exists()}
 
 
 def begin(args, inputs):

@@ -1,100 +1,136 @@
 """parts/reward_models.py: how a prompt with its answer becomes a score: a model with one output."""
 
-import numpy as np
+import math
+from dataclasses import dataclass
+
 import torch
-import torch.nn.functional as F
 from torch import nn
 
 import common
-from parts.dialogue import encode_pair, pad_id, say_once
-from parts.families import check_decoder
-from parts.files import UserError
-from parts.parallel import as_forward, micro_tokens, progress
+from common import encode_pair, hidden_states, micro_batches, pad_id, pad_rows
+from parts.answers import visible
+from parts.files import UserError, read_record
+from parts.pairs import as_chat
+from parts.parallel import progress
 from parts.shared_prompt import shared_hidden
 
 
-def load_reward_model(
-    name, tokenizer, dtype=None, device=None, trainable=True, lora_rank=0, flag="--model"
-):  # fmt: skip
-    """A sequence-classification model with one label. From a causal folder: with a zero head.
+class Scorer(nn.Module):
+    """A model with one output whose forward gives one score per row: what FSDP wraps.
 
-    A zero head scores everything 0, so the Bradley-Terry loss starts at exactly log 2.
+    model   of transformers, for sequence classification with one label, in eval mode
+    dtype   of the trunk's matrix products, by autocast; the head computes in fp32
     """
-    config = common.load_config(name, flag) if trainable else common.check_role(name, flag, True)
-    fresh = not common.has_reward_head(config)
-    if not fresh and config.num_labels != 1:
-        raise UserError(f"{flag} {name}: a classifier with {config.num_labels} labels, not one")
-    config.num_labels, config.pad_token_id = 1, pad_id(tokenizer)
-    kind = "AutoModelForSequenceClassification"
-    model = common.load_model(kind, config, name, dtype, device, trainable, lora_rank, flag)
-    check_decoder(model, f"{flag} {name}")
-    model.score.float()  # head and score are fp32 in every precision
+
+    def __init__(self, model, dtype):
+        super().__init__()
+        self.model, self.dtype = model, dtype
+
+    def forward(self, ids, attention_mask, answer_mask=None, shared=False):
+        """(B,) fp32 scores of rows (B, T), each read at the last token of its row, however padded.
+        shared: the rows are those of `Pairs.batch`, see parts/shared_prompt.py."""
+        last = attention_mask.long().cumsum(1).argmax(1)  # (B,) the first column that counts all
+        row = torch.arange(len(last), device=last.device)
+        if shared:
+            rows = ids, attention_mask, answer_mask, row, last
+            hidden = shared_hidden(self.model, self.dtype, *rows)  # (B, H)
+        else:
+            hidden = hidden_states(self.model, ids, attention_mask, self.dtype)[row, last]
+        return self.model.score(hidden.float()).squeeze(-1)
+
+
+def load_scorer(
+    name, tokenizer, device, dtype, trainable=False, lora_rank=0, seed=0, flag="--reward-model"
+):
+    """(Scorer, is its head fresh?). One that is trained may start from a causal model: its fresh
+    head is zero, so it scores everything 0, and the Bradley-Terry loss starts at log 2. UserError
+    for a causal model that is not to be trained, and for a classifier of several labels."""
+    from transformers import AutoConfig, AutoModelForSequenceClassification
+
+    config = common.opened(flag, name, AutoConfig.from_pretrained)
+    fresh = "ForSequenceClassification" not in str(config.architectures)
+    if not (trainable if fresh else config.num_labels == 1):
+        raise UserError(f"{flag} {name}: not a reward model; train one with reward_train.py")
+    settings = name, device, dtype, trainable, lora_rank, seed, flag
+    one_output = {"num_labels": 1, "pad_token_id": pad_id(tokenizer)}
+    model = common.load_model(*settings, AutoModelForSequenceClassification, **one_output)
     if fresh:
         nn.init.zeros_(model.score.weight)
-    model.fresh_head = fresh
-    return model
+    return Scorer(model, dtype), fresh
 
 
-@as_forward
-def reward_scores(model, input_ids, attention_mask, response_mask=None, shared=False):
-    """(B,) fp32 score of each row, read at the last column of its mask.
+def reward_function(folder, device, dtype, micro_tokens=2048, raw=False, flag="--reward-model"):
+    """A `RewardFunction` of a folder or hub id: rendered, cut and made a chat as in its training.
 
-    shared: the rows are those of `batch_rows`, and pass as `shared_hidden` says.
+    Its scores are (score − mean) / std, with the "scale" of its training pairs in the args.json of
+    reward_train.py, unless raw; those of another tool's model have none, which is said.
     """
-    last = attention_mask.long().cumsum(1).argmax(1)  # the first column that counts all
-    row = torch.arange(len(last), device=last.device)
-    if shared:
-        hidden = shared_hidden(model, input_ids, attention_mask, response_mask, row, last)
-    else:
-        hidden = common.hidden_states(model, input_ids, attention_mask)[row, last]  # (B, H)
-    bias = getattr(model.score, "bias", None)
-    return F.linear(hidden.float(), model.score.weight.float(), bias).squeeze(-1)
-
-
-def reward_function(
-    folder, dtype=None, device="cpu", tokens=None, raw=False, flag="--reward-model"
-):
-    """A reward model in the signature of --gold: (prompts, answers, rows) → list of float.
-
-    Scores as PPO sees them, (raw − reward_mean) / reward_std as training stored them, unless raw.
-    Rendered and cut as in its training, by its own tokenizer; an answer is text or one message.
-    tokens: padded tokens per forward, a number or a function that returns one.
-    """
+    record = read_record(folder, flag) or {"args": {}}
+    if not raw and "scale" not in record:
+        print(f"{flag} {folder}: no scale in its args.json, so scores are taken as they are")
+    mean, std = (0, 1) if raw else record.get("scale", (0, 1))
     tokenizer = common.load_tokenizer(folder, flag)
-    model = load_reward_model(folder, tokenizer, dtype, device, trainable=False, flag=flag)
-    max_length = longest_row(folder, model)
-    mean, std = (0.0, 1.0) if raw else reward_scale(model.config, f"{flag} {folder}")
+    scorer, _ = load_scorer(folder, tokenizer, device, dtype, flag=flag)
+    longest = common.max_positions(scorer.model.config)
+    longest = min(record["args"].get("max_length", longest), longest)
+    max_length = longest if longest < math.inf else None
+    chat = record["args"].get("chat")
+    return RewardFunction(scorer, tokenizer, max_length, chat, micro_tokens, mean, std)
+
+
+@dataclass
+class RewardFunction:
+    """(prompts, answers, rows=None) → a list of scores, the signature of --gold.
+
+    A prompt is text or messages, an answer text or one message. max_length: the most tokens of
+    both that are read, or None; `count_cut` counts the rows of which only a part is read.
+    """
+
+    scorer: Scorer
+    tokenizer: object
+    max_length: int | None
+    chat: bool
+    micro_tokens: int
+    mean: float
+    std: float
 
     @torch.no_grad()
-    def function(prompts, answers, rows=None):
+    def __call__(self, prompts, answers, rows=None):
+        encoded = self.encode(prompts, answers, self.max_length)
+        scores, lengths = torch.zeros(len(encoded)), [len(p) + len(a) for p, a in encoded]
+        parts = micro_batches(range(len(encoded)), lengths, self.micro_tokens)
+        for part in progress(parts, "scoring", delay=3):
+            rows = pad_rows(*zip(*(encoded[i] for i in part)), pad_id(self.tokenizer))
+            scores[part] = self.scorer(*(x.to(self.scorer.model.device) for x in rows)).cpu()
+        return ((scores.double() - self.mean) / self.std).tolist()
+
+    def encode(self, prompts, answers, max_length):
+        """[(prompt ids, answer ids)]"""
         encoded = []
         for prompt, answer in zip(prompts, answers, strict=True):
-            encoded.append(encode_pair(tokenizer, prompt, answer, max_length=max_length))
-        scores, lengths = np.zeros(len(encoded)), [len(p) + len(a) for p, a in encoded]
-        most = tokens() if callable(tokens) else tokens or micro_tokens(model)
-        parts = common.micro_batches(range(len(encoded)), lengths, most)
-        for part in progress(parts, "scoring", delay=3):
-            batch = common.pad_rows(*zip(*(encoded[i] for i in part)), pad_id(tokenizer))
-            scores[part] = reward_scores(model, *(x.to(model.device) for x in batch)).cpu()
-        return ((scores - mean) / std).tolist()
+            row = {"prompt": prompt, "answer": answer}
+            if self.chat or not isinstance(prompt, str):
+                as_chat(row, "prompt", "answer")
+            encoded.append(encode_pair(self.tokenizer, *row.values(), max_length=max_length))
+        return encoded
 
-    return function
+    def count_cut(self, prompts, answers, answers_only=False):
+        """How many of these rows are read only in part; answers_only: of which the answer is, so
+        that whatever stands behind the cut is free."""
+        whole, read = (self.encode(prompts, answers, n) for n in (None, self.max_length))
+        return sum(a[answers_only:] != b[answers_only:] for a, b in zip(whole, read))
 
+    def check_reading(self, prompts, answers, max_new_tokens, longest):
+        """UserError if the end of an answer of max_new_tokens may be cut, for what stands there
+        would be free: of a row that is too long, half may be the prompt's end.
 
-def longest_row(folder, model):
-    """Tokens of prompt and answer that training let a reward model see."""
-    longest = common.max_positions(model.config)
-    return min(common.run_args(folder).get("max_length", longest), longest)
-
-
-def reward_scale(config, place):
-    """(mean, deviation) of the training answers' scores, stored by reward_train.py; a model without
-    them, another tool's, scores as it is, which is said.
-
-    >>> from types import SimpleNamespace
-    >>> reward_scale(SimpleNamespace(reward_mean=1.5, reward_std=2.0), "--reward-model runs/reward")
-    (1.5, 2.0)
-    """
-    if not hasattr(config, "reward_std"):
-        say_once(f"{place}: no mean and deviation of scores are stored: they are not standardised")
-    return getattr(config, "reward_mean", 0.0), getattr(config, "reward_std", 1.0)
+        longest   the most tokens of prompt and answer that the policy has
+        """
+        texts, n = [visible(answer) for answer in answers], len(answers)
+        rows, ends = (self.count_cut(prompts, texts, only) for only in (False, True))
+        print(f"reward     the reward model reads {rows} of {n} prompts and {ends} answers in part")
+        reads = self.max_length or math.inf
+        if ends or longest > reads and max_new_tokens >= reads - reads // 2:
+            wrong = f"reads {reads} tokens, so not the end of {ends} of {n} answers"
+            fix = f"lower --max-new-tokens {max_new_tokens}, or train it with more --max-length"
+            raise UserError(f"--reward-model: {wrong}; {fix}")

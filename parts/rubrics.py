@@ -19,8 +19,8 @@ from pathlib import Path
 from checks.instructions import a_text, check_arguments, is_number
 from parts import files
 from parts.files import UserError
+from parts.messages import check_messages, check_turn, plain_text
 from parts.questions import canonical, talk
-from parts.rows import check_messages, check_prompt
 
 SPLITS = ("train", "validation", "test")
 SPLIT_OF = {"train": "train", "val": "validation", "test": "test"}  # a row's own: the file's
@@ -180,11 +180,15 @@ def unread_keys(raw, split):
     return unread | {f"{key} of a criterion" for c in criteria for key in REMARKS if key in c}
 
 
+def no_constant(name):
+    raise ValueError(f"{name} is not JSON; use null")
+
+
 def json_rows(path, flag):
     """[(split or "", place, row)] of a JSON list, JSONL, or {"train": [...], "test": [...]}."""
     try:
         text = Path(path).read_text(encoding="utf-8-sig").strip()
-        data = json.loads(text, strict=False, parse_constant=files.no_constant)  # raw tabs are read
+        data = json.loads(text, strict=False, parse_constant=no_constant)  # raw tabs are read
     except (OSError, ValueError, RecursionError) as error:
         if "Extra data" in str(error):  # a second line
             return [("", f"line {n}", row) for n, row in files.read_jsonl(path, None, True, flag)]
@@ -221,7 +225,10 @@ def read_row(raw, number=1, allow_code=False):
     if not isinstance(raw, dict):
         raise ValueError(f"expected an object, found {type(raw).__name__}")
     check_characters(raw)
-    check_prompt(raw)
+    check_messages(raw.get("prompt"), "prompt")
+    check_turn(raw["prompt"])
+    if not plain_text(raw["prompt"]).strip():
+        raise ValueError('"prompt" is empty; fill it in or delete the row')
     check_keys(raw)
     for key, kind in LISTS.items():
         if not isinstance(raw.get(key) or kind(), kind):
@@ -369,7 +376,6 @@ def read_responses(path, rubrics=None, flag="--responses"):
         known[key] = None if key in known else row  # a prompt of two rows names neither
     for n, raw in files.read_jsonl(path, numbered=True, flag=flag):
         try:
-            check_characters(raw)
             # of a run's rollouts.jsonl, with a step; elsewhere "answer" may be the reference
             key = "answer" if "step" in raw and "response" not in raw else "response"
             if raw.get(key) is None:
@@ -421,6 +427,6 @@ def response_text(value):
     check_messages(value, "response")
     if isinstance(value, str):
         return value
-    if not value or value[-1]["role"] != "assistant":
+    if value[-1]["role"] != "assistant":
         raise ValueError('"response": the last message must be the assistant\'s')
     return value[-1]["content"]

@@ -62,14 +62,14 @@ def add_judge_arguments(parser):
     add = parser.add_argument_group("judge").add_argument
     # fmt: off
     add("--judge-model", default="gpt-5-mini", help="model name on the server (default %(default)s)")
-    add("--judge-base-url", help="OpenAI-compatible server, such as http://localhost:8000/v1; its key is read from OPENAI_API_KEY (default: OPENAI_BASE_URL, else OpenAI's)")
+    add("--judge-base-url", help="OpenAI-compatible server; key in OPENAI_API_KEY (default: OPENAI_BASE_URL, else OpenAI's)")
     add("--judge-temperature", type=number(at_least=0), help="only sent if given: some models refuse any (default: the server's)")
-    add("--judge-max-tokens", type=number(int, at_least=1), help="limit of a reply, as max_tokens or what the server asks for; only sent if given (default: the server's)")
+    add("--judge-max-tokens", type=number(int, at_least=1), help="longest reply; only sent if given (default: the server's)")
     add("--judge-max-retries", type=number(int, at_least=0), default=3, help="retries per call (default %(default)s)")
-    add("--judge-timeout", type=number(above=0), default=TIMEOUT, help="seconds for one reply; a call with its retries may take 180, or three times as long (default %(default)s)")
+    add("--judge-timeout", type=number(above=0), default=TIMEOUT, help="seconds for one reply; with retries at most 180, or 3 times this (default %(default)s)")
     add("--judge-concurrency", type=number(int, at_least=1, below=65), default=16, help="parallel calls, 1 to 64 (default %(default)s)")
     add("--judge-price", type=price, metavar="IN,OUT", help="USD per million tokens in and out, such as 0.25,2")
-    add("--judge-budget", type=number(above=0), metavar="USD", help="training stops before the step that would cost more, a command when it is spent; needs --judge-price")
+    add("--judge-budget", type=number(above=0), metavar="USD", help="stop before more is spent; needs --judge-price, and --resume with more goes on")
     # fmt: on
 
 
@@ -391,7 +391,7 @@ def read_cache(path):
     if path.exists():
         for line in path.read_bytes().split(b"\n"):
             try:
-                row = files.parse_json(line)
+                row = files.parse_json(line.decode())
                 if isinstance(row["key"], str) and isinstance(row["reply"], str):
                     replies[row["key"]] = row["reply"]
             except (ValueError, LookupError, TypeError, RecursionError):

@@ -5,8 +5,9 @@ import io
 import re
 from pathlib import Path
 
-from parts.files import PRIVATE, UserError, replacing, separator
+from parts.files import PRIVATE, UserError, replacing
 
+QUOTED = r'(?:^|(?<=[,;|\t]))"(?:[^"]|"")*"'  # a cell, which may hold separators and line ends
 FOREIGN = {b"PK": "an Excel workbook", b"\xff\xfe": "UTF-16", b'{"': "JSON"}
 
 
@@ -44,6 +45,23 @@ def read_csv(path, flag, needed=()):
             raise ValueError("the file is empty; expected rows below a header")
     except (csv.Error, ValueError) as error:
         raise UserError(f"{flag} {path}:{skipped + reader.line_num}: {error}") from None
+
+
+def separator(text):
+    """(the separator of a CSV, lines above its header) of a file, which then stands at the header:
+    what Excel's line "sep=;" says, else the comma, semicolon or tab that the header has most of
+    outside quotes, else "|"."""
+    stated, above = None, 0
+    while line := text.readline():
+        named = re.fullmatch(r'(?i)"?sep=([,;|\t])"?\s*', line)
+        if line.strip() and not named:
+            break
+        stated, above = named[1] if named else stated, above + 1
+    text.seek(text.tell() - len(line))
+    header = re.match(rf"(?:{QUOTED}|[^\r\n])*", text.getvalue()[text.tell() :])[0]
+    marks = re.sub(QUOTED, "", header)
+    mark = max(",;\t", key=marks.count)
+    return stated or (mark if mark in marks or "|" not in marks else "|"), above
 
 
 def write_csv(path, rows, mode=PRIVATE):

@@ -23,7 +23,6 @@ from parts.blinding import unaccented
 from parts.files import UserError
 from parts.pages import number as show
 from parts.people import NAME_COLUMNS, fold, read_names
-from parts.rows import check_messages, check_prompt, check_response
 from parts.stats import holm, number
 from parts.tables import read_csv
 from parts.verdicts import MARGIN, REFERENCE, title_of, verdict
@@ -220,6 +219,8 @@ def load_twins(path, resumes, people):
 
     An answer becomes a message where its prompt is made of messages.
     """
+    from parts.pairs import check_answer, check_prompt
+
     values = [person.values for person in people]
     moving = {slot for slot in values[0] if len({v[slot] for v in values}) > 1}
 
@@ -234,12 +235,11 @@ def load_twins(path, resumes, people):
         for prompt, answer in (("prompt", "answer"), ("rank_prompt", "profile")):
             if not row.get(prompt):
                 continue
-            check_messages(row[prompt], prompt)
             check_prompt({"prompt": row[prompt]})
             texts += message_texts(row[prompt])
             if row.get(answer):
                 row[answer] = as_answer(row[prompt], row[answer])
-                check_response({"prompt": row[prompt], answer: row[answer]}, answer)
+                check_answer({"prompt": row[prompt], answer: row[answer]}, answer)
                 texts += message_texts(row[answer])
         slots = {slot for text in texts for slot in SLOT.findall(text)}
         of_row = [values_of(row, person) for person in people]

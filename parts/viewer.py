@@ -1,47 +1,24 @@
 """parts/viewer.py: the page of `watch.py RUN --html`: a run's curves, its alarms and its answers.
 
-Answers are read from rollouts.jsonl, or samples.jsonl without it. Of each step the page shows the
-best, the worst and the flagged ones, from the last step to the first; a filter above them (a small
-script, allowed by its hash) chooses by text, step and kind. Without the script all are visible.
+Answers are read from rollouts.jsonl, or from samples.jsonl without it. The page shows those of the
+steps at which an alarm began, of the best step and of the last: at each the best, the worst and the
+flagged ones.
 """
 
-from collections import defaultdict
-from pathlib import Path
+import json
 
 from parts import pages
-from parts.files import read_log
+from parts.files import finite, read_log
+from parts.texts import text_flags
 
-BEST, FLAGGED, STEPS = 2, 4, 40  # answers per step: best and worst, flagged; steps on the page
+ENDS, FLAGGED = 2, 4  # answers of a step: so many best and worst; flagged
 CHARTS = (  # title, signals
     ("Reward", ("reward/mean",)),
-    ("Validation", ("val/gold", "val/score", "val/reward")),
+    ("Validation", ("val/gold", "val/score", "eval/accuracy", "eval/rewards/accuracies")),
     ("KL from the reference, nats per answer", ("kl/ref", "val/kl")),
     ("Length of the answers, tokens", ("length/mean", "val/length")),
     ("Held-out loss", ("eval/loss",)),
 )
-COLOURS = {True: "green", False: "red", None: "grey"}  # of a verdict, by its credit
-
-
-def costs(rows):
-    """What a run took, in seconds, calls of the judge and dollars (--judge-price).
-
-    >>> step = {"time_s": 6.0, "judge/calls": 5, "judge/usd": 0.02}
-    >>> costs([step | {"step": t} for t in (1, 2)])
-    '12 s, 6 a step; 10 judge calls; $0.04'
-    """
-
-    def total(key):
-        return sum(row[key] for row in rows if isinstance(row.get(key), int | float))
-
-    seconds, steps = total("time_s"), len({row["step"] for row in rows} - {0})
-    amounts = [f"{seconds:.0f} s" if seconds else "time was not logged"]
-    if seconds and steps:
-        amounts[0] += f", {seconds / steps:.3g} a step"
-    if calls := total("judge/calls"):
-        amounts.append(f"{calls:.0f} judge calls")
-    if dollars := total("judge/usd"):
-        amounts.append(f"${dollars:.2f}")
-    return "; ".join(amounts)
 
 
 def load_answers(folder):
@@ -52,110 +29,90 @@ def load_answers(folder):
     return "rollouts.jsonl", []
 
 
-def choose(rows, text_flags):
-    """[(row, kinds)] of the best, worst and flagged answers of each step, the last step first.
+def reward_of(row):
+    """A row's reward for sorting; an answer without one comes last."""
+    reward = row.get("reward")
+    return reward if isinstance(reward, (int, float)) else float("-inf")
 
-    >>> rows = [{"step": 1, "prompt": "p", "answer": "abcdef"[i], "reward": i} for i in range(6)]
-    >>> [(row["answer"], kinds) for row, kinds in choose(rows, lambda prompts, texts: [[]] * 6)]
+
+def choose(rows, steps):
+    """[(row, kinds)] to read, kinds of "best", "worst" and flags: of each of these steps, or of the
+    one before it whose answers were kept, the last step first.
+
+    >>> rows = [{"step": 1, "prompt": "p", "answer": x, "reward": ord(x)} for x in "abcdef"]
+    >>> [(row["answer"], kinds) for row, kinds in choose(rows, [1, 2])]
     [('f', ['best']), ('e', ['best']), ('b', ['worst']), ('a', ['worst'])]
     """
-    groups, chosen = defaultdict(list), []
-    steps = sorted({row["step"] for row in rows}, reverse=True)
-    shown_steps = {*steps[:: -(-len(steps) // STEPS) or 1]}  # evenly, with the last step
-    for row in sorted(rows, key=lambda row: -row["step"]):
-        if row["step"] in shown_steps:
-            groups[row["step"], row.get("split")].append(row)
-    for group in groups.values():
-        texts = [str(row.get("answer", "")) for row in group]
-        flags = text_flags([str(row.get("prompt")) for row in group], texts)
-        for row, names in zip(group, flags, strict=True):
-            row["flags"] = [*(row.get("flags") or names), *["error"] * bool(why_failed(row))]
-        group.sort(key=lambda row: (row.get("reward") is None, -(row.get("reward") or 0)))
-        scored = sum(row.get("reward") is not None for row in group)
-        flagged = [row for row in group if row["flags"]][:FLAGGED]
-        for i, row in enumerate(group):
-            kinds = ["best"] * (i < min(BEST, scored))
-            kinds += ["worst"] * (max(BEST, scored - BEST) <= i < scored)
-            kinds += ["flagged"] * any(row is other for other in flagged)
-            if kinds or (i < 2 * BEST and not scored):
+    kept, chosen = {row["step"] for row in rows}, []
+    shown = {max((k for k in kept if k <= step), default=min(kept)) for step in steps if kept}
+    groups = {(row["step"], str(row.get("split"))): [] for row in rows if row["step"] in shown}
+    for row in rows:
+        if row["step"] in shown:
+            groups[row["step"], str(row.get("split"))].append(row)
+    for key in sorted(groups, reverse=True):
+        group = sorted(groups[key], key=reward_of, reverse=True)
+        prompts, answers = ([str(row.get(k)) for row in group] for k in ("prompt", "answer"))
+        flagged = 0
+        for i, (row, flags) in enumerate(zip(group, text_flags(prompts, answers))):
+            kinds = ["best"] * (i < ENDS) or ["worst"] * (i >= len(group) - ENDS)
+            if flags and flagged < FLAGGED:
+                flagged += 1
+                kinds += flags
+            if kinds:
                 chosen.append((row, kinds))
     return chosen
 
 
-def why_failed(row):
-    """The error of an answer's judge or of its episode, or None."""
-    ruling = (row.get("ruler") or {}) if row.get("reward") is None else {}
-    return (row.get("judge") or {}).get("error") or ruling.get("error") or row.get("error")
+def in_words(value):
+    """A part of a row as text: a verdict or a judge's record as its keys and values.
+
+    >>> in_words([{"id": 1, "verdict": True, "reason": None}]), in_words({"score": 0.5})
+    ('id: 1, verdict: true', 'score: 0.5')
+    """
+    if isinstance(value, list):
+        return "\n".join(map(in_words, value))
+    if isinstance(value, dict):
+        return ", ".join(f"{k}: {in_words(x)}" for k, x in value.items() if x is not None)
+    return value if isinstance(value, str) else json.dumps(value)
 
 
 def card_of(row, kinds):
-    """One answer: what it was asked, what it said, what it earned, and why."""
-    head = [f"step {row['step']}", row.get("split"), *kinds]
-    earned = {key: row.get(key) for key in ("reward", "advantage", "kl", "tokens")}
-    for key, value in (earned | (row.get("components") or {})).items():
-        if value is not None:
-            head.append(f"{key} {pages.number(value, 0 if key == 'tokens' else 2)}")
-    if row.get("finished") is False or row.get("truncated"):
-        head.append("cut off")
-    head += [f"⚑ {flag}" for flag in row["flags"]]
-    messages = row.get("messages") or []
-    if not messages:
-        prompt = row.get("prompt")
-        messages = prompt if isinstance(prompt, list) else [{"role": "prompt", "content": prompt}]
-        messages = [*messages, {"role": "answer", "content": row.get("answer")}]
-    texts = [(message.get("role"), message.get("content")) for message in messages]
-    ruling = row.get("ruler") or {}
-    if ruling.get("reason"):
-        scores = ", ".join(pages.number(score, 2) for score in ruling.get("pass_scores") or ())
-        texts.append((f"RULER {scores}".strip(), ruling["reason"]))
-    if why_failed(row):
-        texts.append(("error", why_failed(row)))
-    cells = []
-    for c in row.get("criteria") or ():
-        verdict, weight = c.get("verdict"), c.get("weight", 1)
-        credit = c.get("credit", verdict)  # logs before 0.2 hold the credit alone
-        words = ("no", "yes") if "credit" in c else ("not met", "met")
-        light = pages.Light("unrated" if verdict is None else words[verdict], COLOURS[credit])
-        earned = None if credit is None else weight * (credit == (weight > 0))
-        name = str(c.get("criterion") or c.get("id"))
-        cells.append([name, c.get("kind"), light, weight, earned, c.get("reason") or ""])
-    columns = ["criterion", "by", "verdict", "weight", "earned", "reason"]
-    title = " · ".join(filter(None, head))
-    table = pages.table(columns, cells) if cells else None
-    return pages.card(title, texts, table, [*kinds, f"step-{row['step']}"])
+    """One answer as a card: its numbers in the head, then its texts, as rollouts.jsonl has them."""
+    head, texts = kinds[:], []
+    for key, value in row.items():
+        if isinstance(value, (int, float)):
+            head.append(f"{key} {value:.4g}")
+        elif value not in (None, [], {}):
+            texts.append((key, in_words(value)))
+    return pages.card(" · ".join(head), texts, kinds=kinds)
 
 
-def write(path, rows, events, sentences, text_flags):
-    """Write the page of the run in `path`'s folder: rows of metrics.jsonl, events of its replay."""
-    first = {}
-    for event in events:
-        first.setdefault(event.rule, event)
-    marks = [(event.step, rule) for rule, event in first.items()]
-    plots = []
+def write(folder, rows, alarms, sentences, best_step):
+    """Write the run's watch.html from the rows of metrics.jsonl and their alarms; returns its path.
+
+    sentences: what watch.py said first; best_step: of the best validation, or None
+    """
+    marks = [(alarm.step, alarm.rule) for alarm in alarms]
+    rows, plots = finite(rows), []
     for title, keys in CHARTS:
         series = {
             key: [(r["step"], r[key]) for r in rows if isinstance(r.get(key), (int, float))]
             for key in keys
         }
         plots.append(pages.line_plot(title, series, "step", "", marks))
-    name, answers = load_answers(path.parent)
-    cards = [card_of(row, kinds) for row, kinds in choose(answers, text_flags)]
-    sentence = (
-        f"{len(cards)} of the {len(answers)} answers in {name}: of each step the best, the worst "
-        "and the flagged, the last step first."
-    )
-    if not cards:
-        sentence = (
-            "This run kept no answers: rollouts.jsonl and samples.jsonl are missing or empty."
-        )
-    alarms = [[rule, e.level, e.step, str(e).split(": ", 1)[1]] for rule, e in first.items()]
-    table = pages.table(["rule", "level", "step", "first seen"], alarms) if alarms else None
+    name, answers = load_answers(folder)
+    wanted = {rows[-1]["step"], *(alarm.step for alarm in alarms), best_step or 0}
+    cards = [card_of(row, kinds) for row, kinds in choose(answers, wanted)]
+    to_read = f"{len(cards)} of the {len(answers)} answers in {name}, the last step first."
+    if not answers:
+        to_read = "This run kept no answers: rollouts.jsonl and samples.jsonl are missing or empty."
+    table = pages.table(["step", "rule", "level", "what was compared"], [a[:4] for a in alarms])
     none = "No rule fired; that proves nothing, so read the answers."
     sections = [
         pages.section("What the alarms say", sentences, plots=plots, level="answer"),
-        pages.section("Alarms", "" if alarms else none, table, level="answer"),
-        pages.section("Answers to read", sentence, cards=cards, level="answer"),
+        pages.section("Alarms", "" if alarms else none, alarms and table, level="answer"),
+        pages.section("Answers to read", to_read, cards=cards, level="answer"),
     ]
-    script = Path(__file__).with_name("templates") / "filter.js"
-    name = f"Run {path.parent.resolve().name}"
-    pages.write_page(path, name, sections, script=script.read_text(encoding="utf-8"))
+    path = folder / "watch.html"
+    pages.write_page(path, f"Run {folder.resolve().name}", sections)
+    return path

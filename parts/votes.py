@@ -15,15 +15,13 @@ from pathlib import Path
 
 from parts import files
 from parts.files import UserError
-from parts.rows import (
-    PROMPT_COLUMNS,
-    check_messages,
-    check_prompt,
-    check_response,
-    is_blank,
-    plain_text,
-)
+from parts.messages import check_messages, check_turn, plain_text
 
+# columns of known layouts that belong to a prompt, and that the page does not show
+PROMPT_COLUMNS = """
+    system system_prompt tools input question instruction context history documents images image
+    chat_template_kwargs
+""".split()
 NULL, MISSING = type(None), type(...)
 TEXTS = "event event_id item_id item_sha256 annotator session comment ts_client ts_server"
 EVENT = {  # the keys of a line of annotations.jsonl and their types
@@ -35,8 +33,7 @@ EVENT = {  # the keys of a line of annotations.jsonl and their types
     "shown": (dict,),
     "reasons": (list,),
     "gold_pass": (bool, NULL),
-    "thumbs": (bool, MISSING),  # since annotate 3, as the next key
-    "key_sha256": (str, MISSING),
+    "key_sha256": (str, MISSING),  # since annotate 3
     "edit": (str, NULL, MISSING),  # the better answer as the annotator corrected it
     "ratings": (dict, NULL, MISSING),  # of criteria: {number: "yes", "no" or null}
     "judge": (str, NULL, MISSING),  # the model that voted; null: a person
@@ -48,15 +45,9 @@ ITEM = "id task prompt a b a_model b_model gold candidates".split()  # the keys 
 HIDDEN_TURNS = "tool_calls function_call reasoning_content reasoning thinking".split()
 STRENGTHS = {"a": (1, 2, 3), "b": (1, 2, 3), "tie": (0,), "both_bad": (0,), None: (None,)}
 STRENGTHS["rated"] = (0,)
-KINDS = {  # of sessions: what a vote is
-    "pairs": "a comparison",
-    "thumbs": "a thumb on one answer",
-    "criteria": "a rating of criteria",
-}
-CHOICES = {  # and their strength as the page sends them, where not every vote is allowed
-    "thumbs": (("left", 2), ("right", 2), (None, None)),
-    "criteria": (("rated", 0), (None, None)),
-}
+KINDS = {"pairs": "a comparison", "criteria": "a rating of criteria"}  # of sessions: what votes are
+# and their strength as the page sends them, where not every vote is allowed
+CHOICES = {"criteria": (("rated", 0), (None, None))}
 SHOWN = {"left": "a", "right": "b"}, {"left": "b", "right": "a"}
 
 
@@ -92,8 +83,7 @@ def check_event(event):
             "undoes": (event["event"] == "undo") == (event["undoes"] is not None),
             "ratings": (event["choice"] == "rated") == bool(event.get("ratings")),
             # of the better one of two answers
-            "edit": event.get("edit") is None
-            or (event["edit"].strip() and event["strength"] and not event["thumbs"]),
+            "edit": event.get("edit") is None or (event["edit"].strip() and event["strength"]),
         }
         right |= {key: 0 <= (event[key] or 0) < 2**53 for key in ("ms_active", "ms_wall")}
         wrong = [key for key in right if not right[key]]
@@ -130,7 +120,8 @@ def by_people(events):
 def read_log(path, items=None, kind="pairs"):
     """The events of a log, each checked, with `items` also that it belongs to the text of an item.
 
-    kind: of the session; a thumb does not read as a comparison, nor the reverse.
+    kind: of the session; a rating does not read as a comparison, nor the reverse, and a thumb on one
+    answer, which an earlier version collected, as neither.
     What follows the last line end was cut off by a crash and never acknowledged: no event.
     """
     if not path.is_file():
@@ -142,10 +133,10 @@ def read_log(path, items=None, kind="pairs"):
         try:
             event = files.parse_json(text.decode())
             check_event(event)
-            # a line of an older version does not tell its kind, the args.json beside it may
-            thumbs = event.get("thumbs", saved.get("thumbs"))
-            given = "thumbs" if thumbs else "criteria" if event.get("ratings") else "pairs"
-            if event["choice"] and thumbs is not None and given != kind:  # a skip is of every kind
+            if event.get("thumbs", saved.get("thumbs")):  # of the line, or of the session
+                raise ValueError(f"this vote is a thumb on one answer, not {KINDS[kind]}")
+            given = "criteria" if event.get("ratings") else "pairs"
+            if event["choice"] and given != kind:  # a skip is of every kind
                 raise ValueError(f"this vote is {KINDS[given]}, not {KINDS[kind]}")
             item_id = event["item_id"]
             if items and item_id not in items:
@@ -228,15 +219,14 @@ def check_item(row):
         )
     if type(row.get("id")) in (int, float):  # as Label Studio, doccano and pandas write it
         row["id"] = str(row["id"]).removesuffix(".0")
-    check_prompt(row)
+    check_messages(row["prompt"], "prompt")
+    check_turn(row["prompt"])
     for side in "ab":
         check_messages(row[side], side)
-        roles = [m["role"] for m in row[side]] if isinstance(row[side], list) else []
-        as_messages = isinstance(row["prompt"], list)  # as the turns behind it
-        if as_messages and len(roles) > 1 and roles[0] == roles[-1] == "assistant":
-            continue  # a conversation
-        if row[side] == [] or answer_text(row[side]).strip():  # a blank answer: `load_items`
-            check_response(row, side)
+        if isinstance(row[side], str) != isinstance(row["prompt"], str):
+            raise ValueError(f'"prompt" and "{side}" must both be text or both be message lists')
+        if isinstance(row[side], list) and [m["role"] for m in row[side]] != ["assistant"]:
+            raise ValueError(f'"{side}" must be one message of the assistant')
     for key in ("id", "task", "a_model", "b_model"):
         if not isinstance(row.get(key) or "", str):
             raise ValueError(
@@ -270,7 +260,7 @@ def check_shown(row):
 
 
 def answer_text(answer):
-    """The text of an answer: itself, its one message, or the turns of a conversation."""
+    """The text of an answer: itself, or its one message."""
     return answer if isinstance(answer, str) else "\n".join(m["content"] for m in answer)
 
 
@@ -283,40 +273,10 @@ def bare(text):
     return text.replace("\r\n", "\n").replace("\r", "\n").strip()
 
 
-def is_talk(item):
-    """Are the answers of an item conversations?
-
-    >>> turn = {"role": "assistant", "content": "Tell me about audits."}
-    >>> talk = [turn, {"role": "user", "content": "Two."}, turn]
-    >>> is_talk({"a": [turn], "b": [turn]}), is_talk({"a": talk, "b": [turn]})
-    (False, True)
-    """
-    return isinstance(item["a"], list) and max(len(item["a"]), len(item["b"])) > 1
-
-
-def parting(item):
-    """The number of messages that a and b begin with alike."""
-    same = [x == y for x, y in zip(item["a"], item["b"])]
-    return [*same, False].index(False)
-
-
-def as_pair(item):
-    """The item at the first turn of the interviewer that differs, which is all that two rows of
-    one prompt can hold; None if they part elsewhere, or one of the two says nothing."""
-    n = parting(item)
-    turns = {side: item[side][n : n + 1] for side in "ab"}
-    if any([m["role"] for m in turn] != ["assistant"] for turn in turns.values()):
-        return None
-    if any(is_blank(turn[0]) for turn in turns.values()):
-        return None
-    return item | turns | {"prompt": [*item["prompt"], *item["a"][:n]]}
-
-
 def load_items(path, flag="--items"):
     """{id: item}, the keys of ITEM alone. Rows left out and columns not read are counted aloud."""
-    items, counts, lines, kind = {}, files.Counts(), {}, None  # lines: {id: its line}
+    items, counts, lines, kind = {}, Counter(), {}, None  # lines: {id: its line}
     for line, row in files.read_jsonl(path, check_item, numbered=True, flag=flag):
-        counts.place = f"{path}:{line}"
         counts["rows"] += 1
         for key in row:
             if key not in ITEM and row[key] not in (None, "", [], {}):
@@ -380,19 +340,6 @@ def as_answer(text, prompt):
     return text if isinstance(prompt, str) else [{"role": "assistant", "content": text}]
 
 
-def to_thumbs(items, votes):
-    """Rows of thumbs.jsonl, one per vote on an ordinary item: TRL's layout for KTO.
-
-    Only the answer on the left was shown: to choose it is a thumb up, the other one a thumb down.
-    """
-    rows = []
-    for vote in ordinary_votes(votes):
-        item, shown = items[vote["item_id"]], vote["shown"]["left"]
-        row = {"prompt": plain(item["prompt"]), "completion": plain(item[shown])}
-        rows.append(row | {"label": vote["choice"] == shown})
-    return rows
-
-
 def to_prefs(items, votes, ties="keep"):
     """Rows of prefs.jsonl, one per vote on an ordinary item; `items` maps an id to its item. A vote
     with an edit gives a second row, of source "edit": the edited answer over the one shown.
@@ -410,9 +357,6 @@ def to_prefs(items, votes, ties="keep"):
         if vote["choice"] == "both_bad" or (tie and ties == "drop"):
             continue
         item, counts = items[vote["item_id"]], choices[vote["item_id"]]
-        item = as_pair(item) if is_talk(item) else item
-        if item is None:
-            continue
         better = "a" if tie else vote["choice"]
         worse = other(better)
         where = {better: "chosen", worse: "rejected"}

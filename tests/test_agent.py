@@ -1,21 +1,18 @@
-"""grpo_agent.py with tiny random models: what was sampled is what is trained."""
+"""grpo_agent.py with tiny random models: what was drawn is what is trained, and nothing else."""
 
 import json
-import math
 import re
+from collections import Counter
+from types import SimpleNamespace
 
 import pytest
 import torch
 
 import common
 import grpo_agent as g
-import ruler
 from conftest import REPO
-from parts import rollouts, runs, sampling
-from parts.grades import Grade
-from parts.questions import message
-from test_ppo import Spy, gap, gradients, near, read
-from tiny import CHATML, TEMPLATE, cases, error_of, read_json, tiny_model, tiny_tokenizer, words
+from parts import runs
+from tiny import CHATML, TEMPLATE, cases, error_of, tiny_model, tiny_tokenizer, words
 
 ECHO = """
 class Echo:
@@ -56,14 +53,24 @@ def echo(folder, fault="pass", history='"all"'):
     return f"{path}:Echo"
 
 
+def read(path):
+    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+
+
+def load(folder):
+    """(policy, tokenizer), as `play` takes them."""
+    model = common.load_model(folder, "cpu", torch.float32)
+    return common.Policy(model, torch.float32), common.load_tokenizer(folder)
+
+
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
     return tiny_model("llama", tmp_path_factory.mktemp("models"), max_position_embeddings=512)
 
 
 @pytest.fixture(scope="module")
-def policy(folder):
-    return common.load_policy(folder, trainable=False), common.load_tokenizer(folder)
+def player(folder):
+    return load(folder)
 
 
 def arguments(*flags):
@@ -71,185 +78,128 @@ def arguments(*flags):
     return g.parse_args(words(small, *flags))
 
 
-def roll(policy, env, seeds, *flags, temperature=1.0, seed=0):
+def roll(player, env, seeds, *flags, temperature=1.0, seed=0):
     args = arguments("--env", env, *flags)
-    return g.play(g.environment(args), seeds, g.model_act(args, *policy, temperature, seed))
+    return g.play(args, g.environment(args), seeds, player, temperature, seed)
 
 
 def line(folder, env, out, *flags):
     small = """--device cpu --group-size 2 --groups-per-batch 2 --max-new-tokens 6 --val-episodes 4
-    --test-episodes 4 --eval-every 2 --save-every 1 --patience 0 --on-hack warn"""
+    --eval-every 2 --save-every 1 --patience 0 --on-hack warn"""
     return words("--model", folder, "--env", env, "--out", out, small, *flags)
 
 
-def test_an_update_is_the_closed_form(folder, tmp_path, monkeypatch):
-    """Σ ρ·(β·k3 − A) / tokens over episodes that have a reward and a mate with one: (1, 0), (none,
-    ½), (½, ½) are A = ½, −½, 0, 0. Without β those of A = 0 need no forward, and a step of them
-    alone is none; with β they have a gradient."""
-    flags = "--beta 0.1 --device cpu --out no/folder"
-    env = echo(tmp_path, history=1)
-    args, model = arguments("--env", env, flags), common.load_policy(folder)
-    run, tokenizer = runs.Run("grpo_agent", args, [], (), ()), common.load_tokenizer(folder)
-    run.state, run.planned, run.step = {"policy": model}, 1, 1
-    run.start(model, tokenizer, 1e-3)
-    frozen = tiny_model("llama", tmp_path, seed=1, max_position_embeddings=512)
-    reference = common.load_policy(frozen, trainable=False)
-    act = g.model_act(args, model, tokenizer, 1.0, 0)
-    played = g.play(g.environment(args), [1, 1, 2, 2, 3, 3], act)
-    rewards = torch.tensor([[1, 0], [math.nan, 0.5], [0.5, 0.5]])
-    in_loss = rollouts.comparable(rewards)
-    assert in_loss.tolist() == [True, True, False, False, True, True]
-    given = reference, played, g.group_advantages(rewards).view(-1), in_loss
-    kept = [played[i] for i in (0, 1, 4, 5)]
-    b = g.pack([s for t in kept for s in t.samples], 0, "cpu")  # a turn each
-    sides = b["ids"], b["attention_mask"], b["mask"]
-    logps, refs = (common.token_logps(x, *sides) for x in (model, reference))
-    k3, ratio = torch.expm1(refs - logps) - refs + logps, (logps - logps.detach()).exp()
-    advantages = torch.tensor([0.5, -0.5, 0, 0]).repeat_interleave(3)[:, None]
-    loss = (ratio * (0.1 * k3 - advantages))[b["mask"]].mean()
-    found = torch.autograd.grad(loss, list(model.parameters()))
-    expected = torch.cat([gradient.flatten() for gradient in found])
-    spy = Spy(monkeypatch, g, "grpo_loss")
-    for args.micro_tokens in (1, 10**6):
-        vectors, row = gradients(monkeypatch, g.update, args, run, *given)
-        assert gap(vectors, [expected]) < 1e-5
-        assert row["loss"] == pytest.approx(loss.item(), abs=1e-6) and row["forwarded"] == 4
-    assert {call[5:] for call in spy.calls} == {(0.2, 0.28, 0.1)}, "bounds and β"
-    for args.beta, args.num_substeps, updates in ((0.1, 3, 2), (0, 1, 1), (0, 3, 1)):
-        spy.calls.clear()
-        _, row = gradients(monkeypatch, g.update, args, run, *given)
-        assert row["updates"] == updates
-    assert row["forwarded"] == 2 and len(spy.calls[0][0]) == 6
+# ---- (1) rollout: the tokens of a conversation ----
 
 
 @pytest.mark.parametrize("template", [TEMPLATE, CHATML, FORGETFUL, None])
 def test_log_probs_are_those_of_a_teacher_forced_pass(template, tmp_path):
-    """For templates that extend (a sample an episode), with a newline behind the end token, one
-    that rewrites what was said (a sample a turn), and none."""
+    """For templates that extend (a sample per episode), with a newline behind the end token, one
+    that rewrites what was said (a sample per turn), and none. The model's own logits decide."""
     eos = "<|im_end|>" if template == CHATML else "<|end|>"
     tokenizer = tiny_tokenizer(template=template, eos=eos)
-    folder = tiny_model("llama", tmp_path, tokenizer=tokenizer, max_position_embeddings=512)
-    policy = common.load_policy(folder, trainable=False), common.load_tokenizer(folder)
-    for t in roll(policy, echo(tmp_path), [1, 2, 3]):
+    player = load(tiny_model("llama", tmp_path, tokenizer=tokenizer, max_position_embeddings=512))
+    for episode in roll(player, echo(tmp_path), [1, 2, 3]):
         expected = 3 if template == FORGETFUL else 1
-        assert t.metrics["turns"] == 3 and (template is None or len(t.samples) == expected)
-        for s in t.samples:
+        rows = g.training_rows(episode.draws)
+        assert len(episode.draws) == 3 and (template is None or len(rows) == expected)
+        for row in rows:
+            ids, mask, drawn = (torch.tensor(row[name]) for name in ("ids", "mask", "logps"))
             with torch.no_grad():
-                logits = policy[0](input_ids=torch.tensor([s["ids"]])).logits[0]
-            places = [i for turn in s["turns"] for i in range(*turn)]
-            forced = logits.log_softmax(-1)[[i - 1 for i in places], [s["ids"][i] for i in places]]
-            assert forced.tolist() == pytest.approx(s["logps"], abs=1e-4)
+                logits = player[0].model(input_ids=ids[None]).logits[0]
+            forced = logits[:-1].log_softmax(-1).gather(1, ids[1:, None])[:, 0]
+            assert torch.allclose(forced[mask[1:]], drawn[mask], atol=1e-4)
+            assert not drawn[~mask].any() and mask.sum() > 0
 
 
-def test_only_sampled_tokens_are_trained(policy, tmp_path):
-    _, tokenizer = policy
-    seen = set()
-    for t in (t for seed in range(6) for t in roll(policy, echo(tmp_path), [1, 2], seed=seed)):
-        b = g.pack(t.samples, 0, "cpu")
-        (s,), mask, logps = t.samples, b["mask"], b["logps"]
-        turns = [s["ids"][start:end] for start, end in s["turns"]]
+def test_only_drawn_tokens_are_trained(player, tmp_path):
+    """Marked: the policy's turns, with their end tokens. Not marked: every word of the environment.
+    A cut turn gets the template's end token as context, an ended one no second one."""
+    tokenizer, seen = player[1], set()
+    rolls = [roll(player, echo(tmp_path), [1, 2], seed=seed) for seed in range(6)]
+    for episode in sum(rolls, []):
+        (row,) = g.training_rows(episode.draws)
+        b = g.pack([row], "cpu")
+        mask, ids = b["mask"][0], b["ids"][0]
+        starts = [t for t in range(1, len(mask)) if mask[t] and not mask[t - 1]]
+        ends = [t + 1 for t in range(len(mask)) if mask[t] and not mask[t + 1 : t + 2].any()]
+        turns = [ids[start:end].tolist() for start, end in zip(starts, ends, strict=True)]
         ended = [turn[-1] == tokenizer.eos_token_id for turn in turns]
-        assert b["ids"][mask].tolist() == sum(turns, [])
-        assert tokenizer.batch_decode(turns, skip_special_tokens=True) == t.texts()
-        said = "".join(m["content"] for m in t.messages if m["role"] != "assistant")
-        assert re.sub(r"<\|\w+\|>", "", tokenizer.decode(b["ids"][~mask])) == said
-        row = tokenizer.decode(s["ids"]) + "<|end|>" * (not ended[-1])
-        whole = common.render(tokenizer, t.messages)  # a turn may hold a sampled <|user|>
-        row, whole = (re.sub(r"<\|(?!end)\w+\|>", "", text) for text in (row, whole))
-        assert row == whole
-        assert logps[mask].tolist() == pytest.approx(s["logps"]) and not logps[~mask].any()
-        assert t.truncated == (not all(ended))
+        assert turns == [drawn for _, drawn, _ in episode.draws]
+        assert tokenizer.batch_decode(turns, skip_special_tokens=True) == episode.texts()
+        others = "".join(m["content"] for m in episode.messages if m["role"] != "assistant")
+        assert re.sub(r"<\|\w+\|>", "", tokenizer.decode(ids[~mask])) == others
+        shown = tokenizer.decode(ids) + "<|end|>" * (not ended[-1])
+        whole = common.render(tokenizer, episode.messages)  # a turn may hold a drawn <|user|>
+        shown, whole = (re.sub(r"<\|(?!end)\w+\|>", "", text) for text in (shown, whole))
+        assert shown == whole
+        assert b["logps"][0].tolist() == pytest.approx(row["logps"])
+        assert episode.truncated == (not all(ended)) and episode.tokens() == sum(map(len, turns))
         seen |= {*ended[:-1]}
     assert seen == {True, False}, "both kinds occurred, or the test says nothing"
 
 
-def test_batch_mates_do_not_change_an_episode(policy, tmp_path):
-    env = echo(tmp_path, "if self.seed == 4 and self.n == 1: raise RuntimeError('gone')")
-    together, *parts = (
-        {t.seed: t.messages for t in roll(policy, env, seeds, temperature=0)}
-        for seeds in ([3, 1, 4, 15, 9, 2], [2, 9, 15], [3, 4], [1])
-    )
-    assert all(part[seed] == together[seed] for part in parts for seed in part)
-    assert len(together[4]) < 7 and len({str(m[2:]) for m in together.values()}) > 1
+def test_batch_mates_do_not_change_an_episode(player, tmp_path):
+    env, seeds = echo(tmp_path, "self.max_turns = 1 + self.seed % 3"), [3, 1, 4, 15, 9, 2]
+    for temperature in (0, 1):
+        together = roll(player, env, seeds, temperature=temperature)
+        for n in (1, 2, 5):
+            alone = roll(player, env, seeds[:n], temperature=temperature)
+            for a, b in zip(together, alone):
+                assert a.messages == b.messages
+                for turn, other in zip(a.draws, b.draws, strict=True):
+                    assert turn[:2] == other[:2]
+                    assert turn[2] == pytest.approx(other[2], abs=1e-4)
+        assert {len(episode.draws) for episode in together} == {1, 2, 3}, (
+            "they end at different times"
+        )
 
 
-def test_history_shows_the_last_exchanges(policy, tmp_path):
+def test_the_number_of_processes_does_not_change_an_episode(player, tmp_path, monkeypatch):
+    """Each of three processes plays every third episode; together these are those of one."""
+    env, seeds = echo(tmp_path), [5, 5, 8, 8]
+    one, parts = roll(player, env, seeds), []
+    monkeypatch.setattr(g, "world", lambda: 3)
+    for rank in range(3):
+        monkeypatch.setattr(g, "rank", lambda rank=rank: rank)
+        parts += roll(player, env, seeds)
+    parts.sort(key=lambda episode: episode.number)
+    assert [episode.messages for episode in parts] == [episode.messages for episode in one]
+
+
+def test_history_shows_the_last_exchanges(player, tmp_path):
     for k in (0, 1):
-        (t,) = roll(policy, echo(tmp_path, history=k), [1])
-        assert [len(s["turns"]) for s in t.samples] == [1, 1, 1]
-        start, _ = t.samples[2]["turns"][0]
-        seen = [t.messages[0], *t.messages[5 - 2 * k : 6]]
-        want = common.render(policy[1], seen, add_generation_prompt=True)
-        assert policy[1].decode(t.samples[2]["ids"][:start]) == want
+        (episode,) = roll(player, echo(tmp_path, history=k), [1])
+        assert len(g.training_rows(episode.draws)) == 3
+        seen = [episode.messages[0], *episode.messages[5 - 2 * k : 6]]
+        want = common.render(player[1], seen, add_generation_prompt=True)
+        assert player[1].decode(episode.draws[2][0]) == want
 
 
-def test_a_cut_turn_is_counted_and_a_full_context_ends_the_turns(policy, tmp_path, monkeypatch):
+def test_a_cut_turn_is_counted_and_a_full_context_ends_the_turns(player, tmp_path):
     """No room for turn 2 or 3: run_out is asked, its −.5 is in the reward."""
     env = echo(tmp_path)
-    found = roll(policy, env, range(8), "--max-new-tokens 2")
-    assert all(t.metrics["turns"] == 3 and t.tokens() <= 6 for t in found)
-    assert sum(t.truncated for t in found) >= 4
-    room = len(found[1].samples[0]["ids"]) - 4
-    for t in roll(policy, env, [1, 2, 3], "--max-length", room):
-        assert t.truncated and t.metrics["ran_out"] == 1 and t.metrics["turns"] < 3
-        assert t.reward == pytest.approx(t.metrics["vowels"] - 0.5)
-        assert all(len(s["ids"]) <= room for s in t.samples)
-
-    def first_turn_is_cut(*given, seed, **more):
-        drawn = sample(*given, seed=seed, **more)
-        drawn.finished = [seed % 1000 > 1] * len(drawn.finished)
-        return drawn
-
-    sample = sampling.sample
-    monkeypatch.setattr(sampling, "sample", first_turn_is_cut)
-    assert all(t.truncated for t in roll(policy, env, [1, 2])), "by any of its turns"
-
-
-def test_an_environment_that_raises_costs_its_episode_only(policy, tmp_path):
-    fault = "if self.seed % 3 == 1 and self.n == 1: raise RuntimeError('the server is gone')"
-    found = roll(policy, echo(tmp_path, fault), range(6))
-    assert [bool(t.error) for t in found] == [False, True, False, False, True, False]
-    assert len(g.survivors(found, 2)) == 4
-    wrong = r"2 of 6 episodes raised; the first: RuntimeError: the server is gone .*echo_env.py, li"
-    assert re.search(wrong, error_of(g.survivors, found, 1))
+    episodes = roll(player, env, range(8), "--max-new-tokens 2")
+    assert all(len(episode.draws) == 3 and episode.tokens() <= 6 for episode in episodes)
+    assert sum(episode.truncated for episode in episodes) >= 4
+    prompt, drawn, _ = episodes[1].draws[-1]
+    room = len(prompt + drawn) - 4
+    for episode in roll(player, env, [1, 2, 3], "--max-length", room):
+        assert episode.truncated and episode.metrics["ran_out"] == 1 and len(episode.draws) < 3
+        assert episode.reward == pytest.approx(episode.metrics["vowels"] - 0.5)
+        assert all(len(prompt + drawn) <= room for prompt, drawn, _ in episode.draws)
+    (episode,) = roll(player, env, [1], "--max-length 8")
+    assert (episode.texts(), episode.draws, episode.reward) == ([], [], -0.5), "not even an opening"
 
 
 def test_the_environment_never_sees_thoughts():
     texts = ["<think>no</think><move>down</move>", "<think><move>left</move></think>Hm."]
-    make, found = g.environment(arguments("--env", GAME)), []
+    args, episodes = arguments("--env", GAME), []
     for text in texts:
-        found += g.play(make, [0], lambda live, text=text: [text])
-    assert found[0].metrics["moves"] > 0 and found[0].texts()[0] == texts[0]
-    assert (found[1].metrics["invalid"], found[1].reward) == (1, -1), "a thought of a move is none"
-
-
-def test_what_ruler_returns_is_what_is_trained(monkeypatch):
-    """A group that the judge failed or that lost an episode has no reward, never 0."""
-
-    def rule(groups, *rest):
-        for group in groups:
-            said = [text for (text,) in group]
-            errors = {"lost": "HTTP 503", "same": ruler.ALONE}
-            error, scores = errors.get(said[0]), {"good": 0.9}
-            yield [Grade(None if error else scores.get(x, 0.1), error=error) for x in said]
-
-    def graded(texts, *flags):
-        played = []
-        for i, text in enumerate(texts.split(" ")):
-            error = None if text else "gone"
-            played.append(g.Trajectory(1, i, messages=[text], reward=0.25, error=error))
-        return g.grade(arguments("--reward ruler", *flags), None, "a standard", played)
-
-    monkeypatch.setattr(ruler, "ruler_groups", rule)
-    assert graded("good bad same same")[0] == [0.9, 0.1, 0, 0]
-    for texts in ("good  good bad", "lost good good bad"):
-        assert graded(texts)[0] == [None, None, 0.9, 0.1]
-    total, parts = graded("good bad same same", "--reward env:3")
-    assert total == pytest.approx([0.4125, 0.2125, 0.1875, 0.1875]) and parts["env"] == [0.25] * 4
-    args, env = arguments("--reward env --reward ruler"), g.environment(arguments("--env", GAME))()
-    played, rewards = [g.Trajectory(1, i) for i in range(2)], torch.tensor([[1.0, 0.99]])
-    row = g.rollout_row(args, env, played, {}, rewards, 0 * rewards)
-    assert row["reward/frac_perfect"] == 0.5, "of (−1, 1) and (0, 1), half each, the highest is 1"
+        episodes += g.play(args, g.environment(args), [0], lambda env, rng, text=text: text)
+    first, second = episodes
+    assert first.metrics["moves"] > 0 and first.messages[2]["content"] == texts[0]
+    assert (second.metrics["invalid"], second.reward) == (1, -1), "a thought of a move is none"
 
 
 def test_seeds_never_meet():
@@ -261,92 +211,175 @@ def test_seeds_never_meet():
     assert steps[0] == g.training_seeds(args, 1) and steps[0] not in steps[1:]
 
 
+# ---- (2) reward ----
+
+
+def test_what_ruler_returns_is_what_is_trained(monkeypatch):
+    """A group that the judge failed has no reward, never 0; equal episodes have the same one."""
+
+    def rule(groups, *rest):
+        errors, rows = {"lost": "HTTP 503", "same": g.ruler.ALONE}, []
+        for group in groups:
+            said = [messages[-1]["content"] for messages in group]
+            error = errors.get(said[0])
+            scores = [None if error else {"good": 0.9}.get(text, 0.1) for text in said]
+            row = [dict(score=x, error=error, reason=f"it is {x}") for x in scores]
+            rows.append([SimpleNamespace(**grade) for grade in row])
+        return rows
+
+    def graded(texts):
+        said = [[{"role": "assistant", "content": text}] for text in texts.split()]
+        episodes = [
+            g.Episode(1, i, None, None, messages, reward=7) for i, messages in enumerate(said)
+        ]
+        g.rule(arguments("--reward ruler"), judge, "a standard", episodes)
+        return [(episode.reward, episode.reason) for episode in episodes]
+
+    judge = SimpleNamespace(counts=Counter(), metrics=lambda spent: {})
+    monkeypatch.setattr(g.ruler, "ruler_groups", rule)
+    rewards, reasons = zip(*graded("good bad same same"))
+    assert rewards == (0.9, 0.1, 0, 0) and reasons[0] == "it is 0.9"
+    assert [reward for reward, _ in graded("lost good good bad")] == [None, None, 0.9, 0.1]
+
+
+def test_a_budget_ends_the_run_and_more_of_it_goes_on(folder, tmp_path, monkeypatch):
+    """A dollar per step: with 3 the run ends after step 3, for a fourth would cost too much; with 5
+    --resume goes on to step 5, with the weights of a run that had 5 at once."""
+
+    def rule(groups, *rest):
+        return [
+            [SimpleNamespace(score=len(str(m)) % 7 / 7, error=None, reason="") for m in group]
+            for group in groups
+        ]
+
+    judge = SimpleNamespace(counts=Counter(), metrics=lambda spent: {"judge/usd": 1.0})
+    monkeypatch.setattr(g.ruler, "ruler_groups", rule)
+    monkeypatch.setattr(g.server.Judge, "from_args", lambda *given: judge)
+    flags = "--reward ruler --judge-price 1,1 --steps 9 --restore last --judge-budget"
+    once, twice = tmp_path / "once", tmp_path / "twice"
+    g.main(line(folder, echo(tmp_path), once, flags, 5))
+    g.main(line(folder, echo(tmp_path), twice, flags, 3))
+    steps = [row["step"] for row in read(twice / "metrics.jsonl") if "updates" in row]
+    assert steps == [1, 2, 3]
+    g.main(line(folder, echo(tmp_path), twice, flags, 5, "--resume"))
+    steps = [row["step"] for row in read(twice / "metrics.jsonl") if "updates" in row]
+    assert steps == [1, 2, 3, 4, 5]
+    files = [out / "model.safetensors" for out in (once, twice)]
+    assert files[0].read_bytes() == files[1].read_bytes()
+
+
+# ---- (4) update ----
+
+
+@pytest.mark.parametrize("history", ['"all"', 1])
+def test_a_step_is_the_closed_form_also_with_a_row_per_turn(history, folder, tmp_path, monkeypatch):
+    """The gradient before clipping is that of Σ −A·log π / tokens of the step: all turns of an
+    episode under its advantage, its own tokens alone. Computed here turn by turn from the model's
+    own logits, for one row per episode and for one per turn."""
+    env, grads = echo(tmp_path, history=history), []
+    clip = runs.Run.clip
+
+    def traced(run, *given):
+        grads.append(gradient(run.policy))
+        return clip(run, *given)
+
+    monkeypatch.setattr(runs.Run, "clip", traced)
+    g.main(line(folder, env, tmp_path / "run", "--steps 1 --seed 3"))
+    args, (policy, tokenizer) = arguments("--env", env, "--seed 3"), load(folder)
+    policy.requires_grad_(True)
+    make, seeds = g.environment(args), g.training_seeds(args, 1)
+    episodes = g.play(args, make, seeds, (policy, tokenizer), 1.0, 3 * 10**6 + 1)
+    total, tokens = 0.0, sum(episode.tokens() for episode in episodes)
+    for i, episode in enumerate(episodes):
+        mates = [mate.reward for mate in episodes[i - i % 2 : i - i % 2 + 2]]
+        advantage = episode.reward - sum(mates) / 2
+        for prompt, drawn, _ in episode.draws:
+            logits = policy.model(input_ids=torch.tensor([prompt + drawn])).logits[0]
+            logps = logits[len(prompt) - 1 : -1].log_softmax(-1)
+            total -= advantage * logps[range(len(drawn)), drawn].sum() / tokens
+    total.backward()
+    expected = gradient(policy)
+    assert (grads[0] - expected).norm() < 1e-4 * expected.norm() and expected.norm() > 0
+
+
+def gradient(policy):
+    return torch.cat([w.grad.flatten() for w in policy.parameters() if w.grad is not None])
+
+
+# ---- the run ----
+
+
 def test_a_run_leaves_what_the_header_promises(folder, tmp_path, capsys):
     out = tmp_path / "run"
-    assert g.main(line(folder, echo(tmp_path), out, "--steps 4 --lr 1e-2")) == 0
-    samples = read(out / "samples.jsonl")
-    assert [s["step"] for s in samples] == [0, 2, 4], "a greedy episode of the first seed each"
-    args = arguments("--env", echo(tmp_path))
-    policy = common.load_policy(out), common.load_tokenizer(out)
-    (t,) = g.play_model(args, *policy, g.environment(args), [g.VAL_SEEDS], 0.0, 0)
-    assert samples[-1]["answer"] == g.transcript(t) and samples[-1]["answer"].count("\n  > ") == 3
-    rows, rollouts = read(out / "metrics.jsonl"), read(out / "rollouts.jsonl")
+    assert g.main(line(folder, echo(tmp_path), out, "--steps 4 --lr 1e-2 --restore last")) == 0
+    printed, samples = capsys.readouterr().out, read(out / "samples.jsonl")
+    assert [s["step"] for s in samples] == [0, 2, 4], "an episode of the first seed each"
+    assert samples[-1]["answer"].count("\n  > ") == 3
+    (first,) = roll(load(out), echo(tmp_path), [g.VAL_SEEDS])
+    assert samples[-1]["answer"] == first.transcript(), "the model that was written"
+    rows, episodes = read(out / "metrics.jsonl"), read(out / "rollouts.jsonl")
     assert [r["step"] for r in rows] == [0, 1, 2, 2, 3, 4, 4]
-    assert rows[0]["env/baseline/a"] == 0.5 and rows[0]["env/baseline/b"] == 0
     for row in rows:
-        split = "train" if "loss" in row else "validation"
-        kept = [r for r in rollouts if (r["step"], r["split"]) == (row["step"], split)]
+        split = "train" if "updates" in row else "validation"
+        kept = [r for r in episodes if (r["step"], r["split"]) == (row["step"], split)]
         vowels = [r["metrics"]["vowels"] for r in kept]
         assert [r["reward"] for r in kept] == pytest.approx(vowels)
         assert {len(r["messages"]) for r in kept} == {7}
         v, n, cut = sum(vowels) / 4, *(sum(r[x] for r in kept) / 4 for x in ("tokens", "truncated"))
-        expected = {"env/vowels": v, "env/turns": 3, "env/invalid_frac": 1 / 3}
+        expected = {"env/vowels": v, "env/turns": 3, "env/invalid": 1}
         if split == "validation":
-            expected |= {"val/score": v, "val/reward": v, "val/length": n}
-            places = [(i, 0) for i in range(4)]
+            expected |= {"val/score": v, "val/reward": v, "val/length": n, "val/n": 4}
+            assert [r["seed"] for r in kept] == [*range(g.VAL_SEEDS, g.VAL_SEEDS + 4)]
         else:
-            expected |= {"reward/mean": v, "reward/env": v, "reward/frac_perfect": 0}
-            expected |= {"length/mean": n, "length/truncated_frac": cut, "ratio/mean": 1}
-            expected |= {"answer_tokens": 4 * n, "episodes": 4, "exceptions": 0, "sample_gap": 0}
-            places = [(0, 0), (0, 1), (1, 0), (1, 1)]
+            expected |= {"reward/mean": v, "length/mean": n, "length/truncated_frac": cut}
+            expected |= {"ratio/mean": 1, "answer_tokens": 4 * n, "episodes": 4, "sample_gap": 0}
             assert row["tokens"] > 2 * row["answer_tokens"], "the environment's words as well"
             for a, b in (kept[:2], kept[2:]):
                 gain = (a["reward"] - b["reward"]) / 2
                 assert a["seed"] == b["seed"] and a["advantage"] == pytest.approx(gain, abs=1e-6)
-        assert [(r["group"], r["sample"]) for r in kept] == places
-        assert near(row, expected, abs=1e-4)
-    summary = read_json(out / "summary.json")
-    assert summary["stop_reason"] == "max_steps" and summary["test after"]["n"] == 4
-    assert summary["test baseline a"]["score"] == 0.5 and "score_low" in summary["test before"]
-    assert summary["test baseline a"]["score_low"] is None
-    assert summary["test baseline a"]["reward_low"] < 0.2, "four alike do not prove .5"
+        assert {key: row[key] for key in expected} == pytest.approx(expected, abs=1e-4)
+    (strip,) = re.findall(r"▮ before each trained token:\n(.*)\npreflight", printed, re.S)
+    assert strip.startswith("<|system|>Vowels.<|end|><|user|>Go ")
+    assert "<|user|>More 1.<|end|><|assistant|>▮" in strip, "the environment's words have no mark"
+
+
+def test_a_run_that_was_stopped_and_resumed_is_the_same_run(folder, tmp_path):
+    flags, env = "--steps 3 --lr 1e-2 --beta 0.1", echo(tmp_path)
+    whole, cut = tmp_path / "whole", tmp_path / "cut"
+    assert g.main(line(folder, env, whole, flags)) == 0
+    assert g.main(line(folder, env, cut, flags, "--stop-after 1")) == 0
+    assert g.main(line(folder, env, cut, flags, "--resume")) == 0
+    for name in ("model.safetensors", "rollouts.jsonl", "samples.jsonl"):
+        assert (whole / name).read_bytes() == (cut / name).read_bytes(), name
+    clocks = {"time_s", "peak_mem_mb", "tokens_per_s"}
+    a, b = (
+        [{k: x for k, x in row.items() if k not in clocks} for row in read(out / "metrics.jsonl")]
+        for out in (whole, cut)
+    )
+    assert a == b
+
+
+def test_a_start_that_knows_no_move(folder, tmp_path, capsys):
+    flags = ["--env-args", '{"show_legal": true}', "--steps 1"]
+    g.main(line(folder, GAME, tmp_path / "run", *flags))
     printed = capsys.readouterr().out
-    # all are equal: no interval where nobody knows how far a score could go
-    line_of_a = "baseline   a        n 4  score 0.5  reward 0.5  reward_low "
-    assert line_of_a in printed
-    assert re.findall(r"^(worst|best), seed ", printed, re.M) == ["worst", "best"] * 3
-    rewards = [float(x) for x in re.findall(r"^  reward (\S+)  turns 3 ", printed, re.M)]
-    assert len(rewards) == 6 and all(a <= b for a, b in zip(rewards[::2], rewards[1::2]))
+    assert """--env-args '{"show_legal": true}' --policy""" in printed
+    rows = read(tmp_path / "run" / "metrics.jsonl")
+    (row,) = [r for r in rows if "updates" in r]
+    assert row["updates"] == 0 and row["env/invalid"] == 1 and row["reward/mean"] == -1
+    assert (rows[0]["val/score"], rows[0]["val/reward"]) == (0, -1), "no win, and the game is lost"
+
+
+# ---- play ----
 
 
 def test_a_transcript_shows_each_turn():
     turns = [("system", "Be\nbrief."), ("user", "Go."), ("assistant", "a"), ("user", "End.")]
-    messages = [message(*turn) for turn in turns]
-    t = g.Trajectory(7, 0, messages, 0.25, metrics={"turns": 1, "invalid": 0, "vowels": 0.5})
-    lines = "seed 7\n  # Be\n    brief.\n    Go.\n  > a\n    End.\n"
-    assert g.transcript(t) == f"{lines}  reward 0.25  turns 1  vowels 0.5"
-
-
-def test_failures_within_the_limit_are_counted_and_the_run_goes_on(folder, tmp_path, monkeypatch):
-    fault = "if self.seed % 3 == 1 and self.seed < 10**9: raise RuntimeError('gone')"
-    flags = """--steps 3 --max-exceptions 4 --test-episodes 0 --seed 2 --num-substeps 2 --lr 0.1
-        --warmup 0"""
-    spy, out = Spy(monkeypatch, g, "play_model"), tmp_path / "run"
-    assert g.main(line(folder, echo(tmp_path, fault), out, flags)) == 0
-    errors = [r for r in read(out / "rollouts.jsonl") if r["error"]]
-    assert all(r["reward"] is None and r["advantage"] == 0 for r in errors)
-    for row in (r for r in read(out / "metrics.jsonl") if "exceptions" in r):
-        n = sum(seed % 3 == 1 for seed in g.training_seeds(arguments("--seed 2"), row["step"]))
-        assert row["exceptions"] == n == sum(r["step"] == row["step"] for r in errors)
-        assert row["reward/unscored_frac"] == n / 4
-    two = [row for row in read(out / "metrics.jsonl") if row.get("updates") == 2]
-    assert two and all(row["sample_gap"] < 1e-4 and row["ratio/max"] > 1.01 for row in two)
-    # preflight, validation, steps 1 and 2, …; a greedy episode draws nothing
-    draws = [call[6] for call in spy.calls if call[5] > 0]
-    assert draws == [2, 2, 2000001, 2000002, 2, 2000003, 2], "each step has draws of its own"
-    assert "RuntimeError: gone" in errors[0]["error"]
-
-
-def test_a_start_that_knows_no_move_is_told_so(folder, tmp_path, capsys):
-    flags = ["--env-args", '{"show_legal": true}', "--steps 1 --test-episodes 0"]
-    g.main(line(folder, GAME, tmp_path / "run", *flags))
-    printed = capsys.readouterr().out
-    assert "turns could not be read, so there is nothing to learn from" in printed
-    assert """--env-args '{"show_legal": true}' --policy""" in printed
-    (row,) = [r for r in read(tmp_path / "run" / "metrics.jsonl") if "updates" in r]
-    assert row["updates"] == 0 and row["env/invalid_frac"] == 1 and row["reward/mean"] == -1
-    row = read(tmp_path / "run" / "metrics.jsonl")[0]
-    assert (row["val/score"], row["val/reward"]) == (0, -1), "no win, and the game is lost"
+    messages = [{"role": role, "content": text} for role, text in turns]
+    metrics = {"invalid": 0, "vowels": 0.5}
+    episode = g.Episode(7, 0, None, None, messages, reward=0.25, metrics=metrics)
+    lines = "seed 7\n    Be\n    brief.\n    Go.\n  > a\n    End.\n"
+    assert episode.transcript() == f"{lines}  reward 0.25  vowels 0.5"
 
 
 def test_play_shows_a_baseline_and_writes_rows_that_sft_reads(tmp_path, capsys):
@@ -354,58 +387,45 @@ def test_play_shows_a_baseline_and_writes_rows_that_sft_reads(tmp_path, capsys):
     files = [tmp_path / "a", tmp_path / "b"]
     for file in files:
         g.main(words(*argv, file, "--episodes 2"))
-    assert "2048, corner, seed 7" in (out := capsys.readouterr().out) and "reward" in out
+    printed = capsys.readouterr().out
+    assert "2048, corner, seed 7" in printed and "mean of 2: val/score " in printed
     assert files[0].read_text() == files[1].read_text()
-    for text in files[0].read_text().splitlines():
-        row = json.loads(text)
+    for row in read(files[0]):
         assert [m["role"] for m in row["prompt"]] == ["system", "user"]
         assert re.fullmatch(r"<move>\w+</move>", row["completion"][0]["content"])
+    assert "--overwrite" in error_of(g.main, words(*argv, files[0]))
 
 
-def test_an_episode_that_is_seen_whole_is_one_row(tmp_path, capsys):
+def test_play_shows_a_model(folder, capsys):
+    assert g.main(words("play", "--policy", folder, "--max-new-tokens 4 --seed 3")) is None
+    assert f"interview, {folder}, seed 3" in capsys.readouterr().out
+
+
+def test_an_episode_that_is_seen_whole_is_one_row(tmp_path):
     """As one row per turn its first turns were read again with each later one: four times the
     tokens. The same answers are trained, and a held-out turn no longer stands in a training row."""
     file = tmp_path / "episodes.jsonl"
     argv = "play --env envs/inbox.py:Inbox --policy exhaustive --episodes 3 --write"
-    assert g.main(words(*argv.split(), file)) == 0
+    g.main(words(*argv.split(), file))
     rows = read(file)
     assert len(rows) == 3 and all([*row] == ["messages"] for row in rows)
     for row in rows:
         calls = [json.loads(m["content"]) for m in row["messages"] if m["role"] == "assistant"]
         assert "search" in calls[0] and "answer" in calls[-1] and row["messages"][-1]["content"]
-    assert g.rows_to_imitate(g.Trajectory(0, 0, messages=[{"role": "user"}]), "all") == []
+    assert g.Episode(1, 0, None, None, rows[0]["messages"][:2]).rows_to_imitate("all") == []
 
 
-def test_you_play(folder, monkeypatch, capsys):
-    def play(flags, *texts):
-        texts = iter(texts)
-
-        def answer(prompt):
-            print(prompt)
-            for text in texts:
-                return text
-            raise EOFError
-
-        monkeypatch.setattr("builtins.input", answer)
-        assert g.main(["play", *flags.split()]) == 0
-        return capsys.readouterr().out
-
-    alone = f"--env {GAME} --policy human"
-    assert "reward -1.00" in play(alone, "hello")
-    play(alone)
-    play(f"--policy {folder} --max-new-tokens 4")
+# ---- what is refused ----
 
 
-@cases(f"""
+@cases("""
 flags | message
---env chess | --env chess: expected FILE:FUNCTION
---env-args {{k:4}} | --env-args '{{k:4}}': JSONDecodeError
---env-args {{"k":7}} | k 7: expected 2 to 6
---env {GAME} --env-args {{"target":48}} | target 48: expected a power of 2
---reward points | --reward points: expected NAME or NAME:WEIGHT, each name once, of env, ruler
---epochs 3 | --epochs 3: seeds have no end; use --steps
---batch-size 5 | --batch-size 5: 1 × 5 answers are not whole groups of 8
-play --policy nobody | --policy nobody: expected human, a model folder, or a baseline
+--env chess | --env chess
+--env-args {k:4} | --env-args '{k:4}'
+--env-args {"bank":"none.json"} | none.json
+--env-args {"colour":1} | colour
+--batch-size 16 | --groups-per-batch
+play --policy nobody | --policy, a model folder or one of oracle, fixed
 """)
 def test_bad_arguments_are_one_line(flags, message, tmp_path, monkeypatch):
     monkeypatch.chdir(REPO)
@@ -414,27 +434,16 @@ def test_bad_arguments_are_one_line(flags, message, tmp_path, monkeypatch):
 
 @cases("""
 old | new | message
-class Echo: | class Other: | has no function 'Echo'
-def step( | def turn( | the class lacks step; see docs/agents.md
-baselines | policies | the class lacks baselines; see docs/agents.md
-got, done, info | got, done | 4 of 4 episodes raised; .* Echo: step returned \\(.*; expected message, reward, done
-}, got, done, info | }, got, done, None | 4 of 4 episodes raised; .* Echo: info is None; expected a dict
-(-0.5, 1), " | None, " | reward_range is None; expected \\(least, most\\)
-(-0.5, 1), " | (1, 0), " | reward_range is \\(1, 0\\); expected \\(least, most\\)
-lambda env, rng: "a" | lambda env, rng: 1 / 0 | a baseline raised: ZeroDivisionError: .*echo_env.py
-"all" | "some" | 'some'.*; see docs/agents.md
-"vowels", (- | "score", (- | 4 of 4 episodes raised; .* lacks 'score', its val_key
-"content": f"Go | "text": f"Go | 4 of 4 episodes raised; .* needs a "role" .* and a "content"
-got, done | float('nan'), done | 4 of 4 episodes raised; the first: Echo: the reward is nan; expected a finite
-"vowels": self.sum, " | "vowels": "few", " | 4 of 4 episodes raised; the first: Echo: info\\['vowels'\\] is 'few'; expected
-got, done | got + 1, done | 4 of 4 episodes raised; .* reward is 3.*, outside reward_range \\(-0.5, 1\\)
-"invalid": 1 | "invalid": self.n % 2 | 4 of 4 episodes raised; .*"invalid"\\] is 0 after 1; .* never falls
-"invalid": 1 | "invalid": 2 | 4 of 4 episodes raised; .*"invalid"\\] is 2 after 0; expected the number
+"content": f"Go | "text": f"Go | needs a "content"
+"content": f"More | "text": f"More | needs a "content"
+got, done | float('nan'), done | finite numbers
+"vowels": self.sum, " | "vowels": float("inf"), " | finite numbers
 """)
-def test_a_faulty_environment_is_one_line(old, new, message, folder, tmp_path):
+def test_what_an_environment_may_not_return(old, new, message, folder, tmp_path):
+    """NaN would pass for a reward that is missing, and a template shows nothing of "text"."""
     env, path = echo(tmp_path), tmp_path / "echo_env.py"
     assert old in path.read_text()
     path.write_text(path.read_text().replace(old, new))
-    argv = line(folder, env, tmp_path / "run", "--steps 1")
-    assert re.search(message, error_of(g.main, argv))
+    with pytest.raises(ValueError, match=message):
+        g.main(line(folder, env, tmp_path / "run", "--steps 1"))
     assert not (tmp_path / "run").exists()

@@ -18,12 +18,10 @@ import pytest
 import requests
 
 import annotate
-import common
-import dpo
 import judge
 from conftest import REPO
 from parts import agreement, criteria, files, sampling, stats, votes, web
-from parts.files import UserError
+from parts.pairs import check_pair
 from parts.rubrics import read_rubrics
 from tiny import cases, error_of, pair_rows, table, tiny_model, write_rows
 
@@ -140,7 +138,8 @@ def command(name, folder, *flags):
 
 def export(folder, *flags):
     command("export", folder, *flags)
-    return list(files.read_jsonl(folder / "prefs.jsonl", common.check_pair))
+    rows = list(files.read_jsonl(folder / "prefs.jsonl", check_pair))
+    return [row | {"candidates": json.loads(row["candidates"])} for row in rows]
 
 
 OBSERVERS = """1 2 3 3 2 1 4 1 2 . . .
@@ -284,19 +283,17 @@ def test_a_retry_or_a_stale_tab_is_no_second_vote(tmp_path):
 
 
 @cases("""
-changes                                          | flags    | status
-{}                                               | ''       | 200
-{"a_model": "another", "gold": "a"}              | ''       | 200
-{"prompt": [{"role": "user", "content": "New"}]} | ''       | 409
-{"a": [{"role": "assistant", "content": "New"}]} | ''       | 409
-{}                                               | --thumbs | 409
+changes                                          | status
+{}                                               | 200
+{"a_model": "another", "gold": "a"}              | 200
+{"prompt": [{"role": "user", "content": "New"}]} | 409
+{"a": [{"role": "assistant", "content": "New"}]} | 409
 """)
-def test_a_vote_is_on_what_was_on_the_screen(tmp_path, changes, flags, status):
+def test_a_vote_is_on_what_was_on_the_screen(tmp_path, changes, status):
     """A server started anew with other items took the vote on what the page still showed, as one on
     a text that nobody had seen: number and step were the same."""
-    name = "everyone"  # whose sides are those of a thumb, too
-    tab = Rater(make(tmp_path / "old", 4), name)
-    now = Rater(make(tmp_path / "new", [row | changes for row in item_rows(4)], flags), name)
+    tab = Rater(make(tmp_path / "old", 4))
+    now = Rater(make(tmp_path / "new", [row | changes for row in item_rows(4)]))
     found, data = now.send(tab.body("left", key=now.key))
     assert found == status and len(log_of(tmp_path / "new")) == (status == 200)
     if status == 409:
@@ -385,35 +382,27 @@ def test_a_pseudonym_belongs_to_its_first_browser(tmp_path):
     Rater(app).vote("undo")  # with the key of before
     app.desk.owners.clear()  # as --release does
     assert enter(app)[0] == 200
-    new = {"thumbs", "key_sha256"}
-    events = [{k: e[k] for k in e.keys() - new} | {"app": "annotate 2"} for e in log_of(tmp_path)]
+    old = [e | {"app": "annotate 2"} for e in log_of(tmp_path)]
+    events = [{k: e[k] for k in e.keys() - {"key_sha256"}} for e in old]
     write_rows(stopped(app) / "annotations.jsonl", events)
     assert enter(make(tmp_path, 5, "--overlap 0"))[0] == 200
 
 
-def test_a_thumb_is_no_comparison(tmp_path):
-    """A tie in a session of single answers would count as a thumb down, and a thumb read as a
-    comparison prefers an answer over one that nobody saw."""
-    app = make(tmp_path, 3, "--thumbs")
-    rater = Rater(app)
-    for change in ({"choice": "tie", "strength": 0}, {"choice": "both_bad", "strength": 0}):
-        assert rater.send(rater.body("left") | change)[0] == 400
-    for change in ({"strength": 3}, {"edit": "An answer."}):
-        assert rater.send(rater.body("left", **change))[0] == 400
-    rater.vote("left")
-    log = stopped(app) / "annotations.jsonl"
+@pytest.mark.parametrize("place", ["line", "args.json"])
+def test_a_thumb_of_an_earlier_version_is_no_comparison(tmp_path, place):
+    """It would prefer an answer over one that nobody saw; only args.json says so of annotate 2."""
+    Rater(app := make(tmp_path, 3)).vote("left")
+    log, refused = stopped(app) / "annotations.jsonl", "this vote is a thumb on one answer"
     (line,) = log_of(tmp_path)
-    del line["thumbs"]  # as annotate 2 wrote it, beside an args.json that says what was shown
-    write_rows(log, [line])
-    refused = "this vote is a thumb on one answer, not a comparison"
-    assert refused in error_of(votes.read_log, log)  # as evaluate.py human reads it
-    write_rows(log, [line | {"thumbs": True}])
-    (tmp_path / "args.json").unlink()
-    assert refused in error_of(export, tmp_path)
-    other = tmp_path / "other"
-    Rater(make(other, 3)).vote("left")
-    line = error_of(annotate.parse_args, ["--thumbs", "--out", str(other)])
-    assert "a session of pairs, not of thumbs" in line
+    write_rows(log, [line | {"thumbs": False}])
+    assert len(export(tmp_path)) == 1, "as earlier versions wrote a comparison"
+    if place == "line":
+        write_rows(log, [line | {"thumbs": True}])
+    else:
+        write_rows(log, [line])
+        write_rows(tmp_path / "args.json", [{"stage": "annotate", "args": {"thumbs": True}}])
+    for read in (lambda: votes.read_log(log), lambda: export(tmp_path), lambda: make(tmp_path, 3)):
+        assert refused in error_of(read)
 
 
 LAYOUTS = r"""
@@ -434,7 +423,7 @@ input column | {"input": "The CV."} | "input" belongs to the prompt
 tools column | {"tools": [{"name": "x"}]} | "tools" belongs to the prompt
 images | {"images": ["a.png"]} | "images" belongs to the prompt
 empty columns | {"system": "", "input": null, "tools": []} | 17
-turns behind a text | {"a": [{"role": "assistant", "content": "a"}, {"role": "user", "content": "u"}, {"role": "assistant", "content": "a"}], "b": [{"role": "assistant", "content": "a"}, {"role": "user", "content": "u"}, {"role": "assistant", "content": "b"}]} | "a" must be one assistant message
+a conversation | {"a": [{"role": "assistant", "content": "a"}, {"role": "user", "content": "u"}, {"role": "assistant", "content": "a"}], "b": [{"role": "assistant", "content": "a"}, {"role": "user", "content": "u"}, {"role": "assistant", "content": "b"}]} | must both be text or both be message lists
 tool call | {"prompt": [{"role": "user", "content": "x"}], "a": [{"role": "assistant", "content": "x", "tool_calls": [{"id": 1}]}], "b": [{"role": "assistant", "content": "y"}]} | "tool_calls" is not shown
 """.strip().split("\n")
 
@@ -474,9 +463,8 @@ def test_items_left_out_and_columns_not_read_are_counted(tmp_path, capsys):
     assert "note" not in items["1"]
     told = capsys.readouterr().out
     assert told == (
-        f"{path}: rows 8, not used: column note 2 (first {path}:1), not used: column split 1 "
-        f"(first {path}:1), left out: answers equal 2, left out: an answer is blank 2, "
-        "left out: the prompt is blank 1\n"
+        f"{path}: rows 8, not used: column note 2, not used: column split 1, left out: answers "
+        "equal 2, left out: an answer is blank 2, left out: the prompt is blank 1\n"
     )
     write_rows(path, [*rows, base | {"id": "1"}])
     same_id = """9: a second item has the "id" '1', that of line 1"""
@@ -503,8 +491,8 @@ def test_export_loads_in_datasets(tmp_path, first):
     assert read.num_rows == 500
     assert all(len({*map(type, column)}) == 1 for column in zip(*map(dict.values, rows)))
     assert str(read.features["candidates"].dtype) == str(read.features["ts"].dtype) == "string"
-    read = next(row for row in files.read_jsonl(path, common.check_pair) if row["candidates"])
-    assert read["candidates"] == [person | {"in": "chosen"}]
+    read = next(row for row in files.read_jsonl(path, check_pair) if row["candidates"] != "[]")
+    assert json.loads(read["candidates"]) == [person | {"in": "chosen"}]
 
 
 @pytest.mark.parametrize("drawn", [True, False])
@@ -576,44 +564,20 @@ def test_an_edited_answer_is_preferred_over_the_one_shown(tmp_path, capsys):
 
 
 def test_a_text_does_not_outlive_its_vote(tmp_path):
-    """sft.jsonl and turns.jsonl of an earlier export stayed when the annotator was taken out."""
-    rows = item_rows(2)
-    say = lambda role, text: {"role": role, "content": text}  # noqa: E731
-    for side, text in (("a", "Any audits?"), ("b", "Married?")):
-        rows[1][side] = [say("assistant", text), say("user", "No."), say("assistant", "Thanks.")]
-    app = make(tmp_path, rows, "--overlap 2")
+    """sft.jsonl of an earlier export stayed when the annotator was taken out."""
+    app = make(tmp_path, 2, "--overlap 2")
     for name in ("ann", "ben"):
         rater = Rater(app, name)
-        while item := rater.state["item"]:
-            edit = f"{name}'s words" if isinstance(item["left"], str) else None
-            rater.vote("left", edit=edit)
+        while rater.state["item"]:
+            rater.vote("left", edit=f"{name}'s words")
     export(tmp_path, "--sft")
     for people, n in ({"ben"}, 1), (set(), 0):
         log = [vote for vote in log_of(tmp_path) if vote["annotator"] in people]
         write_rows(tmp_path / "annotations.jsonl", log)
-        assert len(export(tmp_path)) == 3 * n
-        for name, n_rows in (("sft", n), ("turns", 4 * n)):
-            path = tmp_path / f"{name}.jsonl"
-            assert (len([*files.read_jsonl(path)]) if path.exists() else 0) == n_rows, name
-            assert path.exists() == bool(n) and (not n or "ann" not in path.read_text())
-
-
-def test_thumbs(tmp_path, capsys):
-    app = make(tmp_path, 40, "--thumbs --overlap 2")
-    for name in ("ann", "ben"):
-        Rater(app, name).vote_all(Rater.better)
-    log = log_of(stopped(app))
-    assert len({(vote["item_id"], vote["shown"]["left"]) for vote in log}) == 40
-    command("export", tmp_path)
-    rows = list(files.read_jsonl(tmp_path / "thumbs.jsonl", dpo.check_thumb))
-    labels = {row["completion"][0]["content"][:5]: row["label"] for row in rows}
-    assert (labels, len(rows)) == ({"bette": True, "worse": False}, 80)
-    assert not (tmp_path / "prefs.jsonl").exists()
-    assert annotate.parse_args(["--out", str(tmp_path)]).thumbs
-    capsys.readouterr()
-    command("agreement", tmp_path)
-    said = capsys.readouterr().out  # one answer is shown: no side, so no position to be biased to
-    assert said.count("thumbs up") == 2 and not re.search(r"\bleft\b", said)
+        assert len(export(tmp_path)) == 4 * n
+        path = tmp_path / "sft.jsonl"
+        assert (len([*files.read_jsonl(path)]) if path.exists() else 0) == 2 * n
+        assert path.exists() == bool(n) and (not n or "ann" not in path.read_text())
 
 
 RUBRICS = [
@@ -686,22 +650,19 @@ def test_people_rate_criteria_for_the_audit(criteria_args, tmp_path, capsys):
     assert {row.task_id: row.human for row, *_ in people} == {
         "fit:1": {2: False}, "fit:2": {2: False}, "mail:3": {1: True}
     }  # fmt: skip
-    line = error_of(annotate.parse_args, ["--out", str(out), "--responses", "x"])
-    assert "--responses has no effect: they belong to a --criteria" in line
     again = annotate.parse_args(["--out", str(out)])
     assert list(annotate.read_items(again)) == ["fit:1", "fit:2", "mail:3"]
     line = error_of(votes.read_log, out / "annotations.jsonl")
     assert "a rating of criteria, not a comparison" in line
 
 
-def test_draw(tmp_path, llama_folder, monkeypatch, capsys):
-    """Bundled prompts follow a worked example, as everywhere, for a model that has not learned their
-    form; people see what the model saw, and so will a training on their votes."""
+def test_draw(tmp_path, llama_folder, capsys):
+    """Two models, gold items, prompts that are there twice, and a folder in use."""
     second = tiny_model("llama", tmp_path, seed=1)
     rows = [{"prompt": row["prompt"]} for row in pair_rows(8)]
     prompts = write_rows(tmp_path / "prompts.jsonl", rows)
     turned = [dict(reversed(message.items())) for message in rows[0]["prompt"]]  # content, role
-    more = write_rows(tmp_path / "more.jsonl", [{"prompt": turned}, *rows, {"prompt": " \n"}])
+    more = write_rows(tmp_path / "more.jsonl", [{"prompt": turned}, *rows])
     gold = write_rows(tmp_path / "gold.jsonl", item_rows(2, gold={0, 1}))
     half = write_rows(tmp_path / "half.jsonl", item_rows(2, gold={0}))
 
@@ -713,7 +674,7 @@ def test_draw(tmp_path, llama_folder, monkeypatch, capsys):
     line = error_of(draw, "two", "--gold-items", half)
     assert "half.jsonl: the item 'item-001' has no \"gold\"; " in line
     items = draw("two", "--prompts", more, "--model-b", second, "--gold-items", gold)
-    counts = "rows 10, dropped: the prompt is blank 1, dropped: prompt there twice 1\n"
+    counts = "rows 9, dropped: prompt there twice 1\n"
     assert f"{more}: {counts}" in capsys.readouterr().out
     assert [row["id"] for row in items] == [f"item-{n:05d}" for n in range(len(items))]
     models = Counter((row["a_model"], row["b_model"]) for row in items if not row.get("gold"))
@@ -722,36 +683,15 @@ def test_draw(tmp_path, llama_folder, monkeypatch, capsys):
         assert row["a"] != row["b"] and row["a_model"] == row["b_model"]
     assert "holds an items.jsonl" in error_of(draw, "one")
     assert "differ" in error_of(draw, "x", "--temperature", "1e-6")
-    monkeypatch.chdir(REPO)
-    example = next(files.read_jsonl("data/examples.jsonl"))
-    capsys.readouterr()
-    for item in draw("bundled", "--prompts", "data/prompts.jsonl", "--limit", "6"):
-        task = [message["content"].partition("\n")[0] for message in item["prompt"][::2]]
-        assert len(task) == 2 and task[0] == task[1], "one of the same task, then the prompt"
-        if item["task"] == example["task"]:
-            assert item["prompt"][:2] == [*example["prompt"], *example["completion"]]
-    assert "one before each bundled prompt" in capsys.readouterr().out
 
 
-def test_draw_tries_both_models_first(tmp_path, llama_folder, monkeypatch, capsys):
-    """A second model that cannot be sampled was found out after the answers of the first."""
+def test_draw_refuses_a_folder_before_it_samples(tmp_path, llama_folder, monkeypatch, capsys):
     rows = [{"prompt": f"Assess {i}.", "system": "Be brief.", "context": ""} for i in range(3)]
     prompts = write_rows(tmp_path / "prompts.jsonl", rows)
     flags = f"--prompts {prompts} --model {llama_folder} --max-new-tokens 4 --device cpu".split()
     command("draw", tmp_path / "out", *flags, "--temperature", "2")
     shown = capsys.readouterr().out
-    assert f"drawing 3 answers from {llama_folder}, temperature 2, top-p 0.95" in shown
-    assert "not shown to the model: column system 3" in shown
-
-    def check(model, place):
-        if place.startswith("--model-b"):
-            raise UserError(f"{place}: cannot be sampled")
-
-    monkeypatch.setattr(sampling, "check_sampling", check)
-    monkeypatch.setattr(sampling, "sample", None)
-    line = error_of(command, "draw", tmp_path / "two", *flags, "--model-b", llama_folder)
-    assert re.search("--model-b .* cannot be sampled", line)
-    monkeypatch.undo()
+    assert f"drawing 3 answers from {llama_folder}, temperature 2" in shown
     monkeypatch.setattr(sampling, "sample", None)
     (tmp_path / "file").write_text("")
     line = error_of(command, "draw", tmp_path / "file" / "x", *flags)
@@ -761,7 +701,7 @@ def test_draw_tries_both_models_first(tmp_path, llama_folder, monkeypatch, capsy
 REFUSED = r"""
 item | {"id": null} | "id" is missing
 item | {"a": "text"} | both be text or both be message lists
-item | {"b": []} | one assistant message
+item | {"b": []} | a list of messages
 item | {"gold": "c"} | "gold"
 item | {"task": 3} | "task"
 item | {"candidates": "x"} | "candidates"
@@ -781,8 +721,6 @@ log | [] | expected an object
 flags | --items no.jsonl | --items no.jsonl: no such file
 flags | --overlap -1 | --overlap
 flags | export | no votes there
-flags | --responses r.jsonl | --responses has no effect
-flags | draw --env-args {} | --env-args has no effect
 flags | agreement | no votes there
 flags | draw --temperature 0 | --temperature
 flags | draw --prompts no.jsonl | --prompts no.jsonl: no such file
@@ -792,9 +730,7 @@ flags | --host 0.0.0.0 --port 0 | --allow-host
 flags | --host :: --port 0 | --allow-host
 flags | --host 0 --port 0 | --allow-host
 flags | --host no.such.host.invalid --port 0 | expected an address of this machine
-flags | --criteria data/criteria.json | 1: "response" is missing
-flags | --criteria data/criteria.json --thumbs | two kinds
-flags | --criteria data/criteria.json --items x | no effect
+flags | --criteria data/criteria.json | "response"
 flags | --nonsense | unrecognized
 flags | nonsense | invalid
 """.strip().split("\n")

@@ -308,29 +308,6 @@ def test_keys_of_other_keyboards(serve, open_page, session):
 
 
 @pytest.mark.parametrize("name", ("desk, dark", "phone, dark"))
-def test_conversations_side_by_side(serve, open_page, session, name):
-    rows = item_rows(1)
-    for side, question in (("a", "Tell me about audits."), ("b", "Are you married?")):
-        rows[0][side] = [{"role": "assistant", "content": question},
-                         {"role": "user", "content": "Two audits. " * 30},
-                         {"role": "assistant", "content": "SUMMARY\n**audits**: two"}]  # fmt: skip
-    tab = open_page(serve(rows), **VIEWS[name]).start()
-    look(tab.page)
-    assert (
-        tab.page.locator("#left .turn").count()
-        == 3
-        == tab.page.locator("#right strong").count() + 2
-    )
-    assert tab.page.locator("[data-edit]:visible").count() == 0
-    tab.nothing("e", "r")
-    better = "1" if "audits." in tab.text("#left .turn") else "2"
-    tab.press(better)
-    assert log_of(session)[0]["choice"] == "a" and tab.errors == []
-    rows = export(session)
-    assert rows[0]["chosen"][0]["content"] == "Tell me about audits."
-
-
-@pytest.mark.parametrize("name", ("desk, dark", "phone, dark"))
 def test_criteria_by_keyboard(serve, open_page, tmp_path, session, name):
     criteria = ["Names a gap in the profile.", "Is rude. " * 20, "Asks no risky question."] * 3
     rows = [{"task_id": i, "prompt": "Assess.", "rubrics": criteria, "response": "word " * 90,
@@ -611,19 +588,6 @@ def look(page):
     assert page.evaluate(WIDE) == []
     found = axe.Axe().run(page).response["violations"]
     assert [(v["id"], v["nodes"][0]["html"]) for v in found] == []
-
-
-@pytest.mark.parametrize("name", ("desk, dark", "phone, dark"))
-def test_thumbs(serve, open_page, session, name):
-    tab = open_page(serve(item_rows(3), "--thumbs"), **VIEWS[name]).start()
-    assert tab.page.is_hidden("#right") and tab.page.get_by_role("button", name="Bad").count() == 1
-    look(tab.page)
-    tab.nothing("q", "w", "3", "b")
-    for _ in range(3):
-        tab.press(tab.better("1", "2"))  # 1 is good, 2 is bad
-    assert tab.text("#numbers") == "You judged 3 answers. You skipped 0."
-    votes = log_of(session)
-    assert [vote["choice"] == "ab"[int(vote["item_id"][-3:]) % 2] for vote in votes] == [True] * 3
 
 
 @pytest.mark.parametrize("name", VIEWS)

@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 
 import audit
-import fairness
 from audit import group_metrics
 from conftest import REPO
 from parts.ll144 import LL144, ll144_tables
@@ -889,14 +888,6 @@ def test_biasguard_beside_our_numbers(audited, tmp_path, monkeypatch, kind, flag
     if kind == "works":
         ((_, _, ratio), *_) = assert_ours_are_theirs([line])
         assert float(ratio) == pytest.approx(0.843228777694797, abs=1e-14)
-
-
-def test_the_command_has_moved(tmp_path, capsys):
-    """`fairness.py audit` works for one more release and names the new command."""
-    table = write(tmp_path / "t.csv", repeated(PEOPLE), "id,y,pred,race")
-    argv = f"audit {table} {OF_RACE} --out {tmp_path}/out"
-    assert fairness.main(argv.split()) == 0
-    assert "fairness.py audit is now python audit.py," in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("kind", audit_null.KINDS, ids=lambda kind: "-".join(map(str, kind)))

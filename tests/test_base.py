@@ -20,16 +20,16 @@ BASE = REPO / "data" / "tiny-base"
 
 @pytest.fixture(scope="module")
 def base():
-    return common.load_policy(BASE, trainable=False), common.load_tokenizer(BASE)
+    return base_card.load(BASE)
 
 
 def test_size_shape_and_vocabulary(base):
-    model, tokenizer = base
+    model, tokenizer = base[0].model, base[1]
     assert 2e6 <= sum(p.numel() for p in model.parameters()) <= 4e6
     assert model.config.tie_word_embeddings and model.config.max_position_embeddings == 512
     assert sum(f.stat().st_size for f in BASE.iterdir()) < 10e6
     assert tokenizer.unk_token_id is None and len(tokenizer) <= model.config.vocab_size
-    assert common.pad_id(tokenizer) not in common.end_ids(tokenizer, model)
+    assert common.pad_id(tokenizer) not in common.end_ids(tokenizer)
     for name in ("prompts", "prefs_train", "rank_test"):
         for row in list(files.read_jsonl(REPO / "data" / f"{name}.jsonl"))[::40]:
             text = row["prompt"][0]["content"]

@@ -1,40 +1,41 @@
-"""Log-probs, rewards, precision, LoRA and saving, for every family that the project names: against
-the model itself, fed one row at a time without padding, plain transformers and PEFT."""
+"""Log-probs, LoRA and saving: against the model itself, fed one row at a time without padding, plain
+transformers and PEFT."""
 
-import copy
 import json
-import re
 import shutil
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 import torch
 import torch.nn.functional as F
 from safetensors.torch import load_file, save_file
-from torch import nn
-from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification
+from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification, AutoTokenizer
 
 import common
-from parts import lora, parallel, reward_models
-from parts.identities import check_head
-from parts.runs import prepare
-from tiny import (
-    EXTRA_FAMILIES,
-    FAMILIES,
-    error_of,
-    read_json,
-    table,
-    tiny_model,
-    tiny_reward_model,
-    tiny_tokenizer,
-)
+from common import Policy, load_model
+from parts import lora, parallel, runs, sampling
+from parts.files import UserError
+from parts.shared_prompt import can_share
+from tiny import CHATML, cases, error_of, read_json, tiny_model, tiny_tokenizer
 
-ALL = [*FAMILIES, *EXTRA_FAMILIES]
-every_family = pytest.mark.parametrize("family", ALL)
-in_half_precision = pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+# of those that are promised, and GPT-2, which counts positions from the first column
+FAMILIES = "llama qwen2 qwen3 mistral gemma gemma2 gemma3_text phi3 gpt2".split()
+every_family = pytest.mark.parametrize("family", FAMILIES)
+WINDOWS = ["mistral window", "gemma3_text"]  # of 8 tokens
 PROMPTS = [[20], [30, 31, 32, 33, 34, 35, 36], [40, 41, 42]]
 ANSWERS = [[50, 51, 52, 6], [60, 6], [70, 71, 72, 73, 74, 6]]
+FP32 = torch.float32
+
+
+@pytest.fixture(scope="module")
+def made(folders, tmp_path_factory):
+    """family → folder; "mistral window" has one of 8 tokens."""
+    window = tiny_model("mistral", tmp_path_factory.mktemp("window"), sliding_window=8)
+    return lambda family: window if family == "mistral window" else folders[family]
+
+
+def policy_of(folder, trainable=True, dtype=FP32, **options):
+    return Policy(load_model(folder, "cpu", dtype, trainable=trainable, **options), dtype)
 
 
 def batch(pad=7):
@@ -47,30 +48,6 @@ def left(ids, attention_mask, mask, extra=0, pad=7):
     wide += [F.pad(x, (0, extra)) for x in (attention_mask, mask)]
     n_pads = (~wide[1]).sum(1).tolist()
     return [torch.stack([row.roll(n) for row, n in zip(x, n_pads)]) for x in wide]
-
-
-def paddings():
-    return batch(), batch(pad=6), left(*batch()), left(*batch(6), extra=10, pad=6)
-
-
-def plain_logps(model, ids, temperature=1.0):
-    logits = model(torch.tensor([ids])).logits[0, :-1].double() / temperature
-    return F.log_softmax(logits, -1).gather(-1, torch.tensor(ids[1:])[:, None]).squeeze(-1)
-
-
-@pytest.fixture
-def heads(monkeypatch):
-    """(rows, weight) of each product with the head: how many rows passed, and by which weights."""
-    seen, head_logits = [], common.head_logits
-    spy = lambda *args: seen.append((len(args[1]), args[2])) or head_logits(*args)  # noqa: E731
-    monkeypatch.setattr(common, "head_logits", spy)
-    return seen
-
-
-def head_chunks(monkeypatch, model, n_rows):
-    """So many rows pass the head at once."""
-    size = 4 * model.config.vocab_size * n_rows
-    monkeypatch.setitem(common.HEAD_CHUNK_BYTES, "cpu", size)
 
 
 def gradients(model):
@@ -86,228 +63,185 @@ def same_gradients(a, b, tolerance=1e-5):
         torch.testing.assert_close(a[name], b[name], **near)
 
 
+# ---- log-probs ----
+
+
 @every_family
 @torch.no_grad()
-def test_log_probs_are_those_of_each_row_alone(family, folders):
-    """GPT-2 counts positions from the first column, OPT from the mask; Llama alone sees no slip."""
-    model = common.load_policy(folders[family])
+def test_log_probs_and_entropies_are_those_of_each_row_alone(family, made):
+    """Whatever the padding: its id, its side, its width."""
+    policy = policy_of(made(family), trainable=False)
     for temperature in (1.0, 0.7):
-        expected = torch.cat(
-            [plain_logps(model, p + a, temperature)[len(p) - 1 :] for p, a in zip(PROMPTS, ANSWERS)]
-        )
-        for rows in paddings():
-            logps = common.token_logps(model, *rows, temperature)
-            assert logps[rows[2]].tolist() == pytest.approx(expected.tolist(), abs=2e-5)
-            assert (logps[~rows[2]] == 0).all() and logps.dtype == torch.float32
-    check_head(model, *batch()[:2], "--model")
+        expected, entropies = [], []
+        for p, a in zip(PROMPTS, ANSWERS):
+            logits = policy.model(torch.tensor([p + a])).logits[0].double() / temperature
+            logps = F.log_softmax(logits[len(p) - 1 : -1], -1)
+            expected += logps.gather(-1, torch.tensor(a)[:, None]).squeeze(-1).tolist()
+            entropies += (-(logps.exp() * logps).sum(-1)).tolist()
+        for rows in (batch(), batch(6), left(*batch()), left(*batch(6), extra=10, pad=6)):
+            numbers = policy(*rows, temperature)
+            for ours, theirs in zip(numbers, (expected, entropies)):
+                assert ours[rows[2]].tolist() == pytest.approx(theirs, abs=2e-5)
+                assert (ours[~rows[2]] == 0).all() and ours.dtype == FP32
 
 
 def test_rows_with_nothing_to_train(folders):
-    model = common.load_policy(folders["llama"])
-    ids, attention_mask, mask = batch()
-    whole = common.token_logps(model, ids, attention_mask, mask).detach()
+    policy, (ids, attention_mask, mask) = policy_of(folders["llama"]), batch()
+    whole = policy(ids, attention_mask, mask)[0].detach()
     for rows in ([1], [0, 1, 2]):
         some = mask.clone()
         some[rows] = False
-        logps = common.token_logps(model, ids, attention_mask, some)
+        logps, _ = policy(ids, attention_mask, some)
         torch.testing.assert_close(logps, whole * some, atol=1e-5, rtol=0)
-        assert (logps[~some] == 0).all()
         logps.sum().backward()
-        assert all(torch.isfinite(p.grad).all() for p in model.parameters())
-    mask[1, 0] = True
-    with pytest.raises(ValueError, match=r"response_mask\[:, 0\]"):
-        common.token_logps(model, ids, attention_mask, mask)
+        assert all(torch.isfinite(p.grad).all() for p in policy.parameters() if p.grad is not None)
 
 
-def test_a_factor_behind_the_head_is_named(folders):
-    """One that the config does not name."""
-    model = common.load_policy(folders["cohere"])
-    model.logit_scale = 0.5
-    assert "are they scaled" in error_of(check_head, model, *batch()[:2], "--model")
+def test_the_cut_into_micro_batches_changes_nothing(folders):
+    """Losses of the whole batch's count: the sum over forwards has the gradient of one forward."""
+    policy, rows = policy_of(folders["llama"]), batch()
+    policy(*rows)[0].sum().backward()
+    whole = gradients(policy)
+    for part in ([1], [2, 0]):
+        policy(*common.pad_rows([PROMPTS[i] for i in part], [ANSWERS[i] for i in part], 9))[
+            0
+        ].sum().backward()
+    same_gradients(gradients(policy), whole)
 
 
-@every_family
-def test_chunks_of_the_head_change_nothing(family, folders, monkeypatch, heads):
+@pytest.fixture
+def heads(monkeypatch):
+    """How many rows enter the head, each time."""
+    seen, head_logits = [], common.head_logits
+    spy = lambda model, hidden: seen.append(len(hidden)) or head_logits(model, hidden)  # noqa: E731
+    monkeypatch.setattr(common, "head_logits", spy)
+    return seen
+
+
+@pytest.mark.parametrize("family", ["llama", "gemma2", "qwen3"])  # tied, capped, a head of its own
+def test_chunks_of_the_head_change_nothing(family, made, heads, monkeypatch):
     """A border in the wrong place, Gemma 2's cap or a tied head's gradient forgotten: all show. Only
-    the 12 answer tokens pass the head, and once more where chunks are computed again, not kept."""
-    model, (ids, attention_mask, mask) = common.load_policy(folders[family]), batch()
-    weight = torch.randn(ids.shape, generator=torch.Generator().manual_seed(0))
-    logits = model(ids, attention_mask=attention_mask.long()).logits[:, :-1].float() / 0.8
-    full, top = F.log_softmax(logits, -1), (logits.argmax(-1) == ids[:, 1:]).float()
-    plain = full.gather(-1, ids[:, 1:, None]).squeeze(-1), -(full.exp() * full).sum(-1), top
-    plain = [F.pad(x, (1, 0)) * mask for x in plain]
-    (plain[0] * weight).sum().backward()
-    expected = gradients(model)
-    for n_rows, chunks, again in ((1, 12, 12), (7, 2, 12), (10**6, 1, 0)):
-        head_chunks(monkeypatch, model, n_rows)
+    answer tokens enter the head; the backward computes each chunk again."""
+    n, generator = 200, torch.Generator().manual_seed(0)
+    policy = policy_of(made(family))
+    answers = torch.randint(9, 300, (2, n // 2), generator=generator).tolist()
+    ids, attention_mask, mask = common.pad_rows([[20, 21], [22]], answers, 7)
+    weight = torch.randn(ids.shape, generator=generator)
+    logits = policy.model(ids, attention_mask=attention_mask.long()).logits[:, :-1].float() / 0.8
+    plain = F.log_softmax(logits, -1).gather(-1, ids[:, 1:, None]).squeeze(-1)
+    plain = F.pad(plain, (1, 0)) * mask
+    (plain * weight).sum().backward()
+    expected = gradients(policy)
+    for most, chunks in ((1, [64, 64, 64, 8]), (300 * 100, [100, 100]), (2**21, [200])):
+        monkeypatch.setitem(common.CHUNK, "cpu", most)
         heads.clear()
-        ours = common.token_logps(
-            model, ids, attention_mask, mask, 0.8, with_entropy=True, with_top=True
-        )
-        assert (len(heads), sum(n for n, _ in heads)) == (chunks, 12)
-        for numbers, theirs in zip(ours, plain):
-            torch.testing.assert_close(numbers * mask, theirs, atol=1e-5, rtol=0)
-        assert (ours[0][~mask] == 0).all() and (ours[1][~mask] == 0).all()
-        (ours[0] * weight).sum().backward()
-        assert sum(n for n, _ in heads) == 12 + again
-        same_gradients(gradients(model), expected)
+        ours, _ = policy(ids, attention_mask, mask, 0.8)
+        assert heads == chunks
+        torch.testing.assert_close(ours, plain, atol=2e-5, rtol=0)
+        (ours * weight).sum().backward()
+        assert sum(heads) == 2 * n
+        same_gradients(gradients(policy), expected)
 
 
-@in_half_precision
-def test_products_of_half_precision_are_summed_in_fp32(dtype):
-    """Against float64."""
-    generator = torch.Generator().manual_seed(0)
-    hidden, master, grad = (
-        torch.randn(n, generator=generator) for n in ((40, 64), (90, 64), (40, 90))
-    )
-    half = hidden.to(dtype).requires_grad_(), master.to(dtype)
-    exact = [x.detach().double().requires_grad_() for x in half]
-    logits = common.HalfMatmul.apply(*half, master.requires_grad_())
-    expected = exact[0] @ exact[1].T
-    expected.backward(grad.to(dtype).double())
-    logits.backward(grad)
-    assert logits.dtype == master.grad.dtype == torch.float32 and half[0].grad.dtype == dtype
-    for ours, theirs in ((logits, expected), (master.grad, exact[1].grad)):
-        torch.testing.assert_close(ours.double(), theirs, atol=1e-4, rtol=0)
-    near = dict(atol=0.05, rtol=2 * torch.finfo(dtype).eps)
-    torch.testing.assert_close(half[0].grad.double(), exact[0].grad, **near)
-
-
-@in_half_precision
-def test_the_head_in_half_precision(dtype, folders, monkeypatch, heads):
-    """The gradient of many chunks adds up in fp32. A frozen head is cast once per pass, not once
-    per chunk."""
-    model = common.load_policy(folders["llama"], dtype=dtype)
-    head = model.get_output_embeddings().weight
-    copied, grads = head.detach().to(dtype), []
-    with monkeypatch.context() as patch:
-        patch.setattr(common, "head_weight", lambda model: copied)  # what a GPU multiplies
-        for n_rows in (1, 10**6):
-            head_chunks(monkeypatch, model, n_rows)
-            model.zero_grad()
-            common.token_logps(model, *batch()).sum().backward()
-            grads.append(head.grad)
-    torch.testing.assert_close(*grads, atol=1e-4, rtol=1e-5)
-    frozen = common.load_policy(folders["llama"], dtype=dtype, trainable=False)
-    head_chunks(monkeypatch, frozen, n_rows=1)
-    heads.clear()
-    common.token_logps(frozen, *batch())
-    assert len(heads) == 12 and len({id(weight) for _, weight in heads}) == 1
-    assert heads[0][1].dtype == torch.float32
+def test_a_large_vocabulary_passes_64_tokens_at_a_time(tmp_path, heads):
+    """Gemma's 262,144: chunks of 8 tokens took most of a step's time."""
+    folder = tiny_model("llama", tmp_path, vocab_size=262_144, hidden_size=8, num_attention_heads=1,
+                        num_key_value_heads=1, num_hidden_layers=1)  # fmt: skip
+    policy = policy_of(folder, trainable=False)
+    with torch.no_grad():
+        policy(*common.pad_rows([[1, 2]], [[*range(10, 140)]], 0))
+    assert heads == [64, 64, 2]
 
 
 @torch.no_grad()
 def test_log_softmax_is_fp32_for_bf16_models(tmp_path):
-    """In bf16 it is off by .01 a token: the sum of 1000 must be float64's, to 0.1."""
+    """In bf16 it is off by .01 a token: the sum of 1000 must be float64's of its hidden states."""
     folder = tiny_model("llama", tmp_path, vocab_size=32000, max_position_embeddings=1100)
-    model, row = common.load_policy(folder).bfloat16(), [(7919 * i) % 32000 for i in range(1001)]
-    logps = common.token_logps(model, *common.pad_rows([row[:1]], [row[1:]], 0))
-    logits, at = model(torch.tensor([row])).logits[0, :-1], torch.tensor(row[1:])[:, None]
-    assert logits.dtype == torch.bfloat16 and logps.dtype == torch.float32
-    half, double = (F.log_softmax(x, -1).gather(-1, at).double() for x in (logits, logits.double()))
-    assert logps.sum().item() == pytest.approx(double.sum().item(), abs=0.1)
-    assert abs(half.sum() - double.sum()) > 0.1
+    row = [(7919 * i) % 32000 for i in range(1001)]
+    rows = common.pad_rows([row[:1]], [row[1:]], 0)
+    policy = policy_of(folder, trainable=False, dtype=torch.bfloat16)
+    logps = policy(*rows)[0]
+    hidden = common.hidden_states(policy.model, *rows[:2], torch.bfloat16)[0, :-1]
+    logits = hidden.double() @ policy.model.lm_head.weight.double().T
+    double, half = (
+        F.log_softmax(x, -1).gather(-1, torch.tensor(row[1:])[:, None]).double().sum()
+        for x in (logits, logits.bfloat16())
+    )
+    assert logps.sum().item() == pytest.approx(double.item(), abs=0.1)
+    assert abs(half - double) > 0.1
 
 
-def test_precision_is_picked_by_capability(monkeypatch):
-    """A T4 (7, 5) emulates bf16, slower than fp32, and says that it is supported."""
-    pick, fp16, bf16 = parallel.pick_precision, (torch.float16, True), (torch.bfloat16, False)
-    for capability, expected in {(7, 5): fp16, (6, 1): fp16, (8, 0): bf16, (9, 0): bf16}.items():
-        monkeypatch.setattr(torch.cuda, "get_device_capability", lambda *a, c=capability: c)
-        assert pick("cuda") == pick(torch.device("cuda:0")) == expected
-    assert pick("cuda", "fp32") == pick("cpu") == pick("mps") == (torch.float32, False)
-    assert pick("cpu", "fp16") == fp16 and pick("cpu", "bf16") == bf16
+def test_kl_estimates():
+    """By hand, and in the mean over all tokens: KL(π‖π_ref) itself."""
+    generator = torch.Generator().manual_seed(0)
+    logps, ref = torch.randn(2, 300, generator=generator).log_softmax(-1)
+    k1, k3 = sampling.kl_estimates(logps, ref, torch.ones(300, dtype=bool))
+    kl = (logps.exp() * (logps - ref)).sum()
+    for k in (k1, k3):
+        torch.testing.assert_close((logps.exp() * k).sum(), kl)
+    assert (k3 >= 0).all() and (k1 < 0).any()
+    k1, k3 = sampling.kl_estimates(torch.tensor([-1.0, 5.0]), torch.tensor([-2.0, 0.0]), torch.tensor([True, False]))  # fmt: skip
+    assert k1.tolist() == [1, 0] and k3.tolist() == pytest.approx([0.36788, 0], abs=1e-5)
+    k3 = sampling.kl_estimates(torch.tensor([-200.0]), torch.tensor([-1.0]), torch.tensor([True]))[
+        1
+    ]
+    assert k3.isfinite().all()
 
 
-def test_autocast_does_not_outlive_an_optimiser_step(folders):
-    """One context around the loop would cache the weights of step 0."""
-    model = common.load_policy(folders["llama"], dtype=torch.bfloat16)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    first = common.token_logps(model, *batch())
-    first.sum().backward()
-    assert {p.grad.dtype for p in model.parameters()} == {torch.float32}
-    optimizer.step()
-    second, fresh = outputs(model), outputs(copy.deepcopy(model))
-    assert torch.equal(second, fresh) and (second - first).abs().max() > 0.1
-    gap = (outputs(common.load_policy(folders["llama"])) - first).abs().max().item()
-    assert 1e-5 < gap < 0.5, "bf16 was really used, and is close"
+def test_shapes_that_would_broadcast_are_refused():
+    with pytest.raises(ValueError, match="shapes differ"):
+        common.same_shape(a=torch.zeros(3), b=torch.zeros(3, 1), c=None)
 
 
-DROPOUT = {
-    "gpt2": dict(attn_pdrop=0.1, resid_pdrop=0.1, embd_pdrop=0.1),
-    "opt": dict(dropout=0.1, attention_dropout=0.1, layerdrop=0.5),
-    "gpt_neox": dict(hidden_dropout=0.1, attention_dropout=0.1),
-}
+# ---- one prompt for both answers ----
 
 
-@pytest.mark.parametrize("family", DROPOUT)
-def test_dropout_is_off_and_kept_in_the_saved_config(family, tmp_path):
-    """Dropout in the policy alone: no loss starts at log 2. OPT also drops whole layers."""
-    folder = tiny_model(family, tmp_path, **DROPOUT[family])
-    model, tokenizer = common.load_policy(folder), common.load_tokenizer(folder)
-    prepare(model, SimpleNamespace(grad_checkpoint=False, fsdp=False))
-    assert model.training
-    forwards = [outputs(model) for _ in range(4)]
-    assert all(torch.equal(f, outputs(model.eval())) for f in forwards)
-    common.save_model(model, tokenizer, tmp_path / "out")
-    config = read_json(tmp_path / "out" / "config.json")
-    assert {k: config[k] for k in DROPOUT[family]} == DROPOUT[family]
-    assert config.get("use_cache", True) and model.config.use_cache is False
+def pair_batch():
+    """Chosen rows, then rejected; prompts of 9 and 1 tokens, answers of other lengths: windows of 8
+    end within the prompt, and within the answers."""
+    prompts = [[*range(30, 39)], [20]]
+    chosen, rejected = [[*range(50, 61), 6], [60, 6]], [[70, 6], [*range(80, 95), 6]]
+    return common.pad_rows(prompts + prompts, chosen + rejected, 7)
 
 
-@pytest.mark.parametrize("family", ["gpt2", "llama", "opt"])
-@pytest.mark.parametrize("lora_rank", [0, 4])
-def test_gradient_checkpointing_acts_and_is_exact(family, lora_rank, folders):
-    """It sleeps in eval mode, and under LoRA loses all gradients without a hook."""
-    grads, calls = [], []
-    for on in (False, True):
-        model = filled(common.load_policy(folders[family], lora_rank=lora_rank))
-        prepare(model, SimpleNamespace(grad_checkpoint=on, fsdp=False))
-        blocks = next(m for m in model.modules() if isinstance(m, nn.ModuleList) and len(m) == 2)
-        for block in blocks:  # their first part: the recomputation stops once it has what it needs
-            part = next(block.children())
-            part.register_forward_pre_hook(lambda *_, on=on: calls.append(on))
-        common.token_logps(model, *batch()).sum().backward()
-        grads.append(gradients(model))
-        assert grads[-1].keys() == {n for n, p in model.named_parameters() if p.requires_grad}
-    same_gradients(grads[1], grads[0], 1e-6)
-    assert calls == [False] * 2 + [True] * 4
+@pytest.mark.parametrize("family", [*FAMILIES, *WINDOWS[:1]])
+def test_a_shared_prompt_is_two_rows(family, made):
+    """Log-probs, entropies and gradients; `can_share` says so."""
+    policy, rows = policy_of(made(family)), pair_batch()
+    if not can_share(policy.model, FP32, *rows):
+        assert family == "gpt2", "promised families share"
+        return
+    found = []
+    for shared in (False, True):
+        logps, entropies = policy(*rows, 0.8, shared)
+        (logps * torch.linspace(-1, 1, rows[0].shape[1])).sum().backward()
+        found.append((logps.detach(), entropies, gradients(policy)))
+    (logps, entropies, grads), (theirs, their_entropies, their_grads) = found
+    torch.testing.assert_close(logps, theirs, atol=2e-5, rtol=0)
+    torch.testing.assert_close(entropies, their_entropies, atol=2e-5, rtol=0)
+    same_gradients(grads, their_grads, 2e-5)
 
 
-@every_family
-@torch.no_grad()
-def test_reward_scores_are_transformers_own(family, reward_folders):
-    """Also padded with the end id, where pooling by "last id that is not pad" errs."""
-    folder = reward_folders[family]
-    model = reward_models.load_reward_model(folder, tiny_tokenizer(), trainable=False)
-    theirs = AutoModelForSequenceClassification.from_pretrained(folder)
-    alone = [theirs(torch.tensor([p + a])).logits.item() for p, a in zip(PROMPTS, ANSWERS)]
-    for rows in paddings():
-        scores = reward_models.reward_scores(model, *rows[:2])
-        assert scores.tolist() == pytest.approx(alone, abs=1e-4) and scores.dtype == torch.float32
-    assert scores.std() > 0.01 and not model.fresh_head
-    assert not any(p.requires_grad for p in model.parameters())
+@pytest.mark.parametrize("family", WINDOWS)
+def test_a_window_that_is_forgotten_is_seen(family, made, monkeypatch, capsys):
+    policy = policy_of(made(family), trainable=False)
+    config = policy.model.config
+    monkeypatch.setattr("parts.shared_prompt.layer_masks", lambda model, sees, position: (
+        {kind: sees[:, None] for kind in {*config.layer_types}} if family == "gemma3_text" else sees[:, None]
+    ))  # fmt: skip
+    assert not can_share(policy.model, FP32, *pair_batch())
+    assert "computed twice" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize(
-    "gone", ["lm_head.weight", "model.layers.1.mlp.up_proj.weight", "score.weight"]
-)
-def test_weights_that_are_missing_are_not_drawn(gone, tmp_path, tokenizer):
-    make, load = tiny_model, common.load_policy
-    if gone == "score.weight":
-        make, load = tiny_reward_model, lambda f: reward_models.load_reward_model(f, tokenizer)
-    file = Path(make("qwen3", tmp_path)) / "model.safetensors"
-    weights = load_file(file)
-    del weights[gone]
-    save_file(weights, file, metadata={"format": "pt"})
-    refused = error_of(load, str(file.parent))
-    assert f"its weight files lack {gone} (1 missing)" in refused
+# ---- models ----
 
 
 def damage(path, content):
     """None removes the file, keys join the JSON that it holds, else this is its text."""
     if content is None:
         path.unlink()
+    elif isinstance(content, list):
+        path.write_text(json.dumps(content))
     elif isinstance(content, dict):
         path.write_text(json.dumps((read_json(path) if path.is_file() else {}) | content))
     else:
@@ -315,239 +249,288 @@ def damage(path, content):
 
 
 LOADERS = {
-    "tokenizer": lambda f: common.load_tokenizer(f, "--x"),
-    "policy": lambda f: common.load_policy(f, flag="--x"),
-    "reward": lambda f: reward_models.load_reward_model(
-        f, tiny_tokenizer(), trainable=False, flag="--x"
-    ),
-    "scorer": lambda f: reward_models.reward_function(f, flag="--x")(["a"], ["b"]),
+    "config": lambda folder: common.load_config(folder, "--x"),
+    "tokenizer": lambda folder: common.load_tokenizer(folder, "--x"),
+    "policy": lambda folder: load_model(folder, "cpu", FP32, flag="--x"),
 }
-# who loads which folder ("own": the kind that it should be), the reason, what one of its files holds
-WRONG = table("""
-policy | reward | this is a reward model | |
-reward scorer | policy | not a reward model; train one with reward_train.py | |
-reward | own | 3 labels | config.json | {"id2label": {"0": "a", "1": "b", "2": "c"}}
-policy | own | config.json | config.json | None
-tokenizer policy reward scorer | own | holds an adapter | adapter_config.json | {"peft_type": "LORA"}
-policy | none | no such folder | |
-policy | org/name | no such folder, and as a hub id it cannot be loaded ( | |
-policy | own | cannot be loaded (Error while deserializing | model.safetensors | torn
-policy | own | cannot be loaded (Error no file named model.safetensors | model.safetensors | None
-tokenizer policy reward scorer | own | | config.json | {"model_type": "lla
-tokenizer scorer | own | | tokenizer_config.json | {"a":
-tokenizer scorer | own | | chat_template.jinja | {% for
-tokenizer scorer | own | not the args.json of a run | args.json | {"args":
-tokenizer policy scorer | own | fine | args.json | {"output_dir": "output"}
-tokenizer policy scorer | own | fine | args.json | {"lr": NaN}
-policy reward | own | fine | tokenizer_config.json | {"a":
-policy reward | own | fine | chat_template.jinja | {% for
-tokenizer policy reward scorer | own | fine | generation_config.json | {"a":
-policy reward | own | fine | args.json | {"args":
+
+
+# who loads which folder ("own": a policy), the reason, what one of its files holds
+@cases("""
+who | folder | reason | file | content
+config | reward | a reward model | |
+config policy tokenizer | none | no such folder | |
+config policy | org/name | no such folder, and as a hub id it cannot be loaded ( | |
+config policy | own | cannot be loaded ( | config.json | None
+policy | own | cannot be loaded ( | model.safetensors | torn
+policy | own | cannot be loaded ( | model.safetensors | None
+config policy | own | cannot be loaded ( | config.json | {"model_type": "lla
+config policy | own | cannot be loaded ( | config.json | {"vocab_size": "many"}
+config policy | own | cannot be loaded ( | config.json | {"hidden_size": [3]}
+config policy | own | cannot be loaded ( | config.json | {"max_position_embeddings": "far"}
+config policy | own | cannot be loaded ( | config.json | {"model_type": 7}
+config policy | own | cannot be loaded ( | config.json | [1, 2]
+tokenizer | own | cannot be loaded ( | tokenizer_config.json | {"a":
+tokenizer | own | | chat_template.jinja | {% for
+tokenizer policy | own | fine | args.json | {"output_dir": "output"}
+tokenizer policy | own | fine | args.json | {"lr": NaN}
+policy | own | fine | tokenizer_config.json | {"a":
+policy | own | fine | generation_config.json | {"temperature": -3}
 """)
-WRONG = [(who, *row) for several, *row in WRONG for who in several.split()]
+def test_a_wrong_or_damaged_folder_is_one_line(who, folder, reason, file, content, folders, reward_folders, tmp_path):  # fmt: skip
+    homes = {"own": folders, "reward": reward_folders}
+    for name in who.split():
+        if folder in homes:
+            shutil.rmtree(tmp_path / "x", ignore_errors=True)
+            path = str(shutil.copytree(homes[folder]["llama"], tmp_path / "x"))
+        else:
+            path = folder
+        if file:
+            damage(Path(path) / file, content)
+        if reason == "fine":
+            LOADERS[name](path)
+            continue
+        refused = error_of(LOADERS[name], path)
+        assert refused.startswith(f"--x {path}: ") and reason in refused and len(refused) < 1200
 
 
-@pytest.mark.parametrize("who, folder, reason, file, content", WRONG)
-def test_a_wrong_or_damaged_folder_is_one_line(
-    who, folder, reason, file, content, folders, reward_folders, tmp_path
-):
-    homes = {"policy": folders, "reward": reward_folders}
-    homes["own"] = folders if who in ("tokenizer", "policy") else reward_folders
-    if folder in homes:
-        folder = str(shutil.copytree(homes[folder]["llama"], tmp_path / "x"))
-    if file:
-        damage(Path(folder) / file, content)
-    if reason == "fine":
-        LOADERS[who](folder)
-        return
-    refused = error_of(LOADERS[who], folder)
-    assert refused.startswith(f"--x {folder}: ") and reason in refused and len(refused) < 600
+@pytest.mark.parametrize("gone", ["lm_head.weight", "model.layers.1.mlp.up_proj.weight"])
+def test_weights_that_are_missing_are_not_drawn(gone, tmp_path):
+    file = Path(tiny_model("qwen3", tmp_path)) / "model.safetensors"
+    weights = load_file(file)
+    del weights[gone]
+    save_file(weights, file, metadata={"format": "pt"})
+    refused = error_of(LOADERS["policy"], str(file.parent))
+    assert refused.startswith("--x ") and f"lack {gone} (1 missing)" in refused
 
 
-def test_a_reward_model_keeps_its_scale(tmp_path, reward_folders, tokenizer):
-    model = reward_models.load_reward_model(reward_folders["gpt2"], tokenizer)
-    model.config.reward_mean, model.config.reward_std = 0.25, 2.0
-    before, out = outputs(model), str(tmp_path / "out")
-    common.save_model(model, tokenizer, out)
-    again = reward_models.load_reward_model(out, tokenizer)
-    assert (again.config.reward_mean, again.config.reward_std) == (0.25, 2.0)
-    assert torch.equal(outputs(again), before)
-    (tmp_path / "out" / "args.json").write_text('{"args": {"max_length": 6}}')
-    prompt, answer = common.encode_pair(tokenizer, "Assess this candidate.", "hold", max_length=6)
-    score = reward_models.reward_scores(model, *common.pad_rows([prompt], [answer], 7)[:2]).item()
-    for raw, expected in ((True, score), (False, (score - 0.25) / 2)):
-        rewards = reward_models.reward_function(out, raw=raw)(["Assess this candidate."], ["hold"])
-        assert rewards == pytest.approx([expected], abs=1e-5)
+def test_precision_is_picked_by_capability(monkeypatch):
+    """A T4 (7, 5) emulates bf16, slower than fp32, and says that it is supported."""
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch, "set_float32_matmul_precision", lambda name: None)
+    monkeypatch.setattr(torch, "ones", lambda *size, device: torch.zeros(()))  # there is no GPU
+    for capability, dtype in {
+        (7, 5): "fp16",
+        (6, 1): "fp16",
+        (8, 0): "bf16",
+        (9, 0): "bf16",
+    }.items():
+        monkeypatch.setattr(torch.cuda, "get_device_capability", lambda *a, c=capability: c)
+        assert parallel.pick("auto", "auto") == (torch.device("cuda"), parallel.DTYPES[dtype])
+    assert parallel.pick("cuda:0", "fp32")[1] == parallel.pick("cpu", "auto")[1] == FP32
+    assert parallel.pick("cpu", "fp16")[1] == torch.float16
 
 
-def filled(model, std=0.1):
+DROPOUT = {
+    "gpt2": dict(attn_pdrop=0.5, resid_pdrop=0.5, embd_pdrop=0.5),
+    "llama": dict(attention_dropout=0.5),
+}
+
+
+@pytest.mark.parametrize("family", DROPOUT)
+@pytest.mark.parametrize("lora_rank", [0, 4])
+def test_gradient_checkpointing_acts_and_is_exact(family, lora_rank, tmp_path):
+    """It sleeps in eval mode, loses all gradients under LoRA without a hook, and must not wake
+    dropout."""
+    folder, grads, calls = tiny_model(family, tmp_path, **DROPOUT[family]), [], []
+    rank = 0 if family == "gpt2" else lora_rank  # GPT-2 has Conv1D
+    for on in (False, True):
+        policy = filled(policy_of(folder, lora_rank=rank))
+        if on:
+            runs.recompute_activations(policy.model)
+        blocks = next(
+            m for m in policy.modules() if isinstance(m, torch.nn.ModuleList) and len(m) == 2
+        )
+        for block in blocks:  # their first part: the recomputation stops once it has what it needs
+            part = next(block.children())
+            part.register_forward_pre_hook(lambda *_, on=on: calls.append(on))
+        policy(*batch())[0].sum().backward()
+        grads.append(gradients(policy))
+        assert grads[-1].keys() == {n for n, p in policy.named_parameters() if p.requires_grad}
+    same_gradients(grads[1], grads[0], 1e-6)
+    assert calls == [False] * 2 + [True] * 4
+
+
+# ---- LoRA ----
+
+
+def filled(policy, std=0.1):
     """B at 0 passes every test: give it numbers."""
-    for name, weight in model.named_parameters():
-        if "lora_B" in name or name == "score.weight":
+    for name, weight in policy.named_parameters():
+        if "lora_B" in name:
             generator = torch.Generator().manual_seed(sum(map(ord, name)))
             weight.data.normal_(std=std, generator=generator)
-    return model
+    return policy
 
 
-@torch.no_grad()
-def outputs(model):
-    ids, attention_mask, mask = batch()
-    if hasattr(model, "score"):
-        return reward_models.reward_scores(model, ids, attention_mask)
-    return common.token_logps(model, ids, attention_mask, mask)
+def outputs(policy):
+    with torch.no_grad():
+        return policy(*batch())[0]
 
 
-@every_family
-def test_lora_starts_as_the_identity_and_switches_off(family, folders):
-    base = outputs(common.load_policy(folders[family]))
-    model = common.load_policy(folders[family], lora_rank=4)
-    reward = reward_models.load_reward_model(folders[family], tiny_tokenizer(), lora_rank=4)
-    assert torch.equal(outputs(model), base)
-    for adapted, head in ((model, set()), (reward, {"score.weight"})):
-        trained = {name for name, w in adapted.named_parameters() if w.requires_grad}
-        kinds = {name.rpartition(".lora_")[2] for name in trained}
-        assert kinds == {"A.weight", "B.weight"} | head
-    layers = lora.lora_layers(model)
-    assert len(layers) == 2 * {"gpt2": 4, "gpt_neox": 4, "opt": 6}.get(family, 7)
-    common.token_logps(model, *batch()).sum().backward()
+LINEAR = [family for family in FAMILIES if family != "gpt2"]
+
+
+@pytest.mark.parametrize("family", LINEAR)
+def test_lora_starts_as_the_identity_and_switches_off(family, made):
+    base = outputs(policy_of(made(family)))
+    policy = policy_of(made(family), lora_rank=4)
+    assert torch.equal(outputs(policy), base)
+    trained = {name for name, w in policy.named_parameters() if w.requires_grad}
+    assert {name.rpartition(".lora_")[2] for name in trained} == {"A.weight", "B.weight"}
+    layers = lora.lora_layers(policy.model)
+    assert len(layers) == 2 * (4 if family == "phi3" else 7)
+    policy(*batch())[0].sum().backward()
     for path, module in layers:
-        assert not re.search("embed|lm_head|wte", path)
+        assert "embed" not in path and "lm_head" not in path
         assert module.lora_B.weight.grad.abs().max() > 0, path
         assert module.lora_A.weight.grad.abs().max() == 0, path
-    changed = outputs(filled(model))
+    changed = outputs(filled(policy))
     assert (changed - base).abs().max() > 0.1
-    with pytest.raises(KeyError), lora.adapter_off(model):
-        assert torch.equal(outputs(model), base)
+    with pytest.raises(KeyError), lora.adapter_off(policy.model):
+        assert torch.equal(outputs(policy), base), "the adapter off is the reference"
         raise KeyError
-    assert torch.equal(outputs(model), changed)
+    assert torch.equal(outputs(policy), changed)
 
 
-@pytest.mark.parametrize("rank, stored", [(0, torch.float32), (4, torch.bfloat16)])
-def test_precision_of_the_base_and_of_a_merge(rank, stored, tmp_path, monkeypatch):
-    """At 1e-6 most bf16 weights never move: fp32, but for a base that no step changes."""
-    folder = tiny_model("llama", tmp_path, dtype=torch.bfloat16)
-    monkeypatch.setattr(torch.nn.Module, "to", lambda self, *_, **__: self)  # stays on the CPU
-    model = common.load_policy(folder, torch.bfloat16, "cuda", lora_rank=rank)
-    assert model.lm_head.weight.dtype == stored
-    assert {w.dtype for w in model.parameters() if w.requires_grad} == {torch.float32}
-    if rank:
-        layer = model.model.layers[0].mlp.up_proj
-        layer.weight.data.fill_(1.0)
-        layer.lora_A.weight.data.fill_(1.0)
-        layer.lora_B.weight.data.fill_(0.001 / (rank * lora.SCALE))  # B·A adds `rank` products
-        merged = lora.merged_state(model, torch.float32)["model.layers.0.mlp.up_proj.weight"]
-        assert merged.dtype == torch.float32 and torch.allclose(merged, torch.tensor(1.001))
+def test_the_start_follows_the_seed(folders):
+    a, b, c = (
+        lora.lora_layers(policy_of(folders["llama"], lora_rank=4, seed=seed).model)
+        for seed in (1, 1, 2)
+    )
+    for (_, x), (_, y), (_, z) in zip(a, b, c):
+        assert torch.equal(x.lora_A.weight, y.lora_A.weight)
+        assert not torch.equal(x.lora_A.weight, z.lora_A.weight)
+        assert x.lora_A.weight.detach().std() == pytest.approx(
+            x.in_features**-0.5 / 3**0.5, rel=0.2
+        )
+    assert not torch.equal(a[0][1].lora_A.weight, a[1][1].lora_A.weight)
 
 
-def test_only_rank_0_copies_a_merged_model(folders, monkeypatch):
-    """A copy on each of a node's 8 ranks is 8 models in main memory."""
-    model = common.load_policy(folders["llama"], lora_rank=2)
-    monkeypatch.setattr(lora, "rank", lambda: 1)
-    monkeypatch.setattr(torch.Tensor, "to", None)
-    assert lora.merged_state(model, torch.float32) == {}
+def test_a_model_without_linear_layers_is_refused(folders):
+    assert error_of(lambda: policy_of(folders["gpt2"], lora_rank=2)).startswith("--lora-rank")
 
 
 @torch.no_grad()
 def logits_of(model):
-    """Of a language model at each token, of a reward model per row."""
     ids, attention_mask, _ = batch()
-    logits = model(input_ids=ids, attention_mask=attention_mask.long()).logits
-    return logits[attention_mask] if logits.ndim == 3 else logits[:, 0]
-
-
-DENSE, ODD = (
-    "gpt2 llama gpt_neox opt".split(),
-    "deepseek_v3 qwen3_next gemma4 zamba2 falcon_h1".split(),
-)
-ADAPTERS = [(family, "policy") for family in DENSE + ODD] + [(family, "reward") for family in DENSE]
+    return model(input_ids=ids, attention_mask=attention_mask.long()).logits[attention_mask]
 
 
 @pytest.mark.filterwarnings("ignore:.*gradient_checkpointing:FutureWarning")  # peft's own
-@pytest.mark.parametrize("family, kind", ADAPTERS)
-def test_adapter_folders_are_pefts(family, kind, folders, tmp_path, tokenizer):
-    """`peft` loads ours unchanged, to 1e-5, with the score head (theirs: test_trl_parity.py). Adapters
-    of dense layers beside experts went to other layers in silence; bare names hit another tower, or a
-    layer that is none; PEFT refused Mamba's out_proj."""
-    peft = pytest.importorskip("peft")
-    folder, load, auto, options = folders[family], common.load_policy, AutoModelForCausalLM, {}
-    if kind == "reward":
-        load = lambda name, **k: reward_models.load_reward_model(name, tokenizer, **k)  # noqa: E731
-        auto, options = AutoModelForSequenceClassification, {"num_labels": 1, "pad_token_id": 7}
-    model, merged = filled(load(folder, lora_rank=4)), tmp_path / "merged"
-    expected = outputs(model)
-    assert (expected - outputs(load(folder))).abs().max() > 0.01
-    common.save_model(model, tokenizer, merged)
-    assert (outputs(load(str(merged))) - expected).abs().max() < 1e-4
-    refused = error_of(load, str(merged / "adapter"))
-    assert re.search("holds an adapter .* merge it into its base with PEFT", refused)
-    base = auto.from_pretrained(folder, **options)
-    theirs = peft.PeftModel.from_pretrained(base, merged / "adapter").eval()
-    assert (logits_of(theirs) - logits_of(model)).abs().max() < 1e-5
-    plain = auto.from_pretrained(merged)
-    assert (logits_of(theirs) - logits_of(plain)).abs().max() < 1e-4
+@pytest.mark.parametrize("family", LINEAR)
+def test_adapter_and_merged_folder_are_one_model(family, made, tmp_path, tokenizer):
+    """As PEFT reads adapter/ over the base, and as transformers reads the folder itself."""
+    peft = pytest.importorskip("peft", reason="needs the development dependency peft")
+    policy, out = filled(policy_of(made(family), lora_rank=4)), tmp_path / "out"
+    expected = logits_of(policy.model)
+    base = AutoModelForCausalLM.from_pretrained(made(family))
+    assert (expected - logits_of(base)).abs().max() > 0.01
+    common.save_model(policy.model, tokenizer, out, made(family))
+    theirs = peft.PeftModel.from_pretrained(base, out / "adapter").eval()
+    assert (logits_of(theirs) - expected).abs().max() < 1e-5
+    merged = AutoModelForCausalLM.from_pretrained(out)
+    assert (logits_of(merged) - expected).abs().max() < 1e-4
+    config = read_json(out / "adapter" / "adapter_config.json")
+    assert (config["r"], config["lora_alpha"]) == (4, 8) and config["base_model_name_or_path"] == made(family)  # fmt: skip
 
 
-def saved_and_opened(auto, model, tokenizer, out, dtype=torch.float32):
-    """The model as plain transformers opens our folder, and the folder's weights; ours stay."""
-    before = copy.deepcopy(filled(model).state_dict())
-    common.save_model(model, tokenizer, out, dtype)
-    assert all(torch.equal(w, before[name]) for name, w in model.state_dict().items())
-    opened, info = auto.from_pretrained(out, output_loading_info=True)
+# ---- saving ----
+
+
+@every_family
+def test_a_folder_opens_in_plain_transformers(family, made, tmp_path, tokenizer):
+    """With equal logits, all keys found, tied weights once, readable by other users."""
+    policy, out = policy_of(made(family)), tmp_path / "out"
+    for weight in policy.parameters():
+        weight.data *= 1.01
+    before = {name: weight.clone() for name, weight in policy.state_dict().items()}
+    common.save_model(policy.model, tokenizer, out, made(family))
+    assert all(torch.equal(w, before[name]) for name, w in policy.state_dict().items())
+    opened, info = AutoModelForCausalLM.from_pretrained(out, output_loading_info=True)
     assert not any(info[key] for key in ("missing_keys", "unexpected_keys", "mismatched_keys"))
-    gap = (logits_of(model) - logits_of(opened).float()).abs()
-    assert gap.max() < (0.1 if dtype == torch.float16 else 3e-5)
-    assert common.load_tokenizer(str(out)).chat_template == tokenizer.chat_template
+    torch.testing.assert_close(logits_of(opened), logits_of(policy.model), atol=3e-5, rtol=0)
+    assert AutoTokenizer.from_pretrained(out).chat_template == tokenizer.chat_template
     assert all(path.stat().st_mode & 0o777 == 0o644 for path in out.glob("*.*"))
     assert not [*out.parent.rglob(".writing-*")]
     weights = load_file(out / "model.safetensors")
-    stored = {w.dtype for name, w in weights.items() if name != "score.weight"}
-    assert stored == {dtype} == {next(opened.parameters()).dtype}
-    return opened, weights
-
-
-@pytest.mark.parametrize("tied", [True, False])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
-def test_a_policy_opens_in_plain_transformers(tied, dtype, tmp_path, tokenizer):
-    model = common.load_policy(tiny_model("llama", tmp_path, tie_word_embeddings=tied))
-    out, auto = tmp_path / "out", AutoModelForCausalLM
-    opened, weights = saved_and_opened(auto, model, tokenizer, out, dtype)
+    assert {w.dtype for w in weights.values()} == {FP32} == {next(opened.parameters()).dtype}
+    tied = policy.model.config.get_text_config().tie_word_embeddings
     shared = opened.get_output_embeddings().weight is opened.get_input_embeddings().weight
-    assert shared == tied == model.config.tie_word_embeddings
-    assert ("lm_head.weight" in weights) != tied
-    assert opened.generation_config.eos_token_id == [tokenizer.eos_token_id]
+    assert shared == tied and sum("lm_head" in name or "embed_tokens" in name or "wte" in name for name in weights) == 2 - tied  # fmt: skip
+    again = policy_of(str(out))
+    assert torch.equal(outputs(again), outputs(policy))
 
 
-# "fresh": made of a language model
-@pytest.mark.parametrize("name, dtype", [("fresh", torch.float32), ("reward", torch.float16)])
-def test_a_reward_model_opens_in_plain_transformers(
-    name, dtype, tmp_path, folders, reward_folders, tokenizer
-):
-    source, out = folders if name == "fresh" else reward_folders, tmp_path / "out"
-    model = reward_models.load_reward_model(source["llama"], tokenizer)
-    assert model.fresh_head == (outputs(model).tolist() == [0, 0, 0]) == (name == "fresh")
-    auto = AutoModelForSequenceClassification
-    weights = saved_and_opened(auto, model, tokenizer, out, dtype)[1]
-    assert weights["score.weight"].dtype == torch.float32
-    config = read_json(out / "config.json")
-    assert config["architectures"] == ["LlamaForSequenceClassification"]
-    assert config["pad_token_id"] == common.pad_id(tokenizer) != tokenizer.eos_token_id
+def test_a_bf16_base_is_written_in_fp32(tmp_path, tokenizer):
+    folder = tiny_model("llama", tmp_path, dtype=torch.bfloat16)
+    common.save_model(policy_of(folder).model, tokenizer, tmp_path / "out", folder)
+    config = read_json(tmp_path / "out" / "config.json")
+    assert {config.get(key, "float32") for key in ("dtype", "torch_dtype")} == {"float32"}
+    assert {w.dtype for w in load_file(tmp_path / "out" / "model.safetensors").values()} == {FP32}
 
 
-@pytest.mark.parametrize("sampling", [False, True])
-def test_a_generation_config_that_refuses_to_be_saved(sampling, tmp_path):
-    """transformers raises on saving temperature .6 with sampling off, after hours of training. What
-    it refuses goes one by one: the ids and the penalty stay."""
-    folder, out = tiny_model("llama", tmp_path), str(tmp_path / "out")
-    tokenizer = common.load_tokenizer(folder)
-    ends = sorted([tokenizer.eos_token_id, 9])
-    wanted = {"temperature": 0.6, "top_p": 0.9, "repetition_penalty": 1.3}
-    wanted |= {"do_sample": sampling, "eos_token_id": ends, "early_stopping": True}
-    (Path(folder) / "generation_config.json").write_text(json.dumps(wanted))
-    for name in (folder, out):
-        common.save_model(common.load_policy(name), tokenizer, out)
-    saved = read_json(tmp_path / "out" / "generation_config.json")
-    assert saved["eos_token_id"] == ends
-    assert saved.get("temperature", 1.0) in ((0.6,) if sampling else (None, 1.0))
-    assert saved["repetition_penalty"] == 1.3 and not saved.get("early_stopping")
-    assert common.end_ids(tokenizer, common.load_policy(out)) == ends
-    AutoModelForCausalLM.from_pretrained(out).save_pretrained(tmp_path / "again")
+AUTHORS = {  # keys that version 5 of transformers would leave out or spell otherwise
+    "rope_theta": 10000.0, "rope_scaling": None, "sliding_window": None, "my_own_key": {"a": [1]},
+    "attention_dropout": 0.1, "use_cache": True, "id2label": {"0": "a", "1": "b"},
+}  # fmt: skip
+
+
+def test_the_authors_config_stays(tmp_path, tokenizer):
+    folder, out = tiny_model("llama", tmp_path), tmp_path / "out"
+    damage(Path(folder) / "config.json", AUTHORS)
+    common.save_model(policy_of(folder).model, tokenizer, out, folder)
+    config, base = (read_json(Path(x) / "config.json") for x in (out, folder))
+    assert {key: config[key] for key in AUTHORS} == AUTHORS
+    assert config.keys() >= base.keys() and config["architectures"] == ["LlamaForCausalLM"]
+    AutoModelForCausalLM.from_pretrained(out)
+
+
+@pytest.mark.parametrize("labels", [None, {"0": "a", "1": "b"}])
+def test_a_fresh_head_opens_with_one_label(labels, tmp_path, tokenizer):
+    """Whatever labels the base's config names."""
+    folder, out = tiny_model("llama", tmp_path), tmp_path / "out"
+    if labels:
+        names = {"id2label": labels, "label2id": {name: int(i) for i, name in labels.items()}}
+        damage(Path(folder) / "config.json", names)
+    kind, options = AutoModelForSequenceClassification, {"num_labels": 1, "pad_token_id": 7}
+    model = load_model(folder, "cpu", FP32, trainable=True, kind=kind, **options)
+    common.save_model(model, tokenizer, out, folder)
+    opened = kind.from_pretrained(out)
+    ids, attention_mask, _ = batch()
+    with torch.no_grad():
+        ours, theirs = (
+            m(ids, attention_mask=attention_mask.long()).logits for m in (model, opened)
+        )
+    assert theirs.shape == (3, 1) and torch.equal(ours, theirs) and opened.config.pad_token_id == 7
+
+
+@cases("""
+name | given | kept
+as authors write it | {"temperature": 0.6, "top_p": 0.9, "do_sample": True, "eos_token_id": [9]} | {"temperature": 0.6, "top_p": 0.9, "do_sample": True}
+sampling off | {"temperature": 0.6, "repetition_penalty": 1.3, "do_sample": False} | {"repetition_penalty": 1.3}
+refused on saving | {"early_stopping": True, "num_beams": 1} | {}
+none | None | {}
+broken | torn | {}
+another type | {"temperature": "warm", "top_k": []} | {}
+""")
+def test_the_generation_config(name, given, kept, tmp_path):
+    """The end ids are the tokenizer's and the template's; what authors wrote beside them stays; a
+    broken one does not cost the weights, after hours of training."""
+    tokenizer = tiny_tokenizer(template=CHATML)
+    folder, out = tiny_model("llama", tmp_path, tokenizer), tmp_path / "out"
+    damage(Path(folder) / "generation_config.json", given)
+    common.save_model(policy_of(folder).model, tokenizer, out, folder)
+    saved = read_json(out / "generation_config.json")
+    assert saved["eos_token_id"] == common.end_ids(tokenizer) and len(saved["eos_token_id"]) == 2
+    assert {key: saved[key] for key in kept} == kept
+    assert load_file(out / "model.safetensors")
+    AutoModelForCausalLM.from_pretrained(out)
+
+
+def test_weights_that_are_not_finite_are_not_written(folders, tmp_path, tokenizer):
+    policy = policy_of(folders["llama"])
+    policy.model.model.norm.weight.data[0] = torch.nan
+    with pytest.raises(UserError, match="--lr"):
+        common.save_model(policy.model, tokenizer, tmp_path / "out", folders["llama"])
+    assert not (tmp_path / "out").exists()

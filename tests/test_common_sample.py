@@ -10,225 +10,195 @@ import torch
 import torch.nn.functional as F
 
 import common
-from common import UserError
-from parts import prompting, sampling
-from parts.cache import move as real
-from tiny import EXTRA_FAMILIES, FAMILIES, tiny_model
+from common import Policy, load_model
+from parts import answers, sampling
+from tiny import CHATML, tiny_model, tiny_tokenizer
 
-ALL = [*FAMILIES, *EXTRA_FAMILIES]
+FAMILIES = "llama qwen2 qwen3 mistral gemma gemma2 gemma3_text phi3 gpt2".split()
 # ids, so that lengths are known: 1, 9, 4 tokens and the second one again
 PROMPTS = [[20], [*range(30, 39)], [40, 41, 42, 43], [*range(30, 39)]]
-# a ninth of the vocabulary ends an answer, so rows end at all places
-MANY_ENDS = list(range(9, 300, 9))
+# a fifth of the vocabulary ends an answer, so rows end at all places
+MANY_ENDS = list(range(9, 300, 5))
 
 
-def load(folder, ends=()):
-    model, tokenizer = common.load_policy(folder), common.load_tokenizer(folder)
-    model.generation_config.eos_token_id = list(ends) or model.generation_config.eos_token_id
-    return model, tokenizer
+@pytest.fixture
+def many_ends(monkeypatch):
+    for module in (sampling, answers):
+        monkeypatch.setattr(module, "end_ids", lambda tokenizer: MANY_ENDS)
+
+
+def load(folder, dtype=torch.float32, **options):
+    policy = Policy(load_model(folder, "cpu", dtype, **options), dtype)
+    return policy, common.load_tokenizer(folder)
 
 
 @torch.no_grad()
-def slow_row(model, tokenizer, prompt, number, seed, max_new_tokens, temperature):
+def slow_row(policy, prompt, number, seed, max_new_tokens, temperature):
     uniform = np.random.default_rng([seed, number]).random(max_new_tokens)
-    ends, ids, logps = common.end_ids(tokenizer, model), [], []
+    ids, logps = [], []
     for u in uniform:
-        logits = model(torch.tensor([prompt + ids])).logits[0, -1].double() / (temperature or 1)
+        logits = policy.model(torch.tensor([prompt + ids])).logits[0, -1].double()
+        logits /= temperature or 1
         cdf = F.softmax(logits, -1).cumsum(0)
         ids.append(int((cdf <= u * cdf[-1]).sum()) if temperature else int(logits.argmax()))
         logps.append((logits[ids[-1]] - logits.logsumexp(-1)).item())
-        if ids[-1] in ends:
+        if ids[-1] in MANY_ENDS:
             break
-    return ids, logps, ids[-1] in ends
+    return ids, logps, ids[-1] in MANY_ENDS
 
 
-@pytest.mark.parametrize("family", [*ALL, "window"])
-def test_samples_are_those_of_a_loop_without_cache(family, folders, tmp_path, monkeypatch):
-    """GPT-2 fails when positions are counted from the first column; a Llama alone cannot. Prompts
-    pass in forwards of at most 10 tokens, and memory that nobody has written holds NaN."""
-    monkeypatch.setattr(sampling, "micro_tokens", lambda model: 10)
-    poison = lambda x, size, dtype: torch.full(size, math.nan, dtype=dtype)  # noqa: E731
-    monkeypatch.setattr(torch.Tensor, "new_empty", poison)
+def teacher_forced(policy, rollout, temperature):
+    """Log-probs of the draws by a forward of the whole rows."""
+    ids, attention_mask, mask = common.pad_rows(rollout.prompt_ids, rollout.answer_ids, 7)
+    with torch.no_grad():
+        return policy(ids, attention_mask, mask, temperature)[0][mask]
+
+
+@pytest.mark.parametrize("family", [*FAMILIES, "window"])
+def test_samples_are_those_of_a_loop_without_cache(family, folders, tmp_path, many_ends):
+    """Forks of a prompt, rows that leave, windows of 8; log-probs are those of a forward."""
     window = family == "window" and tiny_model("mistral", tmp_path, sliding_window=8)
-    model, tokenizer = load(window or folders[family], MANY_ENDS)
+    policy, tokenizer = load(window or folders[family])
     rollout = sampling.sample(
-        model, tokenizer, PROMPTS, n=2, max_new_tokens=10, temperature=0.8, seed=3
+        policy, tokenizer, PROMPTS, n=3, max_new_tokens=10, temperature=0.8, seed=3
     )
-    for i, ids in enumerate(rollout.response_ids):
-        prompt = PROMPTS[i // 2]
-        slow_ids, logps, finished = slow_row(model, tokenizer, prompt, i, 3, 10, 0.8)
+    for i, ids in enumerate(rollout.answer_ids):
+        prompt = PROMPTS[i // 3]
+        slow_ids, logps, finished = slow_row(policy, prompt, i, 3, 10, 0.8)
         assert (rollout.prompt_ids[i], ids, rollout.finished[i]) == (prompt, slow_ids, finished)
         assert rollout.logps[i] == pytest.approx(logps, abs=2e-5)
         assert rollout.texts[i] == tokenizer.decode(ids, skip_special_tokens=True)
-    lengths = {len(ids) for ids in rollout.response_ids}
+    forced = teacher_forced(policy, rollout, 0.8)
+    assert sum(rollout.logps, []) == pytest.approx(forced.tolist(), abs=2e-5)
+    lengths = {len(ids) for ids in rollout.answer_ids}
     assert len(lengths) > 2 and 0 < sum(rollout.finished), "rows must end at different places"
-    assert len(rollout.texts) == 8 and type(rollout.logps[0][0]) is float
-    greedy = sampling.sample(model, tokenizer, PROMPTS, max_new_tokens=12, temperature=0)
-    ends = common.end_ids(tokenizer, model)
-    options = {"do_sample": False, "max_new_tokens": 12, "eos_token_id": ends, "pad_token_id": 7}
-    for prompt, ids, finished in zip(PROMPTS, greedy.response_ids, greedy.finished):
+    assert len(rollout.texts) == 12 and type(rollout.logps[0][0]) is float
+    greedy = sampling.sample(policy, tokenizer, PROMPTS, max_new_tokens=12, temperature=0)
+    options = {
+        "do_sample": False,
+        "max_new_tokens": 12,
+        "eos_token_id": MANY_ENDS,
+        "pad_token_id": 7,
+    }
+    for prompt, ids, finished in zip(PROMPTS, greedy.answer_ids, greedy.finished):
         row = torch.tensor([prompt])
-        theirs = model.generate(row, attention_mask=torch.ones_like(row), **options)
-        assert ids == theirs[0, len(prompt) :].tolist() and finished == (ids[-1] in ends)
-    _, logps, _ = slow_row(model, tokenizer, PROMPTS[1], 1, 0, 12, 0)
-    assert greedy.logps[1] == pytest.approx(logps, abs=2e-5)
+        theirs = policy.model.generate(row, attention_mask=torch.ones_like(row), **options)
+        assert ids == theirs[0, len(prompt) :].tolist() and finished == (ids[-1] in MANY_ENDS)
+    assert sum(greedy.logps, []) == pytest.approx(
+        teacher_forced(policy, greedy, 1).tolist(), abs=2e-5
+    )
+    ours = answers.generate(policy, tokenizer, PROMPTS, 12, temperature=0)
+    assert ours == list(zip(greedy.answer_ids, greedy.finished)), "padded together, row for row"
 
 
-def test_nothing_of_the_generation_config_cuts_the_vocabulary(tmp_path, monkeypatch):
+def test_an_adapter_is_sampled_from(folders, many_ends):
+    policy, tokenizer = load(folders["llama"], trainable=True, lora_rank=4)
+    base = sampling.sample(policy, tokenizer, PROMPTS, n=2, max_new_tokens=8)
+    for name, weight in policy.named_parameters():
+        if "lora_B" in name:
+            weight.data.normal_(std=0.1)
+    rollout = sampling.sample(policy, tokenizer, PROMPTS, n=2, max_new_tokens=8)
+    assert sum(rollout.logps, []) == pytest.approx(
+        teacher_forced(policy, rollout, 1).tolist(), abs=2e-5
+    )
+    assert rollout.answer_ids != base.answer_ids
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_half_precision_draws_are_scored_alike(dtype, folders, many_ends):
+    """By tenths at most, and in the mean by hundredths: the trainers' bound is .1."""
+    policy, tokenizer = load(folders["llama"], dtype)
+    rollout = sampling.sample(policy, tokenizer, PROMPTS, n=8, max_new_tokens=10, temperature=0.8)
+    gap = torch.tensor(sum(rollout.logps, [])) - teacher_forced(policy, rollout, 0.8)
+    assert gap.abs().mean() < 0.05
+
+
+def test_nothing_of_the_generation_config_cuts_the_vocabulary(tmp_path):
     """Uniform logits over 300 ids, 5000 draws: an id is missing with a chance of e⁻¹⁶."""
     folder = tiny_model("llama", tmp_path, tie_word_embeddings=False)
     file = Path(folder) / "generation_config.json"
     wanted = """{"do_sample": true, "top_k": 1, "top_p": 0.1, "temperature": 0.1,
         "repetition_penalty": 5.0, "suppress_tokens": [50], "min_new_tokens": 3}"""
     file.write_text(json.dumps(json.loads(file.read_text()) | json.loads(wanted)))
-    model, tokenizer = load(folder)
-    model.lm_head.weight.data.zero_()
-    how = {"max_new_tokens": 1, "rows": 4096}
-    rollout = sampling.sample(model, tokenizer, [[30, 31]], n=5000, **how)
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)  # other ranks' GPUs are left alone
-    state = torch.get_rng_state()
-    answers = prompting.generate(model, tokenizer, 5000 * [[30, 31]], temperature=1.0, **how)
-    assert torch.equal(state, torch.get_rng_state()), "training draws what it drew without"
-    for ids in rollout.response_ids, answers.response_ids:
-        drawn = {first for first, *_ in ids}
-        assert len(drawn) >= 299 and drawn >= {50, tokenizer.eos_token_id}, "may end at once"
+    policy, tokenizer = load(folder)
+    policy.model.lm_head.weight.data.zero_()
+    rollout = sampling.sample(policy, tokenizer, [[30, 31]], n=5000, max_new_tokens=1, rows=4096)
     assert all(p[0] == pytest.approx(-math.log(300), abs=1e-5) for p in rollout.logps)
+    drawn = answers.generate(policy, tokenizer, 5000 * [[30, 31]], 1, temperature=1.0, rows=4096)
+    for ids in rollout.answer_ids, [ids for ids, _ in drawn]:
+        first = {first for first, *_ in ids}
+        assert len(first) >= 299 and first >= {50, tokenizer.eos_token_id}, "may end at once"
 
 
 def test_inverse_cdf_by_hand():
-    """p = (0, .5, .3, .2): token 0 is never drawn, not even by u = 0. Of the most likely tokens top-p
-    keeps those before which less than p lies: at .5 the first alone, at .51 two, of .8 together."""
+    """p = (0, .5, .3, .2): token 0 is never drawn, not even by u = 0."""
     probs = torch.tensor([0.0, 0.5, 0.3, 0.2], dtype=torch.float64)
     u = torch.tensor([0.0, 0.49, 0.51, 0.79, 0.81, 1 - 2**-53], dtype=torch.float64)
-    for top_p, tokens in (
-        (1.0, [1, 1, 2, 2, 3, 3]),
-        (0.5, [1, 1, 1, 1, 1, 1]),
-        (0.51, [1, 1, 1, 2, 2, 2]),
-        (0.99, [1, 1, 2, 2, 3, 3]),
-    ):
-        assert sampling.draw_token(probs.log().expand(6, 4), u, top_p).tolist() == tokens
+    assert sampling.draw_token(probs.log().expand(6, 4), u).tolist() == [1, 1, 2, 2, 3, 3]
 
 
-def test_a_row_depends_on_the_seed_and_its_number_alone(folders):
-    model, tokenizer = load(folders["gpt2"], MANY_ENDS)
+@pytest.mark.parametrize("family", ["gpt2", "gemma3_text"])
+def test_a_row_depends_on_the_seed_and_its_number_alone(family, folders, many_ends):
+    policy, tokenizer = load(folders[family])
 
     def draw(prompts=PROMPTS, **options):
         options = {"n": 3, "max_new_tokens": 8, "seed": 4, **options}
-        return sampling.sample(model, tokenizer, prompts, **options)
+        return sampling.sample(policy, tokenizer, prompts, **options)
 
     whole = draw()
-    ids = whole.response_ids
+    ids = whole.answer_ids
     for rows in (1, 3, 8):
         torch.manual_seed(rows), np.random.seed(rows)
         before = torch.get_rng_state(), np.random.get_state()[1].copy()
         part = draw(rows=rows)
         assert torch.equal(torch.get_rng_state(), before[0]), "training draws from these, too"
         assert (np.random.get_state()[1] == before[1]).all()
-        assert part.response_ids == ids and part.finished == whole.finished
+        assert part.answer_ids == ids and part.finished == whole.finished
         assert sum(part.logps, []) == pytest.approx(sum(whole.logps, []), abs=2e-5)
-    others = draw([PROMPTS[0], [99] * 20, PROMPTS[2], [5]]).response_ids
+    others = draw([PROMPTS[0], [99] * 20, PROMPTS[2], [5]]).answer_ids
     assert others[:3] + others[6:9] == ids[:3] + ids[6:9]
     short = draw(max_new_tokens=3)
-    assert short.response_ids == [r[:3] for r in ids]
+    assert short.answer_ids == [r[:3] for r in ids]
     assert short.finished == [f and len(r) <= 3 for f, r in zip(whole.finished, ids)]
-    assert draw(seed=5).response_ids != ids and draw([]).texts == []
+    assert draw(seed=5).answer_ids != ids and draw([]).texts == []
     assert ids[3:6] != ids[9:12], "equal prompts, other numbers"
     assert len({*map(tuple, ids[3:6])}) > 1, "answers of one prompt differ"
+    numbered = draw([PROMPTS[2]], numbers=[6, 7, 8], alone=True)
+    assert numbered.answer_ids == ids[6:9], "numbers name the rows"
 
 
-def test_train_mode_is_restored_and_no_graph_is_kept(folders, monkeypatch):
-    model, tokenizer = load(folders["gpt2"])
-    for mode in (False, True):
-        model.train(mode)
-        sampling.sample(model, tokenizer, PROMPTS, max_new_tokens=3)
-        assert model.training == mode == model.transformer.h[0].training
-    monkeypatch.setattr(sampling, "draw_token", lambda *_: 1 / 0)
-    with pytest.raises(ZeroDivisionError):
-        sampling.sample(model, tokenizer, PROMPTS, max_new_tokens=3)
-    assert model.training and torch.is_grad_enabled()
-    assert all(p.requires_grad and p.grad is None for p in model.parameters())
-
-
-def test_prompts_beyond_the_positions_are_cut(tmp_path, capsys):
-    """GPT-2 with 32 positions: 28 tokens and 4 fit; with 5 the last 27 are kept."""
-    model, tokenizer = load(tiny_model("gpt2", tmp_path, max_position_embeddings=32))
-    ids, last = list(range(30, 58)), {"role": "user", "content": "Which fits?"}
-    turns = [{"role": "user", "content": "Assess " * 9}, {"role": "assistant", "content": "no"}]
-    turn = common.encode_prompt(tokenizer, [last])  # whole turns go first
-    told = "2 of 3 prompts cut to 27 tokens, to fit the model's positions\n"
-    drawn = []
-    for prompts, most, expected, said in (
-        ([[20]], 5, [[20]], ""),
-        ([[20], ids], 4, [[20], ids], ""),
-        ([[20], ids, [*turns, last]], 5, [[20], ids[1:], turn], told),
-        ([ids], 31, [ids[-1:]], ""),
-    ):
-        drawn.append(sampling.sample(model, tokenizer, prompts, 2, most, seed=1))
-        assert drawn[-1].prompt_ids[::2] == expected and capsys.readouterr().out == said
-    assert drawn[2].response_ids[:2] == drawn[0].response_ids
-    assert max(map(len, drawn[2].response_ids)) == 5
-    with pytest.raises(UserError, match="^--max-new-tokens 32: .* 32 positions[^\n]*$"):
-        sampling.sample(model, tokenizer, [ids], 2, 32)
-
-
-@pytest.mark.parametrize("family", ["rwkv", "minimax"])
-def test_a_family_without_our_caches_is_refused(family, folders):
-    """Its state is elsewhere: every token would be the first, in silence, or end in a traceback."""
-    model, tokenizer = load(folders[family])
-    with pytest.raises(UserError, match="^--model[^\n]* cannot be sampled[^\n]*$"):
-        sampling.sample(model, tokenizer, [[20, 21]], max_new_tokens=3)
-
-
-@pytest.mark.parametrize("fault", ["padding", "move"])
-def test_an_inexact_sampler_is_refused(fault, folders, monkeypatch):
-    """A state that takes in padding, or that stays when its row has moved."""
-    model = common.load_policy(folders["qwen3_5_text"])
-    sampling.check_sampling(model, "--model x")
-    if fault == "move":
-        monkeypatch.setattr(sampling, "move", lambda cache, holes, movers, live: real(cache, movers, movers, live))  # fmt: skip
-    else:
-        masks = "transformers.models.qwen3_5.modeling_qwen3_5.apply_mask_to_padding_states"
-        monkeypatch.setattr(masks, lambda hidden, mask: hidden)
-    with pytest.raises(UserError, match="^--model x: .* cannot be sampled .log-probs of its draws"):
-        sampling.check_sampling(model, "--model x")
-
-
-def test_the_check_of_the_sampler_reads_no_control_tokens(folders, monkeypatch):
-    """After prompts of SmolLM2's first ids, all control tokens, a machine's fp32 rounding was 2.3e-4
-    for one log-prob, and the model was refused; after words it is 2e-5."""
-    model, prompts = common.load_policy(folders["llama"]), []
-    decode = sampling._decode
-
-    def spied(model, ids, *rest):
-        prompts.extend(ids)
-        return decode(model, ids, *rest)
-
-    monkeypatch.setattr(sampling, "_decode", spied)
-    sampling.check_sampling(model, "--model x")
-    assert {len(ids) for ids in prompts} == {1, 3, 5}
-    assert min(map(min, prompts)) >= model.config.vocab_size // 10
-
-
-def test_no_work_is_done_twice(folders, monkeypatch):
-    """3 distinct prompts pass once, then each row a column a token; caches keep their address. The
-    size of a cache is measured once per model."""
-    model, tokenizer = load(folders["llama"], MANY_ENDS)
-    sampling.answers_at_once(model, 1e9, 20)
-    shapes, addresses, heads, head_logits = [], [], [], common.head_logits
-
-    def after(module, args, kwargs, output):
-        shapes.append(tuple(kwargs["input_ids"].shape))
-        for layer in kwargs["past_key_values"].layers if len(shapes) > 1 else ():
-            addresses.extend(x.untyped_storage().data_ptr() for x in (layer.keys, layer.values))
-
-    model.base_model.register_forward_hook(after, with_kwargs=True)
-    spy = lambda *args: heads.append(len(args[1])) or head_logits(*args)  # noqa: E731
-    monkeypatch.setattr(common, "head_logits", spy)
-    rollout = sampling.sample(model, tokenizer, PROMPTS, n=6, max_new_tokens=12, seed=2)
-    lengths = [len(r) for r in rollout.response_ids]
+def test_no_work_is_done_twice(folders, many_ends):
+    """The prompts pass once, not once for each answer; then each live row a column a token."""
+    policy, tokenizer = load(folders["llama"])
+    shapes = []
+    policy.model.base_model.register_forward_pre_hook(
+        lambda module, args, kwargs: shapes.append(tuple(kwargs["input_ids"].shape)),
+        with_kwargs=True,
+    )
+    rollout = sampling.sample(policy, tokenizer, PROMPTS, n=6, max_new_tokens=12, seed=2)
+    lengths = [len(r) for r in rollout.answer_ids]
     assert sum(rollout.finished) > 12 and max(lengths) > 4
-    assert shapes[0] == (3, 9) and all(columns == 1 for _, columns in shapes[1:])
+    assert shapes[0] == (4, 9) and all(columns == 1 for _, columns in shapes[1:])
     assert sum(rows for rows, _ in shapes[1:]) == sum(lengths) - len(lengths)
-    assert sum(heads) == sum(lengths), "the head sees one column a row and token"
     assert len(shapes) == max(lengths), "and it stops when the last row ends"
-    assert len({*addresses}) == 4, "two layers of keys and values"
+
+
+def test_no_graph_is_kept_and_dropout_stays_off(folders):
+    policy, tokenizer = load(folders["gpt2"], trainable=True)
+    assert not policy.model.training
+    sampling.sample(policy, tokenizer, PROMPTS, max_new_tokens=3)
+    answers.generate(policy, tokenizer, PROMPTS, 3, temperature=1.0)
+    assert not policy.model.training and torch.is_grad_enabled()
+    assert all(p.requires_grad and p.grad is None for p in policy.parameters())
+
+
+def test_both_end_ids_end_an_answer(tmp_path):
+    """The template's <|im_end|> and EOS: each is the last id of its answer."""
+    tokenizer = tiny_tokenizer(template=CHATML)
+    policy, tokenizer = load(tiny_model("llama", tmp_path, tokenizer))
+    ends = common.end_ids(tokenizer)
+    rollout = sampling.sample(policy, tokenizer, [[20]], n=400, max_new_tokens=60, temperature=2.0)
+    drawn = answers.generate(policy, tokenizer, [[20]] * 200, 60, temperature=2.0)
+    for rows in (list(zip(rollout.answer_ids, rollout.finished)), drawn):
+        assert all(not {*ends} & {*ids[:-1]} and (ids[-1] in ends) == end for ids, end in rows)
+        assert {ids[-1] for ids, end in rows if end} == {*ends}

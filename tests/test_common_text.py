@@ -1,33 +1,25 @@
-"""From a file to token ids: what every stage trusts `common.py` with before a model is loaded."""
+"""From a file to token ids: what every stage trusts before a model is loaded."""
 
-import itertools
 import json
 import math
 import random
-import re
-from collections import Counter
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
-import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 import common
-from common import UserError
-from parts import files, identities, prompting, reward_models
-from parts.pairs import TokenRows, held_out, read_pairs
-from parts.rows import split_prompt
-from tiny import (
-    BOS_TEMPLATE,
-    CHATML,
-    TEMPLATE,
-    cases,
-    error_of,
-    pair_rows,
-    table,
-    tiny_model,
-    tiny_tokenizer,
-    write_rows,
+from parts import answers, files
+from parts.files import UserError
+from parts.pairs import Pairs, check_pair, held_out, prompt_key, share_interval, split_prompt
+from tiny import CHATML, cases, pair_rows, table, tiny_model, tiny_tokenizer, write_rows
+
+settings.register_profile(
+    "tests", deadline=None, max_examples=60, suppress_health_check=[HealthCheck.too_slow]
 )
+settings.load_profile("tests")
 
 
 def user(text):
@@ -40,11 +32,23 @@ def said(text):
 
 @pytest.fixture(scope="module")
 def plain():
-    """A tokenizer without chat template, for which text is continued as it stands."""
+    """A tokenizer without chat template."""
     return tiny_tokenizer(template=None)
 
 
 USER, ANSWER = [user("Which candidate fits this role?")], said("The first one.")
+GOOD = {"prompt": "Assess", "chosen": "hold", "rejected": "reject"}
+CHAT = {"prompt": USER, "chosen": ANSWER, "rejected": said("no")}
+
+
+def read(tokenizer, *paths, max_length=64, eval_pairs=(), fraction=0.0, chat=False, **options):
+    """`Pairs` of these files."""
+    args = {"pairs": [*map(str, paths)], "eval_pairs": [*map(str, eval_pairs)]}
+    args = SimpleNamespace(**args, eval_fraction=fraction, chat=chat, batch_size=4)
+    return Pairs(args, tokenizer, max_length, **options)
+
+
+# ---- files ----
 
 
 def write_bytes(folder, data, name="rows.jsonl"):
@@ -56,30 +60,82 @@ BROKEN = {
     b'{"a": 1': "not valid JSON",
     b"{'a': 1}": "not valid JSON",
     b'{"a": 1} {"a": 2}': "not valid JSON",
-    b"[1, 2]": "found list",
-    b"null": "found NoneType",
+    b"[1, 2]": "object",
+    b"null": "object",
     b'{"a": NaN}': "NaN",
     b'{"a": -Infinity}': "Infinity",
     b'{"a": "\xff\xfe"}': "utf-8",
     b'{"n": ' + b"9" * 6000 + b"}": "digit",
+    b'{"a": ' + b"[" * 100_000: "recursion",
+    b'{"a": "half \\ud800"}': "surrogate",
+    b'{"a": ["\\uDFFF"]}': "surrogate",
+    b"prompt,chosen,rejected": "not valid JSON",
+    b"PAR1\x15\x04": "",
 }
 
 
-@pytest.mark.parametrize("line", BROKEN)
+@pytest.mark.parametrize("line", BROKEN, ids=lambda line: str(line[:20]))
 def test_a_broken_line_is_named(tmp_path, line):
     path = write_bytes(tmp_path, b'{"a": 1}\n\n\n{"a": 2}\n' + line + b"\n")
     with pytest.raises(UserError) as caught:
-        list(files.read_jsonl(path))
-    said = str(caught.value)
-    assert said.startswith(f"{path}:5: ") and BROKEN[line] in said and "\n" not in said
+        list(files.read_jsonl(path, flag="--pairs"))
+    message = str(caught.value)
+    assert message.startswith(f"--pairs {path}:5: ") and BROKEN[line] in message
+    assert "\n" not in message
+
+
+def one_line(function):
+    """What a reader returns, or None for a UserError of one line."""
+    try:
+        return function()
+    except UserError as error:
+        assert "\n" not in str(error)
+        return None
+
+
+@given(data=st.binary(max_size=80) | st.text('{}[]":, \\u0d8\ntrue', max_size=60).map(str.encode))
+def test_any_bytes_are_rows_or_one_line(tmp_path_factory, data):
+    """Of JSONL, of a log, of a run's record."""
+    folder = tmp_path_factory.mktemp("bytes")
+    file = write_bytes(folder, data, "args.json")
+    for row in one_line(lambda: list(files.read_jsonl(file))) or ():
+        json.dumps(row, ensure_ascii=False).encode()
+    one_line(lambda: files.read_log(file))
+    one_line(lambda: files.read_record(folder))
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(max_size=4)
+    | st.sampled_from(["user", "assistant", "\ud800"]),
+    lambda inner: st.lists(inner, max_size=3)
+    | st.dictionaries(st.sampled_from(["role", "content", "tool_calls", "x"]), inner, max_size=3),
+    max_leaves=6,
+)  # fmt: skip
+KEYS = "prompt chosen rejected tie group tools score_chosen score_rejected task split".split()
+
+
+@given(
+    change=st.dictionaries(st.sampled_from(KEYS), JSON, max_size=3),
+    base=st.sampled_from([GOOD, CHAT]),
+)
+def test_any_row_is_a_pair_or_one_line(tmp_path_factory, tokenizer, change, base):
+    file = tmp_path_factory.mktemp("rows") / "pairs.jsonl"
+    file.write_text(json.dumps({**base, **change}) + "\n" + json.dumps(base) + "\n")
+    for chat in (False, True):
+        pairs = one_line(lambda chat=chat: read(tokenizer, file, chat=chat, fraction=0.5))
+        assert pairs is None or 1 <= len(pairs.train) + len(pairs.held) <= 2
 
 
 def test_lines_of_a_file(tmp_path):
     """`str.splitlines` would also split at U+2028 and U+0085. Rows come one at a time."""
     odd = '{"text": "one\u2028two\u2029three\x85four"}'
-    data = f'\ufeff{odd}\r\n\n  \t\n{{"a": 2}}\n\n{{"a": 3}}'.encode()
+    data = f'\ufeff{odd}\r\n\n  \t\n{{"a": "\\ud83d\\ude00"}}\n\n{{"a": 3}}'.encode()
     rows = list(files.read_jsonl(write_bytes(tmp_path, data), numbered=True))
-    assert rows == [(1, {"text": "one\u2028two\u2029three\x85four"}), (4, {"a": 2}), (6, {"a": 3})]
+    assert rows == [
+        (1, {"text": "one\u2028two\u2029three\x85four"}),
+        (4, {"a": "😀"}),
+        (6, {"a": 3}),
+    ]
     rows = files.read_jsonl(write_bytes(tmp_path, b'{"a": 1}\n{oh\n'))
     assert next(rows) == {"a": 1}
     with pytest.raises(UserError, match=":2:"):
@@ -104,154 +160,96 @@ def test_what_is_written(tmp_path):
     assert [*path.parent.iterdir()] == [path]
 
 
-def test_prompt_and_answer_are_encoded_apart(plain):
-    """A BPE that merges "Recommend" + "ation" gives ids that no sampler would ever produce."""
-    tokenizer = plain
-    prompt, answer = "Assess: Recommend", "ation: hold."
-    apart = tokenizer.encode(prompt), tokenizer.encode(answer)
-    assert tokenizer.encode(prompt + answer) != sum(apart, []), "pick a prompt whose end merges"
-    ids, chosen, rejected = common.encode_pair(tokenizer, prompt, answer, "ation: reject.")
-    assert (ids, chosen[:-1]) == apart and ids == common.encode_prompt(tokenizer, prompt)
-    assert tokenizer.decode(rejected, skip_special_tokens=True) == "ation: reject."
+# ---- text to ids ----
 
 
-@pytest.mark.parametrize("template", [BOS_TEMPLATE, None])
-@pytest.mark.parametrize("max_length", [math.inf, 12])
-def test_exactly_one_bos(template, max_length):
-    """Template and post-processor each write one; Qwen's knows one and writes none."""
-    tokenizer = tiny_tokenizer(bos="<s>", template=template and TEMPLATE)
-    for prompt in ("Assess", USER):
-        assert tokenizer.bos_token_id not in common.encode_prompt(tokenizer, prompt)
-    tokenizer = tiny_tokenizer(bos="<s>", add_bos=True, template=template)
-    text, bos = numbers_as_text(40), tokenizer.bos_token_id
-    for prompt, answer in ((text, "hold."), ([user(text)], said("hold."))):
-        pair = common.encode_pair(tokenizer, prompt, answer, max_length=max_length)
-        for ids in (common.encode_prompt(tokenizer, prompt, max_length), sum(pair, [])):
-            assert ids.count(bos) == 1 and ids[0] == bos and len(ids) <= max_length
+def test_text_is_continued_and_messages_are_rendered(tmp_path, capsys):
+    """One rule for every model, and one line that says it; --chat makes a user's turn of a text."""
+    for chat in (False, True):
+        tokenizer, text = tiny_tokenizer(), "Which candidate fits this role?"
+        rows = [{"prompt": text, "chosen": "The first one.", "rejected": "None."}]
+        pairs = read(tokenizer, write_rows(tmp_path / "pairs.jsonl", rows), chat=chat)
+        rendered = common.encode_prompt(tokenizer, USER)
+        assert rendered != tokenizer.encode(text)
+        assert pairs.prompts[0].tolist() == (rendered if chat else tokenizer.encode(text))
+        (line,) = [x for x in capsys.readouterr().out.splitlines() if x.startswith("text")]
+        assert "1 prompts" in line and "--chat" in line
+    read(tiny_tokenizer(template=None), tmp_path / "pairs.jsonl")
+    assert "--chat" not in capsys.readouterr().out, "without a template there is one way only"
 
 
-def test_an_eos_that_is_appended_goes():
-    """T5's would end the dialogue before the answer. A text's own BOS is the one."""
-    tokenizer = tiny_tokenizer(bos="<s>", add_bos=True, add_eos=True, template=None)
-    words = tokenizer.encode("Assess", add_special_tokens=False)
-    bos, eos = tokenizer.bos_token_id, tokenizer.eos_token_id
-    assert tokenizer("Assess")["input_ids"] == [bos, *words, eos]
-    for text in ("Assess", "<s>Assess"):
-        assert common.encode_prompt(tokenizer, text) == [bos, *words]
-    assert common.encode_pair(tokenizer, "Assess", "Assess")[1] == [*words, eos]
+def test_text_that_looks_like_a_dialogue_is_continued(tokenizer):
+    for text in ("<|user|>Hi<|assistant|>", "\n\nHuman: Hi\n\nAssistant:", "Q?\n### Response:\n"):
+        assert common.encode_prompt(tokenizer, text) == tokenizer.encode(text)
 
 
-def test_text_is_a_turn_where_there_is_a_chat_template(capsys):
-    """One rule for every stage, said once: dpo.py and ppo.py continued a text that grpo_rubric.py
-    sent as a turn. A text that is opened for an answer is continued, as TRL continues it."""
-    common.say_once.cache_clear()
-    tokenizer, text = tiny_tokenizer(template=CHATML), "Which candidate fits this role?"
-    turns = common.encode_pair(tokenizer, USER, ANSWER)
-    for prompt in (text, USER):  # text after messages is an assistant's turn
-        assert common.encode_pair(tokenizer, prompt, "The first one.") == turns
-        assert common.encode_prompt(tokenizer, prompt) == turns[0]
-    for opened in (
-        f"\n\nHuman: {text}\n\nAssistant:",
-        f"{text}\n### Response:\n",
-        f"<|im_start|>user\n{text}<|im_end|>\n<|im_start|>assistant\n",
-    ):
-        ids = tokenizer.encode(opened)
-        assert common.encode_pair(tokenizer, opened, "Yes.")[0] == ids
-        assert common.encode_prompt(tokenizer, opened) == ids
-    bare = tiny_tokenizer(template=None)
-    ids = bare.encode(text)
-    assert common.encode_prompt(bare, text) == ids != common.encode_prompt(bare, USER)
-    assert common.encode_prompt(bare, text) == ids, "the plain template is no chat"
-    lines = capsys.readouterr().out.splitlines()
-    assert [line.partition("given as text ")[2] for line in lines] == [
-        "is a user's turn of the chat template",
-        "is continued as it stands: it is opened for an answer",
-        "is continued as it stands: the model has no chat template",
-    ]
-
-
-def test_plain_template_is_saved_with_the_tokenizer(tmp_path):
-    """GPT-2 has no template; after a save and a load it has one, and the ids are the same: those
-    of a text too, which the next stage continues as this one did."""
+def test_plain_template_is_saved_with_the_tokenizer(tmp_path, capsys):
+    """GPT-2 has no template; after a save and a load it has one, and the ids are the same."""
     folder = tiny_model("gpt2", tmp_path, tokenizer=tiny_tokenizer(pad=None, template=None))
     tokenizer = common.load_tokenizer(folder)
     ids = common.encode_prompt(tokenizer, USER)
     assert tokenizer.decode(ids) == "user: Which candidate fits this role?\nassistant:"
-    common.save_model(common.load_policy(folder), tokenizer, tmp_path / "out")
+    assert "no chat template" in capsys.readouterr().out
+    tokenizer.save_pretrained(tmp_path / "out")
     again = common.load_tokenizer(str(tmp_path / "out"))
     assert common.encode_prompt(again, USER) == ids
-    for stage in (again, common.load_tokenizer(str(tmp_path / "out"))):  # asked first, or last
-        assert common.encode_prompt(stage, "Which fits?") == again.encode("Which fits?")
     text = again.apply_chat_template(USER, tokenize=False, add_generation_prompt=True)
     assert again.encode(text, add_special_tokens=False) == ids, "as transformers alone encodes it"
 
 
-def test_a_template_that_refuses_is_one_line(tmp_path):
-    tokenizer = tiny_tokenizer(template="{{ raise_exception('System role not supported') }}")
-    refused = error_of(common.encode_prompt, tokenizer, USER)
-    assert "refuses ['user']: System role not supported" in refused
-    refused = error_of(common.load_tokenizer, tiny_model("llama", tmp_path, tokenizer))
-    assert "System role not supported" in refused
-
-
-def test_end_ids(tmp_path):
-    """Of tokenizer and template, a list in the config, an int in the generation config."""
-    tokenizer = tiny_tokenizer(template=CHATML)
-    ends = tokenizer.convert_tokens_to_ids(["<|im_end|>", "<|end|>"])
-    assert common.end_ids(tokenizer) == sorted(ends)
-    model = common.load_policy(tiny_model("llama", tmp_path, tokenizer))
-    for of_config, of_generation, more in (([ends[1], 77], 42, [77, 42]), (None, None, [])):
-        model.config.eos_token_id = of_config
-        model.generation_config.eos_token_id = of_generation
-        assert common.end_ids(tokenizer, model) == sorted(ends + more)
-
-
-def test_a_model_without_end_token(tmp_path):
-    """The template's end takes the place of an EOS; without a template either, it is refused."""
-    tokenizer = common.load_tokenizer(tiny_model("llama", tmp_path, tiny_tokenizer(eos=None)))
-    end = tokenizer.convert_tokens_to_ids("<|end|>")
-    assert tokenizer.eos_token_id is None and common.end_ids(tokenizer) == [end]
-    assert common.encode_pair(tokenizer, "Assistant:", "hold")[1][-1] == end
-    bare = tiny_model("llama", tmp_path, tiny_tokenizer(eos=None, template=None))
-    assert "without end token" in error_of(common.load_tokenizer, bare)
-
-
-@pytest.mark.parametrize("bos, first", [(None, "<|end|>"), ("<s>", "<s>")])
-def test_an_empty_text_is_one_token(bos, first):
-    tokenizer = tiny_tokenizer(bos=bos, template=None)
-    assert common.encode_prompt(tokenizer, "") == [tokenizer.convert_tokens_to_ids(first)]
-
-
 @pytest.mark.parametrize(
-    "template, end", [(TEMPLATE, "<|end|>"), (CHATML, "<|im_end|>"), (None, "<|end|>")]
-)
-def test_an_answer_that_is_empty_or_absent(template, end):
-    """An end alone, in text and in turns; no ids for an answer that a row does not have."""
-    tokenizer = tiny_tokenizer(template=template)
-    for prompt, empty in (("Assess", ""), (USER, ""), (USER, said(""))):
-        answer, absent = common.encode_pair(tokenizer, prompt, empty, None)[1:]
-        assert (answer, absent) == ([tokenizer.convert_tokens_to_ids(end)], [])
+    "eos, template, ends",
+    [("<|end|>", CHATML, ["<|im_end|>", "<|end|>"]), ("<|im_end|>", CHATML, ["<|im_end|>"]),
+     (None, CHATML, ["<|im_end|>"]), ("<|end|>", None, ["<|end|>"])],
+)  # fmt: skip
+def test_end_ids(eos, template, ends):
+    """What the template writes behind an answer, then EOS."""
+    tokenizer = tiny_tokenizer(eos=eos, template=template)
+    assert common.end_ids(tokenizer) == tokenizer.convert_tokens_to_ids(ends)
 
 
-def test_pad_id_never_ends_an_answer_and_adds_no_row():
-    """An own pad is kept; else the reserved token; else any id but an end."""
+def test_end_ids_follow_the_tokenizer():
+    """They are cached: a template or an EOS that is set later kept the old answer."""
+    tokenizer = tiny_tokenizer(eos="<|end|>", template=None)
+    assert common.end_ids(tokenizer) == tokenizer.convert_tokens_to_ids(["<|end|>"])
+    tokenizer.chat_template = CHATML
+    both = tokenizer.convert_tokens_to_ids(["<|im_end|>", "<|end|>"])
+    assert common.end_ids(tokenizer) == both
+    tokenizer.eos_token = "<|im_end|>"
+    assert common.end_ids(tokenizer) == both[:1]
+
+
+def test_a_model_without_end_token_is_refused(tmp_path):
+    bare = tiny_model("llama", tmp_path, tiny_tokenizer(eos=None, template=None))
+    with pytest.raises(UserError, match="--model .*eos_token"):
+        common.load_tokenizer(bare)
+
+
+def test_a_template_that_refuses_drops_the_row(tmp_path, capsys):
+    """One such row is a row; if it is all of them, the line says so."""
+    refuse = "{% if messages[0].role == 'system' %}{{ raise_exception('no system') }}{% endif %}"
+    tokenizer = tiny_tokenizer()
+    tokenizer.chat_template = refuse + tokenizer.chat_template
+    bad = {**CHAT, "prompt": [{"role": "system", "content": "Be kind."}, *USER]}
+    assert len(read(tokenizer, write_rows(tmp_path / "a.jsonl", [bad, CHAT, bad])).places) == 1
+    assert "no system" in capsys.readouterr().out
+    with pytest.raises(UserError, match="--pairs: no usable row .*no system"):
+        read(tokenizer, write_rows(tmp_path / "a.jsonl", [bad]))
+
+
+def test_pad_id_never_ends_an_answer():
     own = tiny_tokenizer()
     assert common.pad_id(own) == own.pad_token_id
-    for pad in (None, "<|end|>"):
-        tokenizer = tiny_tokenizer(pad=pad)
-        assert common.pad_id(tokenizer) == tokenizer.convert_tokens_to_ids("<|reserved|>")
-        bare = tiny_tokenizer(pad=pad, reserved=False, bos="<s>", template=CHATML)
-        assert common.pad_id(bare) not in (*common.end_ids(bare), bare.bos_token_id)
-        assert 0 <= common.pad_id(bare) < len(bare)
-    chatml = tiny_tokenizer(pad="<|im_end|>", template=CHATML)
-    assert common.pad_id(chatml) not in common.end_ids(chatml)
+    for pad, template in ((None, None), ("<|end|>", None), ("<|im_end|>", CHATML)):
+        tokenizer = tiny_tokenizer(pad=pad, reserved=False, bos="<s>", template=template)
+        assert common.pad_id(tokenizer) not in common.end_ids(tokenizer)
+        assert 0 <= common.pad_id(tokenizer) < len(tokenizer)
 
 
 def test_masks_are_made_from_lengths():
     """A mask by `ids != pad` loses the EOS where pad = EOS; here pad stands everywhere."""
     ids, attention_mask, mask = common.pad_rows([[7], [7, 7, 7]], [[7, 7, 7, 7], [7]], 7)
-    assert ids.dtype == torch.int64 and ids.tolist() == [[7] * 5, [7] * 5]
-    assert attention_mask.dtype == mask.dtype == torch.bool
+    assert ids.tolist() == [[7] * 5, [7] * 5]
     assert attention_mask.int().tolist() == [[1, 1, 1, 1, 1], [1, 1, 1, 1, 0]]
     assert mask.int().tolist() == [[0, 1, 1, 1, 1], [0, 0, 0, 1, 0]]
     ids, _, _ = common.pad_rows([[1], [2, 3]], [[4, 5, 6], [8]], 0)
@@ -263,235 +261,188 @@ def numbers_as_text(n):
     return "".join(chr(ord("0") + i % 10) for i in range(n))
 
 
-# tokens of prompt and answers without their end; the limit; what is left; what is counted. First:
-# room for the prompt is max(20 − 9, 10) = 11; both answers stay whole and keep their end. Second:
-# max(20 − 31, 10) = 10 for the prompt and 10 for each answer: the long one loses its end. An empty
-# prompt is its first token
+# tokens of prompt and answers without their end; the limit; what is left. First: room for the prompt
+# is max(20 − 9, 10) = 11; both answers stay whole and keep their end. Second: max(20 − 31, 10) = 10
+# for the prompt and 10 for each answer: the long one loses its end
 @cases("""
-n | answers | limit | lengths | counted
-40 | [4, 8] | 20 | [11, 5, 9] | {"prompts cut": 1}
-40 | [4, 30] | 20 | [10, 5, 10] | {"prompts cut": 1, "responses cut": 1}
-10 | [9] | 20 | [10, 10] | {}
-10 | [9] | 19 | [9, 10] | {"prompts cut": 1}
-3 | [30] | 20 | [3, 17] | {"responses cut": 1}
-0 | [30, 2] | 2 | [1, 1, 1] | {"responses cut": 2}
+n | answers | limit | lengths
+40 | [4, 8] | 20 | [11, 5, 9]
+40 | [4, 30] | 20 | [10, 5, 10]
+10 | [9] | 20 | [10, 10]
+10 | [9] | 19 | [9, 10]
+3 | [30] | 20 | [3, 17]
+1 | [30, 2] | 2 | [1, 1, 1]
 """)
-def test_cutting(n, answers, limit, lengths, counted, plain):
+def test_cutting(n, answers, limit, lengths, plain):
     """First the prompt from its left, then answers from their right, without their end id."""
-    counts, tokenizer = Counter(), plain
     prompt, *texts = map(numbers_as_text, (n, *answers))
-    ids = common.encode_pair(tokenizer, prompt, *texts, max_length=limit, counts=counts)
-    assert [*map(len, ids)] == lengths and counts == Counter(counted)
-    assert ids[0] == (tokenizer.encode(prompt)[-lengths[0] :] or [tokenizer.eos_token_id])
+    ids = common.encode_pair(plain, prompt, *texts, max_length=limit)
+    assert [*map(len, ids)] == lengths
+    assert ids[0] == plain.encode(prompt)[-lengths[0] :]
     for row, text in zip(ids[1:], texts):
-        whole = [*tokenizer.encode(text), tokenizer.eos_token_id]
+        whole = [*plain.encode(text), plain.eos_token_id]
         assert row == whole[: len(row)]
 
 
-def test_a_dialogue_loses_its_oldest_turns_whole(tokenizer):
-    """What is left is exactly the short dialogue's own rendering, system message first; of 301 turns
-    the longest end that fits."""
-    system, last = {"role": "system", "content": "Be fair."}, user("Third question?")
-    turns = [system, user("First question?"), *said("First answer.")]
-    turns += [user("Second question?"), *said("Second."), last]
-    parts = ([system, *turns[i:]] for i in (1, 3, 5))
-    whole, middle, short = (common.encode_prompt(tokenizer, part) for part in parts)
-    for limit, ids in (
-        (len(whole), whole),
-        (len(whole) - 1, middle),
-        (len(middle) - 1, short),
-        (len(short) - 4, short[4:]),  # then by tokens
-    ):
-        assert common.encode_prompt(tokenizer, turns, limit) == ids
-    assert turns[0] == system and len(turns) == 6, "the user's list is not edited"
-    turns = [user(f"turn {i}") if i % 2 == 0 else said(f"turn {i}")[0] for i in range(301)]
-    ends = (common.encode_prompt(tokenizer, turns[i:]) for i in range(300, -1, -2))
-    *_, longest = itertools.takewhile(lambda ids: len(ids) <= 128, ends)
-    assert common.encode_prompt(tokenizer, turns, 128) == longest
+def test_batches_are_a_permutation_per_epoch_with_its_short_last_batch():
+    batches = [common.batch_indices(10, 4, 0, step) for step in range(1, 10)]
+    shapes = [(len(indices), epoch) for indices, epoch in batches]
+    assert shapes == [(n, epoch) for epoch in range(3) for n in (4, 4, 2)]
+    orders = [tuple(np.concatenate([b for b, _ in batches[i : i + 3]])) for i in (0, 3, 6)]
+    assert len({*orders}) == 3 and all(sorted(order) == [*range(10)] for order in orders)
+    assert tuple(common.batch_indices(10, 4, 1, 1)[0]) != orders[0][:4], "another seed"
+    assert common.batch_indices(10, 4, 0, 3, keep_order=True)[0].tolist() == [8, 9]
+    assert common.batch_indices(3, 8, 0, 5)[1] == 4, "a batch larger than the data: an epoch a step"
 
 
-# Anthropic's layout first: the blank before the answer belongs to the answer
+@given(lengths=st.lists(st.integers(0, 99), max_size=20), most=st.integers(1, 120))
+def test_micro_batches_are_the_batch(lengths, most):
+    parts = common.micro_batches(range(len(lengths)), lengths, most)
+    assert sorted(i for part in parts for i in part) == [*range(len(lengths))]
+    for part in parts:
+        longest = max(lengths[i] for i in part)
+        assert len(part) == 1 or len(part) * longest <= most, "padded tokens of a forward"
+
+
+# ---- what a row must hold ----
+
+
+# Anthropic's layout: the blank before the answer belongs to the answer
 SPLIT = table(r"""
 "\n\nHuman: Hi\n\nAssistant:" | " Yes, do" | " Yesterday"
-"\n\nHuman: Hi\n\nAssistant:" | " So:\nAnswer: 4" | " So:\nAnswer: 5"
-"Do it.\n\n### Response:" | " The first" | " The last"
-"[INST] hi [/INST]" | " yes" | " no"
-"User: hi\nAI:" | " yes" | " no"
-"POST: hi\nTL;DR:" | " yes" | " no"
-"" | "same words" | "same words"
-"" | "alpha" | "beta"
-"" | "Answer: A tea" | "Answer: A spoon"
-"" | "\n\nAssistant: A tea" | "\n\nAssistant: A spoon"
-"" | "" | ""
+"\n\nHuman: Hi\n\nAssistant: So?\n\nHuman: Go\n\nAssistant:" | " a" | " b"
 """)
-RENDERED = "<|im_start|>user\nhi<|im_end|>\n<|im_start|>assistant\n"
-SPLIT += [[RENDERED, "yes", "no"]]
 SPLIT += [[[user("a"), *more], said("d"), said("e")] for more in ([], [*said("b"), user("c")])]
 
 
 @pytest.mark.parametrize("prompt, chosen, rejected", SPLIT)
 def test_split_prompt(prompt, chosen, rejected):
-    """Messages: the longest common beginning. Texts: to a line that asks for an answer; where nothing
-    stands before that, the answers have a form in common, but no prompt."""
+    """Messages: the longest common beginning. Texts: up to the last "Assistant:" of both."""
     whole = [prompt + chosen, prompt + rejected]
-    before = json.dumps(whole)
     assert split_prompt(*whole) == (prompt, chosen, rejected)
-    assert json.dumps(whole) == before
-
-
-def test_ultrafeedback_is_read():
-    """The prompt as text and whole dialogues: it becomes their common beginning."""
-    question, yes, no = user("Why?"), *said("So."), *said("No.")
-    row = {"prompt": "Why?", "chosen": [question, yes], "rejected": [question, no]}
-    wrong = {**row, "prompt": "How?"}
-    common.check_pair(row)
-    assert row == {"prompt": [question], "chosen": [yes], "rejected": [no]}
-    system = {"role": "system", "content": "Be brief."}
-    row = {"prompt": "Why?", "question": "Why?", "chosen": [system, question, yes]}  # ORPO-mix
-    row["rejected"] = [system, question, no]
-    common.check_pair(row)
-    assert row["prompt"] == [system, question] and row["chosen"] == [yes]
-    with pytest.raises(ValueError, match='leave the column "prompt" out'):
-        common.check_pair(wrong)
-
-
-def test_a_blank_answer_of_whole_dialogues_drops_the_pair():
-    """UltraFeedback holds some: a chosen one trained the model to end at once."""
-    question, yes, nothing = user("Why?"), *said("So."), *said(" ")
-    for chosen, rejected in (
-        ([question, yes], [question, nothing]),
-        ([question, nothing], [question, yes]),
-    ):
-        row = {"chosen": chosen, "rejected": rejected}
-        common.check_pair(row)
-        assert row["drop"] == "an answer is blank"
-
-
-def test_token_rows_return_what_was_appended():
-    """Offsets off by one show at empty rows; a row held neither forbids an append nor changes."""
-    rows, kept = TokenRows(), [[1, 2, 3], [], [4], [5, 6], []]
-    for ids in kept:
-        rows.append(ids)
-    held = rows[0]
-    assert len(rows) == 5 and [r.tolist() for r in rows] == kept
-    assert held.dtype == np.int32 and rows.lengths().tolist() == [3, 0, 1, 2, 0]
-    rows.append([7] * 1000)
-    assert held.tolist() == rows[0].tolist() == [1, 2, 3] and rows[5].tolist() == [7] * 1000
-
-
-GOOD = {"prompt": "Assess", "chosen": "hold", "rejected": "reject"}
-
-
-BASES = {"good": GOOD, "chat": {"prompt": USER, "chosen": ANSWER, "rejected": said("no")}, "": {}}
+    row = {"chosen": whole[0], "rejected": whole[1]}
+    check_pair(row)
+    assert row == {"prompt": prompt, "chosen": chosen, "rejected": rejected}
 
 
 @cases(r"""
 base | change | reason
-| {"prompt": "Assess", "completion": "hold"} | completion
-| {"prompt": "Assess", "completion": "hold", "label": True} | dpo.py --loss-type kto
-| {"chosen": "alpha", "rejected": "beta"} | share no beginning
-| {"messages": "x", "chosen": "Answer: a", "rejected": "Answer: b"} | found columns ['chosen', 'messages', 'rejected']
-| {"query": "x", "chosen": "Yes, a", "rejected": "Yes, b"} | "query"; rename it
-| {"chosen": "alpha", "rejected": [{"role": "assistant", "content": "x"}]} | both be text or both be
-good | {"rejected": None} | "rejected" is missing
+none | {"prompt": "Assess", "completion": "hold"} | chosen
+none | {"chosen": "alpha", "rejected": "beta"} | Assistant
+none | {"chosen": "alpha", "rejected": [{"role": "assistant", "content": "x"}]} | "prompt" is missing
+good | {"rejected": None} | "rejected"
 good | {"rejected": " \n "} | "rejected" is empty
-good | {"chosen": {"role": "assistant", "content": "x"}} | dict
-good | {"prompt": 5} | "prompt" is int
-good | {"chosen": [{"role": "assistant", "content": "x"}]} | both be text or both be message lists
-good | {"chosen": [{"role": "user", "content": "x"}, {"role": "assistant", "content": "x"}]} | leave the column "prompt" out
-good | {"tie": True, "strength": 2} | strength
+good | {"prompt": " "} | "prompt" is empty
+good | {"chosen": {"role": "assistant", "content": "x"}} | "chosen"
+good | {"prompt": 5} | "prompt"
+good | {"chosen": [{"role": "assistant", "content": "x"}]} | both be text or both be
 good | {"tie": "yes"} | "tie"
-good | {"strength": "big"} | "strength"
-good | {"strength": -3} | swap them
-good | {"margin": 1e39} | "margin"
+good | {"tie": []} | "tie"
+good | {"group": {"a": 1}} | "group"
+good | {"score_chosen": "high", "score_rejected": 3} | "score
 good | {"chosen": "half \ud800"} | surrogate
 chat | {"prompt": []} | "prompt"
 chat | {"chosen": [{"role": "assistant", "content": ""}]} | "chosen" is empty
-chat | {"chosen": [{"role": "assistant", "content": "x"}, {"role": "user", "content": "x"}]} | one assistant message
+chat | {"chosen": [{"role": "assistant", "content": "x"}, {"role": "user", "content": "x"}]} | one message
 chat | {"prompt": [{"role": "assistant", "content": "x"}]} | assistant
-chat | {"prompt": [{"role": "boss", "content": "x"}]} | "role" (system
-chat | {"prompt": [{"role": "user", "content": ["x"]}]} | one text (join its parts)
-chat | {"prompt": [{"role": "user", "content": "\udfff"}]} | surrogate
+chat | {"prompt": [{"role": "boss", "content": "x"}]} | "role"
+chat | {"prompt": [{"role": ["user"], "content": "x"}]} | "role"
+chat | {"prompt": [{"role": "user", "content": ["x"]}]} | one text
+chat | {"prompt": ["x"]} | "role"
 """)
 def test_a_malformed_row_stops_with_file_and_line(tmp_path, base, change, reason, tokenizer):
-    """Line 4, as one is blank. JSON reads 1e999 as infinity; 1e39 is one in fp32."""
-    lines = [json.dumps(GOOD), "", json.dumps(GOOD), json.dumps({**BASES[base], **change})]
+    """Line 4, as one is blank."""
+    row = {**{"good": GOOD, "chat": CHAT, "none": {}}[base], **change}
+    lines = [json.dumps(GOOD), "", json.dumps(GOOD), json.dumps(row)]
     path = write_bytes(tmp_path, "\n".join(lines).encode())
     with pytest.raises(UserError) as caught:
-        read_pairs([path], tokenizer, 64, True)
+        read(tokenizer, path)
     message = str(caught.value)
     assert message.startswith(f"--pairs {path}:4: ") and reason in message and "\n" not in message
 
 
-WHOLE = "\n\nHuman: Who fits best?\n\nAssistant:"
+@pytest.mark.parametrize(
+    "key, value", [("task", ["assess", "hr"]), ("id", {"a": [1]}), ("split", 7)]
+)
+def test_columns_of_ones_own_are_carried_along(key, value, tmp_path, tokenizer):
+    """Exports have lists of tags; `task` ended in "unhashable type: 'list'"."""
+    file = write_rows(tmp_path / "pairs.jsonl", [{**CHAT, key: value}, GOOD])
+    pairs = read(tokenizer, file, columns=[key], fraction=0.5)
+    assert [row[key] for row in pairs.rows] == [value, None]
 
 
-def test_answers_that_repeat_their_prompt_are_counted(tmp_path, tokenizer):
-    """HH-RLHF with a column of prompts added: the model was trained to repeat them, in silence."""
-    twice = {"prompt": WHOLE, "chosen": WHOLE + " Ann.", "rejected": WHOLE + " No."}
-    turns = [user("Who fits best?")], said("Who fits best? Ann."), said("Who fits best?\nNo.")
-    rows = [twice, dict(zip(("prompt", "chosen", "rejected"), turns))]
-    one = {"prompt": "Who", "chosen": "Whoever can.", "rejected": "Who?"}  # a word may come again
-    file = write_rows(tmp_path / "pairs.jsonl", [*rows, one, *pair_rows(1)])
-    counts = read_pairs([file], tokenizer, 64).counts
-    assert counts["answers that begin with their whole prompt"] == 2
-
-
-def test_a_blank_prompt_is_none(tmp_path, tokenizer):
-    """As a CSV has it beside whole dialogues, which were taken for answers to nothing."""
-    row = {"prompt": " ", "chosen": WHOLE + " Ann.", "rejected": WHOLE + " No."}
-    common.check_pair(row)
-    assert row == {"prompt": WHOLE, "chosen": " Ann.", "rejected": " No."}
-    rows = [GOOD | {"prompt": ""}, *pair_rows(1)]
-    counts = read_pairs([write_rows(tmp_path / "pairs.jsonl", rows)], tokenizer, 64).counts
-    assert counts["blank prompts"] == 1
-
-
-def test_a_prompt_that_touches_its_answer_is_counted(tmp_path, plain):
-    """Text that is continued is joined as it is; turns have a template between them."""
-    rows = [GOOD | {"prompt": prompt} for prompt in ("two audits.", "two audits.\n")]
-    file = write_rows(tmp_path / "pairs.jsonl", [*rows, *pair_rows(1)])
-    assert read_pairs([file], plain, 64).counts["no space between prompt and answer"] == 1
-
-
-def test_unusable_rows_are_counted_and_nothing_vanishes(tmp_path, tokenizer):
+def test_unusable_rows_are_counted_and_nothing_vanishes(tmp_path, tokenizer, capsys):
     """8 rows: 2 equal pairs, 1 tie, 1 pair equal in all tokens that fit; 4 kept, with ties 5."""
     long = numbers_as_text(30)
-    rows = [{}, {"prompt": "B", "strength": 3, "margin": 0.5, "annotator": "kim"}]
-    rows += [{"rejected": "hold"}, {"chosen": "reject"}, {"tie": True, "strength": 0}]
-    rows += [{"chosen": long + "x", "rejected": long + "y"}, {"tie": False, "chosen": long}]
-    rows.append({"tie": None, "strength": None})
+    rows = [{}, {"prompt": "B", "annotator": "kim"}, {"rejected": "hold"}, {"chosen": "reject"}]
+    rows += [{"tie": True}, {"chosen": long + "x", "rejected": long + "y"}]
+    rows += [{"tie": False, "chosen": long}, {"tie": None}]
     path = write_rows(tmp_path / "pairs.jsonl", [GOOD | row for row in rows])
-    counted = {"rows": 8, "dropped: chosen = rejected": 2, "dropped: equal after cutting": 1}
-    for keep_ties, ties in ((False, {"dropped: tie": 1}), (True, {})):
-        pairs = read_pairs([path], tokenizer, 16, keep_ties)
-        counts = {k: n for k, n in pairs.counts.items() if re.match("rows$|dropped", k)}
-        assert counts == counted | ties
-        assert len(pairs.prompts) == len(pairs.train) == 4 + keep_ties
-        assert pairs.tie.tolist() == [False] * 2 + [True] * keep_ties + [False] * 2
-    np.testing.assert_equal(pairs.strength, [math.nan, 3, 0, math.nan, math.nan])
-    np.testing.assert_equal(pairs.margin, [math.nan, 0.5, math.nan, math.nan, math.nan])
-    assert pairs.lengths()[3] == 16 == len(pairs.prompts[3]) + len(pairs.chosen[3])
-    other = write_bytes(tmp_path, b"\n\n\n" + json.dumps(GOOD).encode(), "b.jsonl")
-    pairs = read_pairs([path, other], tokenizer, 64)
-    assert pairs.name([5, 0, 2]) == f"{other}:4; {path}:1; {path}:6"
+    for keep_ties in (False, True):
+        pairs = read(tokenizer, path, max_length=16, keep_ties=keep_ties)
+        said = capsys.readouterr().out
+        assert "rows 8" in said and "dropped: equal answers 3" in said
+        assert ("dropped: tie 1" in said) != keep_ties
+        assert len(pairs.places) == len(pairs.train) == 4 + keep_ties
+        assert [bool(row["tie"]) for row in pairs.rows] == [0, 0, *[1] * keep_ties, 0, 0]
+    assert f"{path}:1" == pairs.places[0] and f"{path}:8" == pairs.places[-1]
+    assert len(pairs.prompts[3]) + len(pairs.chosen[3]) == 16
 
 
-NOTHING = {
-    "the file is empty": [],
-    "tie 2": [{**GOOD, "tie": True}] * 2,
-    "chosen = rejected 1": [{**GOOD, "rejected": "hold"}],
-}
+@pytest.mark.parametrize(
+    "reason, rows",
+    [("the file is empty", []), ("tie 2", [{**GOOD, "tie": True}] * 2),
+     ("equal answers 1", [{**GOOD, "rejected": "hold"}])],
+)  # fmt: skip
+def test_no_usable_row_stops_and_says_why(tmp_path, tokenizer, reason, rows):
+    with pytest.raises(UserError, match=f"--pairs.*: no usable row .*{reason}"):
+        read(tokenizer, write_rows(tmp_path / "bad.jsonl", rows))
 
 
-@pytest.mark.parametrize("reason", NOTHING)
-def test_no_usable_row_stops_and_says_why(tmp_path, tokenizer, reason):
-    good = write_rows(tmp_path / "good.jsonl", [GOOD])
-    bad = write_rows(tmp_path / "bad.jsonl", NOTHING[reason])
-    for names, flag, held in (([bad], "", ()), ([good, bad], "", ()), ([good], "eval-", [bad])):
-        said = rf"--{flag}pairs .*bad\.jsonl: no usable row .*{reason}"
-        with pytest.raises(UserError, match=said):
-            read_pairs(names, tokenizer, 64, False, 0, held)
+def test_scores_against_the_label_are_counted(tmp_path, tokenizer, capsys):
+    """UltraFeedback's columns: where the chosen one is not rated above, a label may be the other."""
+    scores = [(8.0, 2), (3, 3), (1, 4.5), (None, 2)]
+    rows = [
+        {**GOOD, "prompt": f"{i}", "score_chosen": a, "score_rejected": b}
+        for i, (a, b) in enumerate(scores)
+    ]
+    assert len(read(tokenizer, write_rows(tmp_path / "p.jsonl", rows)).train) == 4
+    assert "score_chosen not above score_rejected 2" in capsys.readouterr().out
+
+
+# ---- the split ----
+
+HI = [user("Hi"), *said("Yes?")]
+
+
+@cases("""
+name | a | b | same
+form | "What is 2+2?" | [("user", "What is 2+2?")] | True
+blanks and case | "What is 2+2?" | " what\\n is 2+2? " | True
+HH | "\\n\\nHuman: What?\\n\\nAssistant:" | [("user", "What?")] | True
+HH, later | "\\n\\nHuman: What?\\n\\nAssistant: Eh\\n\\nHuman: So?\\n\\nAssistant:" | [("user", "What?")] | True
+each turn | [("user", "Hi"), ("assistant", "Yes?"), ("user", "Who?")] | [("user", "Hi")] | True
+system | [("system", "Be fair."), ("user", "Hi")] | [("user", "Hi")] | False
+other | "What is 2+2?" | "What is 2+3?" | False
+""")
+def test_one_prompt_is_one_whatever_its_form(name, a, b, same):
+    a, b = (
+        x if isinstance(x, str) else [{"role": role, "content": text} for role, text in x]
+        for x in (a, b)
+    )
+    assert (prompt_key({"prompt": a}) == prompt_key({"prompt": b})) == same
+
+
+def test_a_group_stays_on_one_side(tmp_path, tokenizer):
+    """ "group" decides in the prompt's place: a prompt, whatever its form, or a name, or a number."""
+    rows = [{**GOOD, "prompt": f"p{i}", "group": i // 4} for i in range(200)]
+    pairs = read(tokenizer, write_rows(tmp_path / "p.jsonl", rows), fraction=0.3)
+    sides = [
+        {int(pairs.rows[i]["prompt"][1:]) // 4 for i in part} for part in (pairs.train, pairs.held)
+    ]
+    assert not sides[0] & sides[1] and len(sides[0] | sides[1]) == 50
+    group = [user("Which?")]
+    assert prompt_key({"prompt": "x", "group": group}) == prompt_key({"prompt": "Which?"})
 
 
 def test_prompts_never_part(tmp_path, tokenizer):
@@ -504,66 +455,78 @@ def test_prompts_never_part(tmp_path, tokenizer):
         rows.append(row)
     for seed in (0, 1):
         random.Random(seed).shuffle(rows)
-        pairs = read_pairs([write_rows(file, rows)], tokenizer, 64, False, 0.2)
-        trained, evaluated = (
-            {tuple(pairs.prompts[i]) for i in part} for part in (pairs.train, pairs.eval)
-        )
+        pairs = read(tokenizer, write_rows(file, rows), fraction=0.2)
+        trained, evaluated = ({pairs.keys[i] for i in part} for part in (pairs.train, pairs.held))
         assert not trained & evaluated and len(trained | evaluated) == 300
-        assert sorted([*pairs.train, *pairs.eval]) == list(range(600))
+        assert sorted([*pairs.train, *pairs.held]) == list(range(600))
         held.append(evaluated)
     assert held[0] == held[1] and 39 <= len(held[0]) <= 81
-    few = read_pairs([write_rows(file, [GOOD])], tokenizer, 64, False, 0.999)
-    assert (len(few.train), len(few.eval)) == (1, 0), "if all were held out, none are"
+    with pytest.raises(UserError, match="--eval-fraction 0"):
+        read(tokenizer, write_rows(file, [GOOD]), fraction=0.999)
     assert not held_out("x", 0.0) and held_out("x", 1.0)
-    turn = user("x")
-    for fraction in np.linspace(0, 1, 20):  # the order of the keys in the file is no difference
-        assert held_out([turn], fraction) == held_out([dict(reversed(turn.items()))], fraction)
+
+
+def test_eval_files_are_the_held_out_rows(tmp_path, tokenizer, capsys):
+    """Nothing else is held out, and their prompts are not trained on, in whatever form."""
+    rows = pair_rows(6)
+    known = {**rows[2], "prompt": rows[2]["prompt"][0]["content"], "chosen": "a", "rejected": "b"}
+    fresh = [{**row, "prompt": [user(f"new {i}")]} for i, row in enumerate(pair_rows(2))]
+    train = write_rows(tmp_path / "a.jsonl", rows)
+    held = write_rows(tmp_path / "b.jsonl", [known, *fresh])
+    pairs = read(tokenizer, train, eval_pairs=[held], fraction=0.9)
+    assert pairs.train.tolist() == [0, 1, 3, 4, 5] and pairs.held.tolist() == [6, 7, 8]
+    assert "1 rows" in capsys.readouterr().out
+    with pytest.raises(UserError, match="every prompt is held out"):
+        read(tokenizer, train, eval_pairs=[train])
 
 
 def test_some_prompts_are_of_all_roles():
     """The first 8 of a sorted file are of one role."""
     rows = [{"prompt": f"Role {i}"} for i in range(40)]
-    some = prompting.some_prompts(rows, 8)
-    assert some == prompting.some_prompts(rows[::-1], 8) and len(some) == 8 and some != rows[:8]
+    some = answers.some_prompts(rows, 8)
+    assert some == answers.some_prompts(rows[::-1], 8) and len(some) == 8 and some != rows[:8]
 
 
-def test_eval_files_are_the_held_out_rows(tmp_path, tokenizer):
-    """Nothing else is held out; of its rows the 3 with a known prompt are counted."""
-    train, known = write_rows(tmp_path / "a.jsonl", pair_rows(4)), pair_rows(5)[2:]
-    fresh = [{**row, "prompt": [user(f"new {i}")]} for i, row in enumerate(pair_rows(2))]
-    known[2] = {**pair_rows(1)[0], "chosen": said("another answer")}
-    for rows, leaks in (([*known, *fresh], 3), (fresh, 0)):
-        held = write_rows(tmp_path / "b.jsonl", rows)
-        pairs = read_pairs([train], tokenizer, 64, False, 0.9, [held])
-        assert pairs.train.tolist() == [0, 1, 2, 3] and len(pairs.eval) == len(rows)
-        assert pairs.counts["held out, though their prompt is trained on"] == leaks
+# ---- the interval of a share ----
 
 
-def test_the_token_strip_is_made_from_the_tensors(tokenizer, capsys):
-    """Of a long row what is far from the first trained token is left out."""
+def wilson(right):
+    """Against statsmodels, of rows that stand for themselves."""
+    from statsmodels.stats.proportion import proportion_confint
 
-    def strip(ids, trained):
-        rows = [*ids, 7], [1] * len(ids) + [0], [*map(bool, trained), False]
-        identities.show_row(tokenizer, [torch.tensor([row]) for row in rows], "file:1", "legend")
-        return capsys.readouterr().out.splitlines()
-
-    ids = common.encode_pair(tiny_tokenizer(template=None), "1\n", "34")
-    shown = ["file:1   legend", "·1·\\n▮3▮4◆<|end|>"]
-    shown += ["3 of 5 tokens trained; the first is predicted from position 1"]
-    assert strip(sum(ids, []), [0, 0, 1, 1, 1]) == shown
-    assert strip(ids[0], [0, 0])[1:] == ["·1·\\n", "0 of 2 tokens trained"]
-    text = numbers_as_text(200)
-    long = strip(tokenizer.encode(text), [i >= 100 for i in range(200)])[1]
-    assert re.sub("[·▮◆]", "", long) == f"{text[:12]} … {text[88:140]} … {text[194:]}"
-    assert long.count("▮") == 45
+    return proportion_confint(sum(right), len(right), method="wilson")
 
 
-def test_what_is_left_out_is_said(tmp_path, capsys):
-    """Columns of a prompt file that no model is shown; a reward model without its scale."""
-    file = write_rows(tmp_path / "prompts.jsonl", [{"prompt": "Which?", "tools": [{"a": 1}]}])
-    prompting.load_prompts(file, "--prompts")
-    common.say_once.cache_clear()
-    assert reward_models.reward_scale(object(), "--reward-model runs/old/adapter") == (0.0, 1.0)
-    columns, scale = capsys.readouterr().out.splitlines()
-    assert columns == f"--prompts {file}: not shown to the model: column tools 1"
-    assert scale.startswith("--reward-model runs/old/adapter: no mean and deviation")
+@given(right=st.lists(st.sampled_from([0, 1]), min_size=1, max_size=40))
+def test_with_one_row_per_prompt_it_is_wilsons(right):
+    assert share_interval(right, range(len(right))) == pytest.approx(wilson(right), abs=1e-6)
+
+
+@given(right=st.lists(st.sampled_from([0, 1]), min_size=1, max_size=12), copies=st.integers(2, 5))
+def test_copies_of_a_row_say_nothing_new(right, copies):
+    again = share_interval(right * copies, [*range(len(right))] * copies)
+    assert again == pytest.approx(share_interval(right, range(len(right))))
+
+
+@given(right=st.lists(st.sampled_from([0, 0.5, 1]), min_size=1, max_size=30), keys=st.data())
+def test_it_holds_the_share_and_stays_within_0_and_1(right, keys):
+    groups = [keys.draw(st.integers(0, 4)) for _ in right]
+    low, high = share_interval(right, groups)
+    assert -1e-9 <= low <= np.mean(right) + 1e-9 and np.mean(right) - 1e-9 <= high <= 1 + 1e-9
+
+
+@pytest.mark.parametrize("prompts, rows, mean", [(50, 8, 0.7), (60, 5, 0.6), (100, 8, 0.8)])
+@pytest.mark.parametrize("agree", [True, False])
+def test_it_covers_in_19_of_20_samples(prompts, rows, mean, agree):
+    """Where the rows of a prompt agree, all or none is right; else each prompt has a share of its own,
+    Beta-distributed around `mean` with a deviation of .2, and the interval covers more. That of rows
+    which stand for themselves covers less than 19 of 20 in both."""
+    generator, covered, n = np.random.default_rng(0), np.zeros(2), 2000
+    spread = 1e-6 if agree else mean * (1 - mean) / 0.2**2 - 1
+    keys = np.repeat(np.arange(prompts), rows)
+    for _ in range(n):
+        shares = generator.beta(mean * spread, (1 - mean) * spread, prompts)
+        right = generator.random(prompts * rows) < shares[keys]
+        ends = [share_interval(right.tolist(), names) for names in (keys, range(len(right)))]
+        covered += [low <= mean <= high for low, high in ends]
+    assert 0.93 <= covered[0] / n <= (0.965 if agree else 1) and covered[1] / n < 0.89

@@ -1,6 +1,8 @@
-"""Several processes under torchrun train what one process trains. Two gloo ranks stand for two
-GPUs; eleven rows in batches of five: 3 and 2 to a rank, at last none for the second."""
+"""Several processes under torchrun train what one process trains. Two gloo ranks stand for two GPUs;
+eleven pairs in batches of four: 4, 4 and 3."""
 
+import contextlib
+import importlib
 import json
 import os
 import signal
@@ -8,37 +10,19 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 import torch
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification
 
-import common
-import dpo
-import grpo_agent
-import grpo_rubric
-import ppo
-import reward_train
-import sft
-from common import UserError
 from conftest import REPO
-from parts import files, parallel
-from parts.runs import Run
-from test_agent import echo
-from test_grpo_judge import TEXT, Rule, vowel, vowel_score
-from tiny import pair_rows, tiny_model, tiny_reward_model, words, write_pairs, write_rows
+from parts import parallel
+from parts.files import UserError
+from tiny import error_of, tiny_model, words, write_pairs
 
 pytestmark = pytest.mark.usefixtures("quiet_process")
-STAGES = {m.__name__: m for m in (sft, reward_train, dpo, ppo, grpo_rubric, grpo_agent)}
 CLOCK = {"time_s", "tokens_per_s", "peak_mem_mb"}  # the columns that may differ
-CHECKS = [
-    {"check": "regex:match", "pattern": "[aeiou]"},
-    {"check": "text:max_chars", "max_chars": 4},
-]
-# watch.py is not to stop these runs
-QUIET = "--patience 0 --on-hack warn --restore last"
 
 RUNNER = """
 import importlib, json, sys
@@ -57,25 +41,6 @@ files.command(main)
 """
 
 
-UNUSED = """
-import torch
-from parts import parallel
-
-def main(argv):
-    weights = torch.nn.ParameterList(torch.full((2, 2), 0.5) for _ in range(3))
-    optimizer = torch.optim.AdamW(weights, 0.1, weight_decay=0.5)
-    for step in (1, 2, 3):
-        for row in parallel.share(range(3)):  # row 0 of steps 1 and 3 uses the second, none the third
-            used = weights[:2] if row == 0 and step != 2 else weights[:1]
-            sum((w * (row + 1)).square().sum() for w in used).backward()
-        parallel.add_up_gradients(list(weights))
-        optimizer.step()
-        optimizer.zero_grad(set_to_none=True)
-    if not parallel.rank():
-        torch.save(weights.state_dict(), argv[0])
-"""
-
-
 def torchrun(*command):
     """Two processes on this machine, at a port that is free."""
     launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
@@ -83,64 +48,35 @@ def torchrun(*command):
     return subprocess.Popen(argv, cwd=REPO, stdout=-1, stderr=subprocess.STDOUT, text=True)
 
 
-def make_world(home):
-    """Yields what the runs read; the judge answers by a rule."""
-    prompts = [row["prompt"] for row in pair_rows(9)]
-    with Rule(vowel, vowel_score) as judge:
-        yield {
-            "home": home,
-            "env": echo(home),
-            "judge": judge.url,
-            "model": tiny_model("llama", home, max_position_embeddings=512),
-            "reward": tiny_reward_model("llama", home / "reward"),
-            "pairs": write_pairs(home / "pairs.jsonl", 11),
-            "held": write_pairs(home / "held.jsonl", 5, seed=1),
-        } | {
-            name: write_rows(home / name, [{"prompt": p, "rubrics": rubrics} for p in prompts])
-            for name, rubrics in (("checked.jsonl", CHECKS), ("judged.jsonl", [TEXT]))
-        }
-
-
 @pytest.fixture(scope="module")
 def world(tmp_path_factory):
-    yield from make_world(tmp_path_factory.mktemp("several"))
+    home = tmp_path_factory.mktemp("several")
+    return {
+        "home": home,
+        "model": tiny_model("llama", home, max_position_embeddings=512),
+        "pairs": write_pairs(home / "pairs.jsonl", 11),
+        "held": write_pairs(home / "held.jsonl", 5, seed=1),
+        "one": write_pairs(home / "one.jsonl", 1, seed=2),
+    }
 
 
 def command(name, world, out, *flags):
     """(stage, argv) of a job; `name` is a stage's, with a hyphen and what is special."""
     stage, _, kind = name.partition("-")
     argv = ["--model", world["model"], "--out", out, "--steps 3 --lr 1e-3 --device cpu --warmup 0"]
-    argv += ["--eval-every 2 --save-every 1"]
-    argv += [] if stage == "reward_train" else ["--max-new-tokens 4"]
-    pairs, held, scored = world["pairs"], world["held"], f"--reward-model {world['reward']}"
-    compared = f"--pairs {pairs} --eval-pairs {held} --batch-size 5 --micro-tokens 150"
-    groups = f"--group-size 2 --groups-per-batch 3 {QUIET}"
-    argv += {
-        "sft": [f"--data {pairs} --eval-fraction 0 --batch-size 5 --micro-tokens 60"],
-        "reward_train": [compared],
-        "dpo": [
-            compared,
-            f"--nll-coef 0.1 --prompts {held} --gold {REPO}/tests/tiny.py:share_of_vowels",
-        ],
-        "ppo": [f"--prompts {pairs} --eval-fraction 0.3 --critic {kind}", scored, QUIET]
-        + ["--rollouts 4 --batch-size 3 --kl-target 2"],
-        "grpo_rubric": ["--data", world["judged.jsonl" if kind == "judge" else "checked.jsonl"]]
-        + ["--num-substeps 2 --beta 0.05", groups],
-        "grpo_agent": ["--env", world["env"], "--val-episodes 3 --test-episodes 3", groups],
-    }[stage]
+    argv += ["--eval-every 2 --save-every 1 --batch-size 4 --micro-tokens 150"]
+    argv += ["--pairs", world["pairs"], "--eval-pairs", world["held"]]
+    if stage == "dpo":
+        argv += ["--max-new-tokens 4 --nll-coef 0.1 --prompts", world["held"]]
+        argv += ["--gold", f"{REPO}/tests/tiny.py:share_of_vowels"]
     argv += ["--lora-rank 2"] if kind == "lora" else []
-    if kind == "judge":
-        argv += ["--judge-base-url", world["judge"], "--judge-model rule --judge-price 1,1"]
-        argv += ["--reward rubric --reward ruler"]
     return stage, words(*argv, *flags)
 
 
-SHARDED = "sft reward_train dpo ppo-rm ppo-shared grpo_rubric grpo_agent".split()
-# LoRA is refused with --fsdp, and the judge knows no shards
-NAMES = [*SHARDED, "dpo-lora", "grpo_rubric-judge"]
+SHARDED = ["dpo", "reward_train"]
+NAMES = [*SHARDED, "dpo-lora"]  # LoRA is refused with --fsdp
+MOVING = ["dpo"]  # stopped, and resumed by another number of ranks
 CASES = [(name, "two") for name in NAMES] + [(name, "fsdp") for name in SHARDED]
-HALF = ["sft", "ppo-rm"]  # with shards, in bf16
-MOVING = ["dpo", "ppo-rm"]  # stopped, and resumed by another number of ranks
 CASES += [(name, how) for name in MOVING for how in ("one-two", "two-one")]
 
 
@@ -148,7 +84,7 @@ CASES += [(name, how) for name in MOVING for how in ("one-two", "two-one")]
 def runs(world):
     """Every job in one process, in two, and in two with --fsdp; {(name, how): run folder}."""
     home = world["home"]
-    hows = [*CASES, *((n, "one") for n in NAMES), *((n, "bf16") for n in HALF)]
+    hows = [*CASES, *((name, "one") for name in NAMES), ("dpo", "bf16"), ("dpo", "checkpointed")]
     outs = {(name, how): home / how / name for name, how in hows}
 
     def job(name, how, *flags):
@@ -156,22 +92,22 @@ def runs(world):
 
     def alone(*jobs):
         for stage, argv in jobs:
-            assert STAGES[stage].main(argv) in (None, 0)
+            assert importlib.import_module(stage).main(argv) in (None, 0)
 
     alone(*(job(name, "one") for name in NAMES))
     # begun here, ended there: one process, then two with shards; two with shards, then one
     alone(*(job(name, "one-two", "--stop-after 2") for name in MOVING))
     jobs = [job(name, "two") for name in NAMES] + [job(name, "fsdp", "--fsdp") for name in SHARDED]
-    jobs += [job(name, "bf16", "--fsdp --dtype bf16") for name in HALF]
+    jobs += [job("dpo", "bf16", "--fsdp --dtype bf16")]
+    jobs += [job("dpo", "checkpointed", "--fsdp --grad-checkpoint")]
     jobs += [job(name, "one-two", "--resume --fsdp") for name in MOVING]
     jobs += [job(name, "two-one", "--stop-after 2 --fsdp") for name in MOVING]
-    (home / "unused_weights.py").write_text(UNUSED)
-    jobs.append(("unused_weights", [str(home / "two" / "unused.pt")]))
     (home / "runner.py").write_text(RUNNER)
     paths = json.dumps([str(REPO), str(REPO / "tests"), str(home)])
     process = torchrun(home / "runner.py", paths, json.dumps(jobs))
-    said, _ = process.communicate(timeout=1800)
-    assert process.returncode == 0, said[-6000:]
+    shown, _ = process.communicate(timeout=1800)
+    assert process.returncode == 0, shown[-6000:]
+    assert shown.count("preflight  log-probs are the model's, loss") == 6, "rank 0 alone prints"
     alone(*(job(name, "two-one", "--resume") for name in MOVING))
     return outs
 
@@ -180,64 +116,41 @@ def rows(out, name="metrics"):
     return [json.loads(line) for line in (out / f"{name}.jsonl").read_text().splitlines()]
 
 
-def plain(out):
-    """The log without its clock and the greatest value of one token; of the judge's calls and
-    cached replies the sum: each rank has a cache of its own."""
-    judged = {f"judge/{key}" for key in ("tokens_in", "tokens_out", "usd", "calls", "cached")}
-    left_out = CLOCK | judged | {"judge/latency_mean", "ratio/max", "sample_gap"}
-    for row in rows(out):
-        asked = row.get("judge/calls", 0) + row.get("judge/cached", 0)
-        yield {k: v for k, v in row.items() if k not in left_out} | {"asked": asked}
-
-
 def weights(folder):
     return load_file(Path(folder) / "model.safetensors")
 
 
+def assert_same_run(out, expected, tolerance=1e-5):
+    for got, want in zip(rows(out), rows(expected), strict=True):
+        assert got.keys() == want.keys()
+        for key in want.keys() - CLOCK:
+            assert got[key] == pytest.approx(want[key], rel=tolerance, abs=tolerance), key
+    assert rows(out, "samples") == rows(expected, "samples")
+    torch.testing.assert_close(*map(weights, (out, expected)), rtol=0, atol=tolerance)
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("name, how", CASES)
+@pytest.mark.parametrize("name, how", [*CASES, ("dpo", "checkpointed")])
 def test_two_ranks_are_one_process(name, how, runs, world):
     """Losses are divided by the count of the whole optimiser step: a mean of the ranks' means would
-    differ, for shares are never equal. Draws come from (seed, step, row)."""
+    differ, for shares are never equal."""
     out, expected = runs[name, how], runs[name, "one"]
-    for got, want in zip(plain(out), plain(expected), strict=True):
-        for key, value in want.items():
-            if isinstance(value, (int, float)):
-                want[key] = pytest.approx(value, rel=1e-5, abs=1e-5)
-        assert got == want
-    if (expected / "rollouts.jsonl").exists():
-        keys = ("step", "answer", "messages")
-        said = [[[*map(r.get, keys)] for r in rows(x, "rollouts")] for x in (out, expected)]
-        assert said[0] == said[1]
-    torch.testing.assert_close(*map(weights, (out, expected)), rtol=0, atol=1e-5)
+    assert_same_run(out, expected)
     before, after = weights(world["model"]), weights(out)
     moved = max((after[k] - before[k]).abs().max() for k in before.keys() & after.keys())
     assert moved > 5e-4, "a run that learns nothing is equal to any other"
-    if how == "fsdp":  # rank 0 writes whole tensors under their own names, tied weights once
-        head = name == "reward_train"
-        auto = AutoModelForSequenceClassification if head else AutoModelForCausalLM
-        _, info = auto.from_pretrained(out, output_loading_info=True)
-        assert not info["missing_keys"] and not info["unexpected_keys"]
+    head = name == "reward_train"  # rank 0 writes whole tensors under their own names
+    auto = AutoModelForSequenceClassification if head else AutoModelForCausalLM
+    _, info = auto.from_pretrained(out, output_loading_info=True)
+    assert not info["missing_keys"] and not info["unexpected_keys"]
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", HALF)
-def test_shards_in_half_precision(name, runs):
-    """The preflight computes in fp32, too, and met blocks that FSDP had cast to bf16."""
+def test_shards_in_half_precision(runs):
     (got, *more), (want, *_) = (
-        [row for row in rows(runs[name, how]) if "lr" in row] for how in ("bf16", "one")
+        [row for row in rows(runs["dpo", how]) if "lr" in row] for how in ("bf16", "one")
     )
     assert len(more) == 2 and got["loss"] == pytest.approx(want["loss"], rel=0.02, abs=0.1)
-
-
-@pytest.mark.slow
-def test_a_weight_that_no_rank_used_stays(runs, world):
-    """Filled with zeros for the sum over ranks, the third would decay from .5 to .43."""
-    home = world["home"]
-    files.load_function(f"{home / 'unused_weights.py'}:main", "--test")([home / "unused.pt"])
-    alone, two = (torch.load(path) for path in (home / "unused.pt", home / "two" / "unused.pt"))
-    torch.testing.assert_close(two, alone, rtol=1e-6, atol=1e-6)
-    assert (two["2"] == 0.5).all() and (two["1"] < 0.45).all(), "the second is used by rank 0 alone"
 
 
 def wait_for(run, done):
@@ -248,11 +161,13 @@ def wait_for(run, done):
         time.sleep(0.2)
 
 
-def signal_rank_1(run, number):
+def signal_rank_1(run, out, number):
     """The signal to the second of the two processes; what they printed until their end."""
-    for pid in Path(f"/proc/{run.pid}/task/{run.pid}/children").read_text().split():
-        if b"\0RANK=1\0" in Path(f"/proc/{pid}/environ").read_bytes():
-            os.kill(int(pid), number)
+    for home in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            is_ours = str(out).encode() in (home / "cmdline").read_bytes()
+            if is_ours and b"\0RANK=1\0" in (home / "environ").read_bytes():
+                os.kill(int(home.name), number)
     return run.communicate(timeout=900)[0]
 
 
@@ -261,51 +176,75 @@ def signal_rank_1(run, number):
 def test_one_rank_is_stopped_then_one_is_killed(world, tmp_path):
     """A signal to one rank stops all behind the same step; a dead rank takes the others along."""
     out = tmp_path / "run"
-    flags, log = "--steps 1000000 --eval-every 0 --save-every 1000000", out / "metrics.jsonl"
-    _, argv = command("sft", world, out, flags)
-    run = torchrun("sft.py", *argv)
+    flags, log = "--steps 1000000 --eval-every 1000000 --save-every 1000000", out / "metrics.jsonl"
+    _, argv = command("dpo", world, out, flags)
+    run = torchrun("dpo.py", *argv)
     wait_for(run, lambda: log.is_file() and log.read_bytes().count(b"\n") > 3)
-    said, last = signal_rank_1(run, signal.SIGTERM), rows(out)[-1]["step"]
-    assert f"stopped after step {last}" in said, said[-3000:]
+    shown, last = signal_rank_1(run, out, signal.SIGTERM), rows(out)[-1]["step"]
+    assert f"stopped after step {last}" in shown, shown[-3000:]
     assert [f.name for f in (out / "checkpoint").iterdir()] == [f"step-{last:07d}.pt"]
-    assert said.count("preflight  largest gap") == 1, "rank 0 alone prints"
-    run = torchrun("sft.py", *argv, "--resume")
+    run = torchrun("dpo.py", *argv, "--resume")
     wait_for(run, lambda: rows(out)[-1]["step"] > last)
-    said = signal_rank_1(run, signal.SIGKILL)
-    assert run.returncode != 0 and f"resumed at step {last}" in said
-    assert [r["step"] for r in rows(out)[:last]] == list(range(1, last + 1))
+    shown = signal_rank_1(run, out, signal.SIGKILL)
+    assert run.returncode != 0 and f"resumed    at step {last}" in shown
+    assert [r["step"] for r in rows(out) if "lr" in r][:last] == list(range(1, last + 1))
 
 
-def test_what_cannot_be_sharded_is_said(world, tmp_path):
-    """`python sft.py --fsdp` would quietly train a whole copy: one line."""
-    stage, argv = command("sft", world, tmp_path / "run", "--fsdp")
-    with pytest.raises(UserError, match="--fsdp splits .*weights .* and this is one process"):
-        sft.main(argv)
+def test_what_cannot_be_sharded_is_said(world, tmp_path, monkeypatch):
+    """`python dpo.py --fsdp` would quietly train a whole copy."""
+    dpo = importlib.import_module("dpo")
+    _, argv = command("dpo", world, tmp_path / "run", "--fsdp")
+    assert error_of(dpo.main, argv).startswith("--fsdp: start it as torchrun")
+    monkeypatch.setenv("RANK", "0")
+    monkeypatch.setattr(parallel.dist, "is_initialized", lambda: True)
+    monkeypatch.setattr(parallel.dist, "get_rank", lambda: 0)
+    for flags in ("--lora-rank 2", "--dtype fp16"):
+        assert error_of(dpo.main, [*argv, *flags.split()]).startswith("--fsdp: ")
     assert not (tmp_path / "run").exists()
-    for how in (dict(lora_rank=2), dict(dtype=torch.float16)):
-        with pytest.raises(UserError, match="--fsdp: full weights in bf16 or fp32 only"):
-            parallel.shard(common.load_policy(world["model"], **how))
 
 
-@pytest.mark.parametrize("world, n, group", [(2, 7, 1), (3, 12, 4), (5, 2, 1)])
-def test_shares_are_all_rows_once_and_groups_whole(world, n, group, monkeypatch):
-    """The answers of a group stay on one rank, for their mean is its baseline."""
-    monkeypatch.setattr(parallel, "world", lambda: world)
-    owner = []
-    for rank in range(world):
+@pytest.mark.parametrize(
+    "ranks, sizes",
+    [(2, [3, 1, 1]), (3, [5]), (2, [2, 2]), (4, [1, 9]), (2, [1, 1, 1]), (4, [1] * 7), (3, [])],
+)
+def test_shares_are_all_rows_once_and_equally_many(ranks, sizes, monkeypatch):
+    """A forward of a sharded model waits for the same forward of the others."""
+    monkeypatch.setattr(parallel, "world", lambda: ranks)
+    numbers = iter(range(99))
+    parts = [[next(numbers) for _ in range(size)] for size in sizes]
+    shares = []
+    for rank in range(ranks):
         monkeypatch.setattr(parallel, "rank", lambda rank=rank: rank)
-        owner += [(i, rank) for i in parallel.share(range(n), group)]
-    assert sorted(i for i, _ in owner) == list(range(n))
-    assert all(dict(owner)[i] == dict(owner)[i // group * group] for i in range(n))
+        shares.append(parallel.share(parts))
+    assert len({len(share) for share in shares}) == 1
+    if {*sizes} == {1}:  # rows that fill a forward each are joined two by two, the shortest ones
+        assert max(len(part) for share in shares for part in share) == 2
+    seen = sorted(row for share in shares for part in share for row in part)
+    assert seen == list(range(sum(sizes))) and all(part for share in shares for part in share)
+
+
+def test_fewer_rows_than_processes_are_refused(monkeypatch):
+    """In a batch, or in what is held out: a process without a row would wait for ever."""
+    monkeypatch.setattr(parallel, "world", lambda: 3)
+    for parts in ([[0], [1]], [[0, 1]], [[0]]):
+        with pytest.raises(UserError, match="3 processes need .* --eval-fraction"):
+            parallel.share(parts)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("held, flags", [("one", []), ("held", ["--batch-size", "5"])])
+def test_too_few_rows_end_both_processes_before_step_one(held, flags, world, tmp_path):
+    """A held-out set of one row; 11 rows in batches of 5, whose last one has one."""
+    _, argv = command("dpo", world | {"held": world[held]}, tmp_path / "run", *flags)
+    run = torchrun("dpo.py", *argv)
+    shown, _ = run.communicate(timeout=600)
+    before, error, _ = shown.partition("error: 2 processes need")
+    assert run.returncode != 0 and error and "Traceback" not in before
+    assert not (tmp_path / "run").exists()
 
 
 def test_one_process_is_left_as_it_is():
-    """Without torchrun every helper hands back what it was given: the same kinds of number."""
-    rows = list(range(7))
-    assert parallel.share(rows) is parallel.from_rank_0(rows) is rows
-    assert parallel.gather(rows, rows) == rows and (parallel.rank(), parallel.world()) == (0, 1)
-    assert parallel.all_sum(3) == 3 and parallel.all_sum(1, 2.5) == (1, 2.5)
-    assert parallel.all_max(1, 2.5) == (1, 2.5)
-    run = SimpleNamespace(args=SimpleNamespace(micro_tokens=6), state={})
-    found = Run.micro_batches(run, rows, [3] * 7)
-    assert [part.tolist() for part in found] == [[0, 1], [2, 3], [4, 5], [6]]
+    """Without torchrun every helper hands back what it was given."""
+    parts = [[0, 1], [2]]
+    assert parallel.share(parts) == parts and (parallel.rank(), parallel.world()) == (0, 1)
+    assert parallel.gather([1, 2]) == [1, 2] and parallel.all_sum(3) == 3

@@ -14,7 +14,7 @@ from parts.rubrics import read_rubrics
 from test_annotate import Rater, make, stopped
 from test_judge import Server, asked, ratings, told
 from test_judge_votes import ask
-from tiny import write_rows
+from tiny import error_of, write_rows
 
 pytestmark = pytest.mark.usefixtures("quiet_process")
 
@@ -94,8 +94,8 @@ def test_a_task_becomes_a_rubric_file(draft, capsys):
     assert [(c.text, c.weight) for c in rows[0].criteria] == [
         *((text, 2) for text in GOOD), ("Invents an employer.", -3),
     ]  # fmt: skip
-    assert grpo_rubric.main(lines[-1].split()[2:]) in (None, 0)
-    assert "3 rows; 12 criteria judged" in capsys.readouterr().out
+    args = grpo_rubric.parse_args(lines[-1].split()[2:])
+    assert (args.data, args.judge_model) == ("out/d.json", "m")
 
 
 def test_a_sentence_needs_no_blanks():
@@ -158,8 +158,8 @@ def test_a_spent_budget_is_no_draft_and_more_goes_on(draft, capsys):
         assert draft(server, *price, "1000") == 0 and len(server.requests) == 1 + 3 + 12 + 12
         with pytest.raises(UserError, match="--task: say in words what the model is to do"):
             draft(server, "--task", " ", "--overwrite")
-        with pytest.raises(UserError, match="--answers: not allowed with argument --n"):
-            draft(server, "--n", "4", "--answers", "a.jsonl")
+        both = "--n", "4", "--answers", "a.jsonl"
+        assert "--answers: not allowed with argument --n" in error_of(draft, server, *both)
 
 
 def test_answers_of_any_model_are_the_inputs(draft, capsys):

@@ -18,7 +18,6 @@ from safetensors.torch import load_file, save_file
 
 import common
 import evaluate
-import rank
 import tiny
 from conftest import REPO
 from evaluate import bon_curve, compare_outcomes, outcomes, verdict
@@ -27,13 +26,11 @@ from parts import (
     files,
     frontier,
     pages,
-    prompting,
     reports,
     reward_models,
     sampling,
 )
-from parts.card import MARK
-from parts.files import UserError
+from parts.answers import visible
 from parts.means import wilson
 from parts.stats import mean_number, number
 from tiny import cases, error_of, printed
@@ -135,49 +132,31 @@ def test_a_score_that_is_the_same_for_all_answers_gives_no_verdict():
     assert evaluate.comparisons(models, "gold", seed=0)[0]["verdict"] == "inconclusive"
 
 
-def test_spellings_of_a_split_that_are_taken_together_are_said(tmp_path, capsys):
-    """Rows of "val", "dev" and "validation" were one split, and nothing said so."""
-    splits = ["dev", "val", "validation", "dev", "test", "test", ["x"]]
-    rows = [{"prompt": f"p{i}", "split": split} for i, split in enumerate(splits)]
-    file = tiny.write_rows(tmp_path / "p.jsonl", rows)
-    args = evaluate.parse_args(["--prompts", file, "--split", "validation", "--n", "0"])
-    assert [row["prompt"] for row in evaluate.load_prompts(args)] == ["p0", "p1", "p2", "p3"]
-    words = f"--prompts {file}: split val takes together: dev 2, val 1, validation 1\n"
-    assert capsys.readouterr().out == words
-    prompting.load_prompts(file, "--prompts")  # of ppo.py, annotate.py draw, sample answers
-    assert capsys.readouterr().out == words
-
-
-def test_a_prompt_counts_once_and_what_no_model_sees_is_said(tmp_path, capsys):
-    """Four prompts in thirty rows each were "120 prompts find a true win rate of 63 % or more", and
-    a column "system" was left out without a word, which ppo.py and annotate.py draw name."""
+def test_a_prompt_counts_once(tmp_path, capsys):
+    """Four prompts in thirty rows each were "120 prompts find a true win rate of 63 % or more"."""
     messages = [{"role": "user", "content": "p"}]
     rows = [{"prompt": f"p{i % 4}", "id": i} for i in range(12)] + [{"prompt": messages}]
-    rows += [{"prompt": [{"content": "p", "role": "user"}], "system": "Be short."}]
+    rows += [{"prompt": [{"content": "p", "role": "user"}]}]
     args = evaluate.parse_args(["--prompts", tiny.write_rows(tmp_path / "p.jsonl", rows)])
     found = evaluate.load_prompts(args)
     assert [row.get("id") for row in found] == [0, 1, 2, 3, None]
-    said = capsys.readouterr().out
-    assert "9 rows left out: a row before has the same prompt" in said
-    assert "not shown to the model: column system 1" in said
+    assert "9 rows left out: a row before has the same prompt" in capsys.readouterr().out
 
 
 def test_prompts_that_a_run_was_trained_on_are_counted(world, written, tmp_path):
     """ppo.py's next command, on a file without a split, showed training prompts as a test."""
     rows = [
         {"prompt": f"p{i}", "split": split}
-        for i, split in enumerate(["train", "Training", "train", "test"])
+        for i, split in enumerate(["train", "train", "train", "test"])
     ]
     file = tiny.write_rows(tmp_path / "p.jsonl", rows)
-    run = {"stage": "ppo", "args": {"prompts": file}, "sha256": {file: files.fingerprint(file)}}
+    run = {"stage": "ppo", "args": {"prompts": file}}
     assert reports.trained_prompts(run, rows) == 3 and reports.trained_prompts(None, rows) == 0
     chat = [{"prompt": [{"role": "user", "content": row["prompt"]}]} for row in rows]
     tiny.write_rows(file, chat)  # no split
-    assert reports.trained_prompts(run, chat) == 0  # another file now
-    run["sha256"][file] = files.fingerprint(file)
-    examples = {None: [{"role": "user", "content": "q"}, {"role": "assistant", "content": "a"}]}
-    asked = [{"prompt": prompting.after_examples(examples, row)} for row in chat[:2]]
-    assert reports.trained_prompts(run, asked) == 2
+    example = [{"role": "user", "content": "q"}, {"role": "assistant", "content": "a"}]
+    asked = [{"prompt": [*example, *row["prompt"]]} for row in chat[:2]]
+    assert reports.trained_prompts(run, asked + rows[2:3]) == 3  # text and --chat are one prompt
     assert reports.trained_prompts(run | {"stage": "dpo"}, chat) == 0  # only its evaluations
     setup = written.report["setup"] | {"n_prompts": 30}
     run = {"name": world["ppo"], "trained_prompts": 2, "reward_fn": setup["gold"]}
@@ -208,18 +187,6 @@ def test_a_score_that_training_used_or_that_is_lacking_is_said(world, tmp_path):
     assert verdicts == {"no verdict"}
 
 
-def test_the_default_prompts_written_out_keep_their_score(monkeypatch):
-    """`--prompts data/prompts.jsonl` was taken for a user's own file and left without its score."""
-    monkeypatch.chdir(REPO)
-    argv = "compare --model data/tiny-base data/tiny-base --reward-model none --prompts"
-    for file in ("data/prompts.jsonl", "./data/prompts.jsonl", str(REPO / "data/prompts.jsonl")):
-        args = evaluate.parse_args([*argv.split(), file])
-        rows = evaluate.load_prompts(args)
-        assert evaluate.load_scorers(args, rows)["gold"]
-    args = evaluate.parse_args([*argv.split(), "mine.jsonl"])
-    assert "neither is there" in error_of(evaluate.load_scorers, args, rows)
-
-
 def test_equal_answers_tie_exactly():
     """A text is scored once per prompt, whoever gave it; .1 + .2 and .3 tie; None is no 0."""
     texts = [["x", "x"], ["y", "z"]], [["y", "x"], ["x", "y"]]
@@ -231,7 +198,7 @@ def test_equal_answers_tie_exactly():
         return [known[t] + (p == "q") if t in known else None for p, t in zip(prompts, texts)]
 
     prompts = [{"prompt": "p"}, {"prompt": "q"}]
-    evaluate.score_answers(models, prompts, "gold", "--gold f", scorer)
+    evaluate.add_scores(models, prompts, "gold", "--gold f", scorer)
     assert seen == [("p", "x"), ("q", "y"), ("q", "z"), ("p", "y"), ("q", "x")]
     a, b = (evaluate.column(answers, "gold") for answers in models)
     assert (outcomes(a, b)[0] == 0.5).all() and b[1] == pytest.approx([1.3, 1.3])  # of its prompt
@@ -240,26 +207,23 @@ def test_equal_answers_tie_exactly():
 
 @cases("""
 function | message
-lambda p, t, r: [1.0] | expected 3 finite numbers
-lambda p, t, r: [0.0, math.inf, 0.0] | expected 3 finite numbers
-lambda p, t, r: None | expected 3 finite numbers or None, found None
-lambda p, t, r: 1.0 | expected 3 finite numbers or None, found 1.0
-lambda p, t: [0.0] * 3 | this one takes (p, t)
-lambda p, t, r: [1 / 0 for _ in t] | ZeroDivisionError
-lambda p, t, r: (0.0 for _ in t) | expected 3 finite numbers or None, found <generator
-lambda p, t, r: ["good"] * 3 | found ['good'
-lambda p, t, r: dict(enumerate([0.5, 0.1, 0.9])) | found {0: 0.5
-lambda p, t, r: "011" | found '011'
-lambda p, t, r: {0.5, 0.1, 0.9} | expected 3 finite numbers
-lambda p, t, r: [0.5, "nan", "1_0"] | found [0.5, 'nan'
-lambda p, t, r: [0.5, math.nan, 0.1] | found [0.5, nan
+lambda p, t, r: [1.0] | [1.0]
+lambda p, t, r: [0.0, math.inf, 0.0] | inf
+lambda p, t, r: None | None
+lambda p, t, r: 1.0 | 1.0
+lambda p, t, r: ["good"] * 3 | 'good'
+lambda p, t, r: dict(enumerate([0.5, 0.1, 0.9])) | {0: 0.5
+lambda p, t, r: "011" | '011'
+lambda p, t, r: {0.5, 0.1, 0.9} | {
+lambda p, t, r: [0.5, "nan", "1_0"] | 'nan'
+lambda p, t, r: [0.5, math.nan, 0.1] | nan
 """)
 def test_a_bad_gold_function_is_one_line(function, message):
     """A dict was scored by its keys: "base2 beats Base: 77.9 %"; texts were read as numbers."""
     models = [answers_of(response=[["a", "b", "c"]])]
     given = models, [{"prompt": "p"}], "gold", "--gold f", eval(function)
-    line = error_of(evaluate.score_answers, *given)
-    assert line.startswith("--gold f: ") and message in line
+    line = error_of(evaluate.add_scores, *given)
+    assert line.startswith("--gold f: ") and str(message) in line
 
 
 PAYLOAD = "<img src=x onerror=window.__xss=1>\u202e"
@@ -268,10 +232,10 @@ GOLD = """def score(prompts, answers, rows=None):
 """
 
 
-def write_run(folder, args, rows, stage=None, digest="0"):
+def write_run(folder, args, rows, stage=None):
     """What a trainer leaves beside the weights: args.json and the log."""
     folder.mkdir(exist_ok=True)
-    record = {"stage": stage, "args": args, "sha256": {"val.jsonl": digest * 64}}
+    record = {"stage": stage, "args": args}
     files.write_json(folder / "args.json", record)
     tiny.write_rows(folder / "metrics.jsonl", rows)
     return str(folder)
@@ -329,6 +293,10 @@ def command(world, out, *more, models=("base", "dpo")):
     return [*argv.split(), *(world[name] for name in models), *more]
 
 
+def scorer(folder):
+    return reward_models.reward_function(folder, torch.device("cpu"), torch.float32)
+
+
 def report_of(out):
     return tiny.read_json(out / "report.json")
 
@@ -383,26 +351,12 @@ def test_every_number_says_how_it_was_made(written, world):
     assert drawn == sorted(random.Random(3).sample(range(40), 12))
 
 
-def test_what_a_model_card_says_of_a_comparison(written, world):
-    """The folder against the baseline, nothing of the others; an open verdict is called no proof."""
-    report = files.finite(written.report)
-    lines = {name: evaluation_page.compare_card(report, name) for name in written.names}
-    assert all(len(some) == 1 and "split test" in some[0] for some in lines.values())
-    assert "12 prompts of" in lines[world["ppo"]][0] and world["dpo"] not in lines[world["ppo"]][0]
-    assert all(name in lines[world["base"]][0] for name in written.names)
-    for row in report["comparisons"]:
-        if row["scorer"] == "gold" and row["b"] == world["base"] and "best of" not in row["a"]:
-            shown, stays = pages.number(row["win_rate"], 1, True), row["verdict"] == "inconclusive"
-            assert shown in lines[row["a"]][0] and ("no proof" in lines[row["a"]][0]) == stays
-    assert evaluation_page.compare_card(report, "best of 4") == []
-
-
 def test_numbers_are_those_of_the_samples(written, world):
     """Averaged here a second way; answers drawn again; best of 4 draws its own, or it would tie."""
     rows, report, model = written.samples, written.report, written.report["models"][1]
     names = [name for name in written.names for _ in range(24)] + [world["base"]] * 48
     assert [row["model"] for row in rows] == names
-    texts = [row["response"] for row in rows]
+    texts = [visible(row["response"]) for row in rows]
     gold = np.array([len(set(text)) / (1 + len(text)) for text in texts])
     assert [row["gold"] for row in rows] == pytest.approx(gold, abs=1e-6)
     base, ppo = gold[:24].round(9).reshape(12, 2), gold[24:48].round(9).reshape(12, 2)
@@ -414,12 +368,12 @@ def test_numbers_are_those_of_the_samples(written, world):
     drawn = rows[24:48]
     assert model["length"]["value"] == np.mean([len(row["response_ids"]) for row in drawn])
     assert rows[0]["response_ids"] != rows[96]["response_ids"]
-    scores = reward_models.reward_function(world["rm"])(*zip(*((r["prompt"], r["response"]) for r in drawn)))  # fmt: skip
+    scores = scorer(world["rm"])(*zip(*((r["prompt"], visible(r["response"])) for r in drawn)))
     assert [row["proxy"] for row in drawn] == pytest.approx(scores, abs=1e-4)
-    policy, tokenizer = common.load_policy(world["ppo"]), common.load_tokenizer(world["ppo"])
-    prompts = [row["prompt"] for row in drawn[::2]]  # of the model's own weights, at --temperature
-    again = sampling.sample(policy, tokenizer, prompts, 2, 10, 0.5, seed=0)
-    assert [row["response_ids"] for row in drawn] == again.response_ids
+    policy, tokenizer = reports.load_policy(world["ppo"], SimpleNamespace(device="cpu"))
+    prompts = [common.encode_prompt(tokenizer, row["prompt"]) for row in drawn[::2]]
+    again = sampling.sample(policy, tokenizer, prompts, 2, 10, 0.5, seed=0)  # at --temperature
+    assert [row["response_ids"] for row in drawn] == again.answer_ids
 
 
 def test_kl_is_that_of_the_sampled_answers(written, world):
@@ -469,7 +423,7 @@ def test_twice_the_same_bytes(world, tmp_path, monkeypatch):
     drawn = f"--model {world['dpo']} --model-b {world['base']} --prompts {world['prompts']}"
     assert f"annotate.py draw {drawn} --split test --out runs/ab\n" in run.stdout
     row = next(files.read_jsonl(tmp_path / "a/out/samples.jsonl"))
-    (expected,) = reward_models.reward_function(gold)([row["prompt"]], [row["response"]])
+    (expected,) = scorer(gold)([row["prompt"]], [row["response"]])
     assert row["gold"] == pytest.approx(expected, abs=1e-4)
     assert row["proxy"] != pytest.approx(expected, abs=1e-4)
 
@@ -482,20 +436,18 @@ flags | words
 --prompts letters.jsonl --split all | letters.jsonl:2: "prompt"
 --gold none.py:f | --gold none.py
 --gold gold.py:typo | --gold gold.py:typo
---gold gold.py:score | --gold gold.py:score: ZeroDivisionError
 --reward-model none_there | --reward-model none_there
 --reward-model BASE | --reward-model .*not a reward model
---model BASE RM | --model .*this is a reward model
+--model BASE RM | --model .*a reward model
 --model BASE BASE | --model: nothing to compare
 --model BASE nowhere | --model nowhere
 --model BASE OTHER | --model .*tokenizer or template than .*people can.* annotate.py draw --model .* --model-b
---model BASE CUT | metrics.jsonl:12: expected a row of a run's log
---model BASE ODD | args.json
+--model BASE CUT | metrics.jsonl:12: expected an object with a whole number "step"
 --gold none --reward-model none | --gold, --reward-model: neither
 --gold RM | --gold .*: this is the --reward-model, no independent score
---samples 0 | --samples.*at least 1
---bon -1 | --bon.*at least 0
---temperature 0 | --temperature.*above 0
+--samples 0 | --samples: .*at least 1
+--bon -1 | --bon: .*at least 0
+--temperature 0 | --temperature: .*above 0
 --out BASE --overwrite | --out .*folder of its own
 --out WRITTEN | --overwrite
 """)
@@ -508,48 +460,20 @@ def test_bad_input_is_one_line(world, written, tmp_path, monkeypatch, flags, wor
     if "OTHER" in flags:
         chatml = tiny.tiny_tokenizer(template=tiny.CHATML)
         names["OTHER"] = tiny.tiny_model("llama", tmp_path, tokenizer=chatml)
-    for name in {"CUT", "ODD"} & {*flags.split()}:
-        shutil.copytree(world["ppo"], name)
-        log, record = Path(name, "metrics.jsonl"), Path(name, "args.json")
-        log.write_bytes(log.read_bytes()[:-30] + b"\n") if name == "CUT" else record.write_text(
-            "[]"
-        )
+    if "CUT" in flags:
+        shutil.copytree(world["ppo"], "CUT")
+        log = Path("CUT/metrics.jsonl")
+        log.write_bytes(log.read_bytes()[:-30] + b"\n")
     argv = command(world, "out", *(names.get(flag, flag) for flag in flags.split()))
     line = error_of(evaluate.main, argv)
     assert re.search(words, line), line
     assert not Path("out").exists()
 
 
-def test_every_model_reads_the_prompts_of_one_day(world, tmp_path, capsys):
-    """A base whose template writes the date was compared, on a later day, on other prompts than the
-    run had; two runs of two days were refused as of another template."""
-    clock = "{{ strftime_now('%d %b %Y') }}" + tiny.CHATML
-    base = tiny.tiny_model("llama", tmp_path, tokenizer=tiny.tiny_tokenizer(template=clock))
-    names = [base, *(str(shutil.copytree(base, tmp_path / name)) for name in "ab")]
-    for name, day in zip(names[1:], ("2026-03-09", "2026-04-01")):
-        record = {"args": {"date": day}, "sha256": {}}
-        files.write_json(Path(name, "args.json"), record)
-    prompts = [[{"role": "user", "content": "Hold?"}]]
-    for tokenizer in evaluate.load_tokenizers(names, prompts):
-        ids = common.encode_prompt(tokenizer, prompts[0])
-        assert "09 Mar 2026" in tokenizer.decode(ids)
-    said = capsys.readouterr().out
-    assert f"2026-03-09 in every prompt; {names[2]} was trained on 2026-04-01" in said
-
-
-def test_a_model_that_cannot_be_sampled_is_one_line(world, tmp_path, monkeypatch):
-    def cannot(model, place):
-        raise UserError(f"{place}: Odd cannot be sampled")
-
-    monkeypatch.setattr(sampling, "check_sampling", cannot)
-    line = error_of(evaluate.main, command(world, tmp_path / "o"))
-    assert line == f"--model {world['base']}: Odd cannot be sampled"
-
-
 def test_every_model_is_known_before_one_is_sampled(world, tmp_path, capsys):
     """A reward model named second was refused after the baseline had answered every prompt."""
     line = error_of(evaluate.main, command(world, tmp_path / "o", models=("base", "rm")))
-    assert line.startswith(f"--model {world['rm']}: this is a reward model")
+    assert line.startswith(f"--model {world['rm']}: ") and "reward model" in line
     assert "prompts ×" not in capsys.readouterr().out
 
 
@@ -563,7 +487,7 @@ def logs(world, tmp_path_factory):
     bare = [{"step": 0, "val/score": 0.5}, step]
     gold = [{"step": 0, "val/score": 0.5, "val/gold": 0.5}, step]  # a gold score without a KL
     runs = {
-        "other_file": (ppo, run_rows([0.4, 0.5]), "ppo", "1"),
+        "other_file": (ppo | {"prompts": "other.jsonl"}, run_rows([0.4, 0.5]), "ppo"),
         "other_base": (ppo | {"model": "x"}, run_rows([0.4, 0.5]), "ppo"),
         "no_gold": (grpo, bare, "grpo_rubric"),
         "grpo": (grpo | {"gold": "g.py:f"}, gold, "grpo_rubric"),
@@ -602,7 +526,7 @@ def test_which_runs_have_a_curve(logs, capsys, models, temperature, curves, left
 def test_the_log_of_a_killed_run(rows, seconds, tmp_path, capsys):
     """A last line cut by a kill ended every comparison, as "not valid JSON"; a log that is empty
     made the run one that cost nothing. watch.py and --resume leave such a line out."""
-    files.write_json(tmp_path / "args.json", {"args": {"batch_size": 8}, "sha256": {}})
+    files.write_json(tmp_path / "args.json", {"stage": "dpo", "args": {"batch_size": 8}})
     whole = '{"step": 1, "time_s": 2.0}\n{"step": 2, "time' if rows else ""
     (tmp_path / "metrics.jsonl").write_text(whole)
     ((costs,), _) = frontier.load_runs([str(tmp_path)])
@@ -705,7 +629,7 @@ def test_reward_command(world, tmp_path, capsys):
     pairs = tiny.write_rows(tmp_path / "p", [*rows, rows[1] | {"rejected": rows[1]["chosen"]}])
     report, rows = measured(world["rm"], pairs, tmp_path / "a")
     assert report["accuracy"]["value"] == pytest.approx(right := share_right(rows), abs=1e-6)
-    assert report["counts"] == {"rows": 27, "equal": 1, "early": 0, "ties": 1} and len(rows) == 26
+    assert report["counts"] == {"rows": 27, "equal": 1, "ties": 1} and len(rows) == 26
     pair = (rows[0][key] for key in ("prompt", "chosen", "rejected"))
     _, *answers = common.encode_pair(common.load_tokenizer(world["rm"]), *pair)
     assert rows[0]["tokens"] == [*map(len, answers)]
@@ -715,65 +639,23 @@ def test_reward_command(world, tmp_path, capsys):
 
 
 def test_pairs_of_the_training_are_no_test(world, tmp_path, capsys):
-    """The report says so and the model's card as well, which leaves the model the same; pairs that
-    models wrote have a rate of their own."""
+    """The report says so; pairs that models wrote have a rate of their own."""
     rows = [*tiny.pair_rows(24), {"prompt": "Case?", "chosen": "Hold.", "rejected": "No."}]
     for row in rows[:6]:
         row["chosen_model"] = "dpo"
     for row in rows[:3]:  # of the other three a person wrote the other answer
         row["rejected_model"] = "dpo"
     pairs, rm = tiny.write_rows(tmp_path / "p", rows), shutil.copytree(world["rm"], tmp_path / "rm")
-    digest = files.fingerprint(pairs)
-    files.write_json(rm / "args.json", {"args": {}, "sha256": {"elsewhere": digest}})
-    (rm / "README.md").write_text(f"{MARK}\n")  # the card of a run
-    hashed = files.fingerprint(rm)
+    elsewhere = str(shutil.copy(pairs, tmp_path / "elsewhere"))
+    record = {"stage": "reward_train", "args": {"pairs": [elsewhere]}}
+    files.write_json(rm / "args.json", record)
+    hashed = reports.fingerprint(rm)
     report, scored = measured(rm, pairs, tmp_path / "b")
     said = capsys.readouterr().out
-    assert "trained on this file" in said and "pairs that models wrote" in said
-    assert f"added to {rm}/README.md" in said and files.fingerprint(rm) == hashed
-    card = (rm / "README.md").read_text()
-    assert f"right on {100 * report['accuracy']['value']:.1f} % [" in card and "of 25 pairs" in card
-    assert "trained on this file" in card and f"`{tmp_path / 'b' / 'report.html'}`" in card
+    assert "25 of these 25 rows stand in a file that it was trained on" in " ".join(said.split())
+    assert "pairs that models wrote" in said and reports.fingerprint(rm) == hashed
     assert report["drawn"]["value"] == pytest.approx(share_right(scored[:3]), abs=1e-6)
     assert report["drawn"]["n"] == 3
-    files.write_json(rm / "args.json", {"args": {"pairs": [pairs]}, "sha256": {pairs: digest}})
     part = tiny.write_rows(tmp_path / "part", [*rows[3:8], *tiny.pair_rows(30)[26:]])
     measured(rm, part, tmp_path / "b", "--overwrite")
     assert "5 of these 9 rows stand in a file that it was trained on" in printed(capsys)
-
-
-def test_a_pair_that_every_trainer_drops_is_no_test(tmp_path):
-    """Dialogues that part before their last turn were scored: "right on 20.0 % of 5 pairs"."""
-    early = {
-        x: f"\n\nHuman: Hi.\n\nAssistant: {x}\n\nHuman: And?\n\nAssistant: No."
-        for x in ("chosen", "rejected")
-    }
-    pairs = tiny.write_rows(tmp_path / "p.jsonl", [early] * 3 + tiny.pair_rows(2))
-    rows, counts = evaluate.load_pairs(pairs)
-    assert len(rows) == 2 and counts == {"rows": 5, "equal": 0, "early": 3, "ties": 0}
-    pairs = tiny.write_rows(tmp_path / "p.jsonl", [early])
-    assert "no pair to judge by; rows 1, early 1" in error_of(evaluate.load_pairs, pairs)
-
-
-def test_a_reward_model_sees_the_prompts_of_its_training(world, tmp_path, capsys):
-    """Trained after worked examples and tested without them, its accuracy was of other inputs."""
-    rows, user = tiny.pair_rows(4), {"role": "user", "content": "Assess. Row 0."}
-    example = {"prompt": [user], "completion": [{"role": "assistant", "content": "Hold."}]}
-    examples = tiny.write_rows(tmp_path / "examples.jsonl", [example])
-    pairs, rm = tiny.write_rows(tmp_path / "p", rows), shutil.copytree(world["rm"], tmp_path / "rm")
-    files.write_json(rm / "args.json", {"args": {"examples": examples}, "sha256": {}})
-    _, (saved, *_) = measured(rm, pairs, tmp_path / "out")
-    assert f"{examples}: before each prompt" in capsys.readouterr().out
-    prompt = [user, *example["completion"], *rows[0]["prompt"]]
-    score = reward_models.reward_function(rm, raw=True)([prompt], [rows[0]["chosen"]])
-    assert saved["scores"][:1] == pytest.approx(score, abs=1e-5)
-    people = [{"id": "a", "profile": "python"}]
-    flags = f"--reward-model {rm} --role r --out {tmp_path / 'rank'} --candidates"
-    rank.main([*flags.split(), tiny.write_rows(tmp_path / "people.jsonl", people)])
-    prompt = [user, *example["completion"], *rank.role_prompt("r")]
-    (ranked,) = report_of(tmp_path / "rank")["first"]
-    score = reward_models.reward_function(rm, raw=True)([prompt], ["python"])
-    assert [ranked["score"]] == pytest.approx(score, abs=1e-5)
-    Path(examples).unlink()
-    line = error_of(measured, rm, pairs, tmp_path / "out-2")
-    assert f"{rm} learnt from --examples {examples}: no such file" in line

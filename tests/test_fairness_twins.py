@@ -12,8 +12,7 @@ import pytest
 import common
 import fairness
 from conftest import REPO
-from parts import fairness_page, twins
-from parts.card import MARK
+from parts import fairness_page, reports, twins
 from parts.stats import holm
 from parts.twins import contrasts_of, load_names, load_twins, twin_table
 from parts.verdicts import exit_status, light, summary, verdict
@@ -494,11 +493,11 @@ def test_what_a_page_says_of_names_and_pronouns(study):
 
 
 def test_log_odds_by_teacher_forcing(llama_folder):
-    tokenizer = common.load_tokenizer(llama_folder)
-    model, words = common.load_policy(llama_folder, trainable=False), ("yes", "hm", "no")
+    policy, tokenizer = reports.load_policy(llama_folder, SimpleNamespace(device="cpu"))
+    words = ("yes", "hm", "no")
     who = persons("Amy Lee Female", "Bartholomew Ek Male")
     resumes = [{"prompt": "Assess {name}.", "prefix": "Decision:"}]
-    logps = fairness.decision_logps(model, tokenizer, "m", resumes, who, words)[0]
+    logps = fairness.decision_logps(policy, tokenizer, "m", resumes, who, words)[0]
     start, firsts = fairness.decision_ids(tokenizer, "Decision:", words)
     assert "yes".startswith(tokenizer.decode([firsts[0]]).strip())
     # of a prefix that ends in a blank the words stood behind two, where no model writes them
@@ -506,15 +505,14 @@ def test_log_odds_by_teacher_forcing(llama_folder):
     for person, of_words in zip(who, logps, strict=True):
         ids = common.encode_prompt(tokenizer, f"Assess {person.values['name']}.") + start
         batches = [common.pad_rows([ids], [[first]], 0) for first in firsts]
-        expected = [common.token_logps(model, *batch).sum().item() for batch in batches]
+        expected = [policy(*batch)[0].sum().item() for batch in batches]
         assert of_words == pytest.approx(expected, abs=1e-4)
         assert abs(of_words[0] - of_words[2]) > 1e-4
 
 
 def test_the_whole_report(study, tmp_path, llama_folder, monkeypatch):
     monkeypatch.setattr(fairness, "TINY_MASS", 0)
-    after = shutil.copytree(llama_folder, tmp_path / "after")
-    (after / "README.md").write_text(MARK + "\n")  # the card of a run
+    shutil.copytree(llama_folder, tmp_path / "after")
     votes = [vote("yes", "no", "Black"), vote("no", "yes", "White")]
     flags = "--before POLICY --after AFTER --reward-model RM --decision-words yes,no --overwrite --prefs "
     flags += write(tmp_path / "v.jsonl", votes)
@@ -533,10 +531,6 @@ def test_the_whole_report(study, tmp_path, llama_folder, monkeypatch):
     assert tests.startswith("5 tables were tested") and "up to 25 %" in tests
     sentences = " ".join(sum((part["sentences"] for part in fairness_page.answers(report)), []))
     assert all(fairness_page.twin_name(part) in sentences for part in report["surfaces"] + [change])
-    card = (after / "README.md").read_text()
-    for words in ("## Fairness: same résumé, other name", f"{out / 'report.html'}", "unchanged",
-                  "changes in SD with 95 % intervals", f"against {llama_folder}", f"{change['R']} résumés × "):  # fmt: skip
-        assert words in card
     before = {file: file.read_bytes() for file in out.iterdir()}
     assert not any(FORBIDDEN.search(data.decode()) for data in before.values())
     study(flags, FIVE_EACH, command="report")
@@ -621,7 +615,7 @@ t.jsonl | '{"prompt": "Assess Amy."}\n' |  | t.jsonl:1: no slot of
 t.jsonl |  |  | the file is empty
 t.jsonl | '{"rank_prompt": "Is {name} fit?"}\n' |  | nothing to measure
 t.jsonl | '{"prompt": ["Assess {name}."], "answer": "x"}\n' |  | t.jsonl:1: "prompt": each message needs
-t.jsonl | '{"prompt": "Assess {name}.", "answer": 3}\n' |  | t.jsonl:1: "answer" is int
+t.jsonl | '{"prompt": "Assess {name}.", "answer": 3}\n' |  | t.jsonl:1: "answer": expected text
 t.jsonl | '{\n' |  | t.jsonl:1: not valid JSON
 t.jsonl | '{"prompt": "Assess {name}.", "prefix": "For {name}:"}\n' |  | t.jsonl:1: "prefix" holds a slot
 n.csv | 'name,first,last,sex,race_ethnicity\nA B,A,B,Male,N/A\n' |  | n.csv:2: race_ethnicity 'N/A' says "missing"; write the group in words (NA: Native American)
@@ -777,8 +771,8 @@ def decisions_in(out):
 
 @cases("""
 flags | words
---before POLICY --after RM | --after RM: this is a reward model
---before RM --after POLICY | --before RM: this is a reward model
+--before POLICY --after RM | --after RM: a reward model
+--before RM --after POLICY | --before RM: a reward model
 --before POLICY --after GONE | --after GONE: no such folder
 --before none --reward-model RM POLICY | --reward-model POLICY: not a reward model
 """)

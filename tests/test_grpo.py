@@ -1,739 +1,462 @@
-"""grpo_rubric.py: advantages and losses by numbers worked on paper (in float64, to 1e-7)."""
+"""parts/grpo.py and grpo_rubric.py without a judge: numbers worked on paper, one update, runs."""
 
 import json
 import math
-import random
-import socket
+from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
 
 import common
 import grpo_rubric
-import judge
-from parts import files, recipe, reward_models, rollouts, runs, sampling
-from test_losses import close, on, t
-from test_ppo import Spy, gap, gradients, near, read, trained
-from tiny import (
-    cases,
-    error_of,
-    pair_rows,
-    read_json,
-    table,
-    tiny_model,
-    tiny_reward_model,
-    tiny_tokenizer,
-    words,
-    write_rows,
-)
+from common import Policy
+from parts import grpo, rewards, rollouts, runs
+from parts.files import UserError
+from parts.sampling import sample
+from tiny import tiny_model
 
 NAN = math.nan
 pytestmark = pytest.mark.usefixtures("quiet_process")
 
 
-@cases("""
-scale | first | second
-center | 0.5 | [1, -1, 0, 0]
-std | 0.8658754298 | [0.9999000100, -0.9999000100, 0, 0]
-loo | 0.6666666667 | [1.5, -1.5, 0, 0]
-""")
-def test_group_advantages_golden(scale, first, second):
-    """(1, 0, 0, 1): minus the mean ±½; ÷ the sample deviation .57735 + 1e-4 ±.8659; × 4/3, the mean
-    of the others, ±⅔. NaN is no score: the rest is a group of three."""
-    rewards = t([1, 0, 0, 1], [3, 1, 2, NAN], [1, 1, 1, 1])
-    before = rewards.nan_to_num(99)
-    advantages = grpo_rubric.group_advantages(rewards, scale)
-    assert close(advantages, [[first, -first, -first, first], second, [0] * 4])
-    assert torch.equal(rewards.nan_to_num(99), before)
+def t(*rows):
+    return torch.tensor(rows, dtype=torch.float64)
 
 
-@pytest.mark.parametrize("scale", grpo_rubric.SCALES)
-def test_groups_without_signal(scale):
-    rewards = t([0.1 + 0.2, 0.3, 0.3], [NAN, 7, NAN], [NAN, NAN, NAN], [5, 5, NAN])
-    for given in (rewards, rewards.float()):
-        assert not grpo_rubric.group_advantages(given, scale).any()
+def close(found, expected, bound=1e-9):
+    assert torch.allclose(
+        found.double(), torch.as_tensor(expected, dtype=torch.float64), 0, bound, equal_nan=True
+    ), found
 
 
-def test_gdpo_golden():
-    """Weights ¾ and ¼. Group 1: (1, 0) and (0, 10), ±.5/(.70711 + 1e-4) = ±.7070068 and ∓.7070968:
-    ¾·.7070068 − ¼·.7070968 = .3534809. Group 2: (1, 1) says nothing, (0, 4) gives ∓¼·.7070818. Over
-    the deviation of the four, .3226934 + 1e-4: 1.0950686, .5476272. An answer that lacks a reward
-    is in no mean. Summed first, the first group's sign would turn."""
-    rewards = torch.stack([t([1, 0, NAN], [1, 1, 9]), t([0, 10, 7], [0, 4, NAN])])
-    expected = t([1.0950686, -1.0950686, 0], [-0.5476272, 0.5476272, 0])
-    advantages = grpo_rubric.gdpo_advantages(rewards, [0.75, 0.25])
-    assert close(advantages, expected, 1e-6) and not advantages[:, 2].any()
-    whole = grpo_rubric.gdpo_advantages(rewards[:, :, :2], [0.75, 0.25])
-    assert close(whole, expected[:, :2], 1e-6)
-    assert not grpo_rubric.gdpo_advantages(rewards[:, :, 2:], [0.75, 0.25]).any()
+# ---- the math ----
 
 
-def test_gdpo_normalises_each_part():
-    """The length penalty is one more part of weight 1: GDPO's are ±.7071·(.75 − .25 + 1) = ±1.0607
-    over 1.5. Other scales add it to the sum: ±(.75 − (.125 − .25))/2."""
-    parts = {"rubric": [1.0, 0.0], "ruler": [0.0, 0.5], "overlong": [0.0, -0.25]}
-    b = {"parts": parts, "rewards": rollouts.weighted_sums(parts, {"rubric": 0.75, "ruler": 0.25})}
-    flags = "--group-size 2 --groups-per-batch 1 --reward rubric:3 --reward ruler --scale"
-    for scale, expected in (("gdpo", 0.7071), ("center", 0.4375)):
-        args = grpo_rubric.parse_args([*flags.split(), scale])
-        rewards, advantages = grpo_rubric.advantages_of(args, b)
-        assert rewards.tolist() == [[0.75, 0.125]]
-        assert close(advantages, t([expected, -expected]), 3e-4)
-    assert grpo_rubric.by_group([None, 0.1], 2)[0].isnan().tolist() == [True, False]
+@pytest.mark.parametrize(
+    "scale, first, second",
+    [
+        ("center", 0.5, [1.0, -1.0, 0.0, NAN]),
+        # deviations: √(4 · .25 / 3) = .57735 and, of the three that have a reward, 1
+        ("std", 0.5 / (0.5773502692 + 1e-4), [0.9999000100, -0.9999000100, 0.0, NAN]),
+    ],
+)
+def test_group_advantages_by_hand(scale, first, second):
+    rewards = t([1, 0, 0, 1], [3, 1, 2, NAN])
+    found = grpo.group_advantages(rewards, scale)
+    close(found, t([first, -first, -first, first], second))
 
 
-NANS = [NAN] * 3
-MASK = on([1, 1, 1], [1, 1, 0], [0, 0, 0])
-LOGPS, OLD = t([-1, -1, -1], [-2, -0.5, NAN], NANS), t([-1.5, -0.5, -1], [-2, -1, NAN], NANS)
-REF, A = t([-1.2, -1, -1.5], [-2, -0.8, NAN], NANS), t(1, -1, 1)
+@pytest.mark.parametrize("scale", ["center", "std"])
+def test_groups_that_say_nothing(scale):
+    """Equal rewards: 0. Nothing to compare with: none, which is not 0."""
+    rewards = t([0.3, 0.3, 0.3 + 1e-9], [0.3, NAN, 0.3], [NAN, 5, NAN], [NAN, NAN, NAN])
+    close(grpo.group_advantages(rewards, scale), t([0, 0, 0], [0, NAN, 0], *[[NAN] * 3] * 2))
 
 
-@cases("""
-expected | options
--0.0475618778 | {}
-0.1810918744 | {"aggregation": "sequence"}
--0.0198174491 | {"aggregation": "fixed", "max_tokens": 4}
--0.0434676714 | {"beta": 0.1}
-0.1420127083 | {"level": "sequence", "aggregation": "sequence"}
-0.1459853626 | {"level": "sequence", "aggregation": "sequence", "beta": 0.1}
-""")
-def test_grpo_loss_golden(expected, options):
-    """Ratios (e^½, e^−½, 1), A = 1, clipped at 1.28 above only: −1.28 − .6065 − 1; (1, e^½), A =
-    −1: 1 + 1.6487. Over 5 tokens, as a mean of two answers, or over 3·4 places. Per answer e^0 and
-    e^¼; the KL keeps its token's ratio."""
-    loss, _ = grpo_rubric.grpo_loss(LOGPS, OLD, A, MASK, REF, **options)
-    assert loss.ndim == 0 and loss.item() == pytest.approx(expected, abs=1e-7)
+@pytest.mark.parametrize("shift, factor", [(5.0, 1.0), (-5.0, 1.0), (0.0, 100.0)])
+def test_a_constant_or_a_factor_of_the_reward(shift, factor):
+    rewards = t([0.1, 0.9, 0.4], [0.2, 0.2, 0.8])
+    moved = rewards * factor + shift
+    close(grpo.group_advantages(moved), factor * grpo.group_advantages(rewards))
+    std = [grpo.group_advantages(x, "std") for x in (rewards, moved)]
+    close(std[1], std[0], 1e-3)  # the 1e-4 beside the deviation
 
 
-def test_sums_for_the_log():
-    """Ratios 2·e^½ + e^−½ + 2, k3 against old 2·(e^½ − 1.5) + e^−½ − .5; against the reference d =
-    −.2, 0, −.5, 0, −.3: k1 = 1, k3 = Σ e^d − 1 − d."""
-    columns = grpo_rubric.grpo_loss(LOGPS, OLD, A, MASK, REF, beta=0.1)[1]
-    expected = {"clip_frac": 1, "ratio/mean": 5.9039732011, "approx_kl": 0.4039732011}
-    expected |= {"kl/token": 1, "kl/k3": 0.1660796335}
-    sums = {key: column.sum().item() for key, column in columns.items()}
-    assert sums == pytest.approx(expected, abs=1e-7)
-    assert not any(column[~MASK].any() for column in columns.values())
+def test_the_loss_case_by_case():
+    """A = ±1 at ratios 1.5 and .5: what is clipped has no gradient."""
+    logps = t([1.5, 1.5, 0.5, 0.5]).log().T.requires_grad_()  # (4, 1)
+    advantages, mask = t([1, -1, 1, -1])[0], torch.ones(4, 1, dtype=torch.bool)
+    loss, columns = grpo.grpo_loss(logps, torch.zeros(4, 1).double(), advantages, mask)
+    close(loss, (-1.28 + 1.5 - 0.5 + 0.8) / 4)
+    loss.backward()
+    close(logps.grad[:, 0] * 4, [0.0, 1.5, -0.5, 0.0])
+    assert columns["clip_frac"][:, 0].tolist() == [1, 0, 0, 1]
+    close(columns["ratio"][:, 0], [1.5, 1.5, 0.5, 0.5])
 
 
-def test_clip_case_by_case():
-    """(ratio 1.5, A 1) and (.5, −1) are clipped, gradient exactly 0; (1.5, −1), (.5, 1), (6, −1)
-    pull back, the last one without a limit."""
-    logps = t([1.5], [0.5], [1.5], [0.5], [6]).log().requires_grad_()
-    mask, advantages = on(*[[1]] * 5), t(1, -1, -1, 1, -1)
-    losses, columns = grpo_rubric.token_losses(logps, logps.detach() * 0, advantages, mask)
-    losses.sum().backward()
-    assert close(losses.detach()[:, 0], [-1.28, 0.8, 1.5, -0.5, 6])
-    assert columns["clip_frac"][:, 0].tolist() == [True, True, False, False, False]
-    assert logps.grad[:, 0].tolist() == pytest.approx([0, 0, 1.5, -0.5, 6])
-    assert not logps.grad[:2].any()
+def test_the_kl_term():
+    """ρ·k3 with k3 = e^d − 1 − d, d = log π_ref − log π; its gradient at ρ = 1 is −d·∇log π, that
+    of KL(π‖π_ref): the factor ρ is what makes it so."""
+    logps = torch.tensor([[-1.0, -2.0]]).double().requires_grad_()
+    ref, mask = logps.detach() + t([0.5, -0.25]), torch.ones(1, 2, dtype=torch.bool)
+    given = logps, logps.detach(), torch.zeros(1).double(), mask, ref
+    loss, columns = grpo.grpo_loss(*given, beta=0.1)
+    k3 = [math.exp(0.5) - 1.5, math.exp(-0.25) - 0.75]
+    close(columns["kl/k3"][0], k3)
+    close(columns["kl/token"][0], [-0.5, 0.25])
+    close(loss, 0.1 * sum(k3) / 2)
+    loss.backward()
+    close(logps.grad[0], [0.1 * -0.5 / 2, 0.1 * 0.25 / 2])
 
 
-def test_recipe_names(capsys):
-    rows = table("""
-        model_name | some/model | model | meta-llama/Llama-3.1-8B
-        lora_rank | 16 | lora_rank | 32
-        data_path | other.json | data | x.json
-        train_ratio | 0.7 | train_ratio | 0.9
-        data_seed | 7 | data_seed | 42
-        group_size | 4 | group_size | 8
-        groups_per_batch | 16 | groups_per_batch | 32
-        learning_rate | 0.0001 | lr | 4e-05
-        max_tokens | 512 | max_new_tokens | 2048
-        temperature | 0.7 | temperature | 1.0
-        kl_penalty_coef | 0.05 | beta | 0.0
-        num_substeps | 2 | num_substeps | 1
-        judge_model | qwen3 | judge_model | gpt-5-mini
-        judge_temperature | 0.3 | judge_temperature | None
-        judge_max_retries | 5 | judge_max_retries | 3
-        log_path | runs/mine | out | runs/grpo-Llama-3.1-8B-x
-        wandb_project | hiring | wandb_project | None
-        eval_every | 3 | eval_every | 10
-        save_every | 9 | save_every | 20
-        system_message | Brief. | system | None
-        load_checkpoint_path | runs/before | model | meta-llama/Llama-3.1-8B
-    """)  # its name, a value, where it must arrive, and the recipe's default
-    args = vars(grpo_rubric.parse_args([f"{name}={value}" for name, value, *_ in rows]))
-    for _, value, arrives, _ in rows[1:]:  # load_checkpoint_path wins over model_name
-        assert args[arrives] == value
-    assert "the line leaves out: \n" in capsys.readouterr().out
-    args = vars(grpo_rubric.parse_args(["data_path=x.json"]))
-    for *_, arrives, default in rows:
-        assert args[arrives] == default
-    assert "leaves out: model_name, lora_rank, train_ratio, data_seed" in capsys.readouterr().out
-    names = {row[0] for row in rows} | {"behavior_if_log_dir_exists", "wandb_name"}
-    assert names == set(recipe.RECIPE)
+def test_padding_and_the_normaliser():
+    """Columns outside the mask change nothing; parts of a step add up to it."""
+    generator = torch.Generator().manual_seed(0)
+    logps, old, ref = torch.randn(3, 4, 6, generator=generator).double()
+    mask = torch.arange(6) < torch.tensor([6, 2, 4, 1])[:, None]
+    advantages = t([1, -0.5, 0, 2])[0]
+    whole, _ = grpo.grpo_loss(logps, old, advantages, mask, ref, beta=0.1)
+    dirty = [torch.where(mask, x, NAN) for x in (logps, old, ref)]
+    same, columns = grpo.grpo_loss(dirty[0], dirty[1], advantages, mask, dirty[2], beta=0.1)
+    close(same, whole)
+    assert all(x[~mask].eq(0).all() for x in columns.values())
+    parts = [[0, 2], [1], [3]]
+    close(sum(grpo.grpo_loss(logps[i], old[i], advantages[i], mask[i], ref[i], beta=0.1,
+                             normalizer=13)[0] for i in parts), whole)  # fmt: skip
+    with pytest.raises(ValueError, match="shapes differ"):
+        grpo.grpo_loss(logps, old, advantages[:, None], mask)
 
 
-LINES = """
-group_size=4 | data=data/rubrics.json out=runs/grpo-Llama-3.1-8B-rubrics lora_rank=32
-model_name=Qwen/Qwen3-8B learning_rate=4e-5 | data=data/rubrics.json lr=4e-05 judge_temperature=None
-group_size=4 --data a/b.json --groups-per-batch 5
-| data=a/b.json group_size=4 groups_per_batch=5 out=runs/grpo-Llama-3.1-8B-b lora_rank=32
-data_path=x.json judge_base_url=http://localhost:1/v1 dry_run=true load_checkpoint_path=None
-| judge_base_url=http://localhost:1/v1 dry_run=True model=meta-llama/Llama-3.1-8B
-data_path=x.json allow_code_execution=false wandb_project=none | allow_code_execution=False
---system role=recruiter --batch-size 16 --num-substeps 3 | lora_rank=0 groups_per_batch=6
---seed 1 | judge_model=gpt-5-mini judge_max_retries=3 judge_concurrency=16 judge_passes=1 group_size=8 temperature=1.0
---seed 1 | groups_per_batch=8 num_substeps=1 max_new_tokens=96 train_ratio=None data_seed=42
---seed 1 | reward={'rubric':1.0} scale=center loss=clip overlong=keep restore=None eval_temperature=0.0
---loss gspo | level=sequence aggregation=sequence
---loss gspo --aggregation token | aggregation=token
---reward rubric:3 --reward ruler | reward={'rubric':0.75,'ruler':0.25}
-data_path=x.json log_path=RUN behavior_if_log_dir_exists=delete | overwrite=True resume=False
-data_path=x.json log_path=RUN behavior_if_log_dir_exists=resume | overwrite=False resume=True
-data_path=x.json log_path=NEW behavior_if_log_dir_exists=resume | overwrite=False resume=False
-data_path=x.json log_path=RUN behavior_if_log_dir_exists=raise | overwrite=False resume=False
-"""
+def test_the_row_of_a_rollout_by_hand():
+    rewards = t([1, 0, 0, 0], [1, 1, NAN, 1], [0, 0, 0, 0], [NAN, 1, NAN, NAN])
+    expected = {
+        "reward/mean": 5 / 12, "reward/unscored_frac": 0.25, "reward/frac_mixed": 1 / 3,
+        "groups/scored": 3,
+    }  # fmt: skip
+    row = grpo.group_row(rewards, grpo.group_advantages(rewards))
+    assert row == pytest.approx(expected, abs=1e-4)
 
 
-@pytest.mark.parametrize("row", LINES.strip().replace("\n|", " |").splitlines())
-def test_pairs_and_flags_mix(row, tmp_path, capsys):
-    (tmp_path / "args.json").touch()
-    line, expected = row.replace("RUN", str(tmp_path)).split(" | ")
-    args = vars(grpo_rubric.parse_args(line.split()))
-    for name, _, value in (pair.partition("=") for pair in expected.split()):
-        assert str(args[name]).replace(" ", "") == value
-    told = "--loss gspo: GSPO goes with --aggregation sequence\n"
-    assert (told in capsys.readouterr().out) == (line == "--loss gspo --aggregation token")
-    assert grpo_rubric.CLIP["sequence"] == (3e-4, 4e-4)
+# ---- one update ----
+
+CHECKS = [
+    {"check": "regex:match", "pattern": "[aeiouAEIOU]", "name": "vowel"},
+    {"check": "text:max_chars", "max_chars": 8, "weight": 2},
+]
 
 
-@cases("""
-line | message
-data_path=x.json group_sizes=4 | unrecognized argument --group-sizes, did you mean --group-size
-data_path=x.json judge_bas_url=u | did you mean --judge-base-url
-data_path=x.json behavior_if_log_dir_exists=append | expected delete, resume, raise or ask
-data_path=x.json dry_run=maybe | dry_run=maybe: expected true or false
---group-size 1 | --group-size: '1' given, expected a whole number at least 2
---num-substeps 9 | --num-substeps 9: more than the 8 groups
---batch-size 30 | --batch-size 30: 1 × 30 answers are not whole groups of 8
---max-length 96 | --max-length 96: leaves no room for a prompt
---reward rubrics | --reward rubrics: expected NAME or NAME:WEIGHT
---reward rubric:0 | weight above 0
---judge-passes 2 | only --reward ruler compares answers
---reward rubric --reward rubric | each name once
---reward model | --reward-model FOLDER go together
---reward-model x | --reward-model FOLDER go together
---loss cispo | --loss: invalid choice: 'cispo'
---scale batch | --scale: invalid choice: 'batch'
---data ROWS --train-ratio 0.1 | no row to train on; raise --train-ratio
---data ROWS --train-ratio 0.99 --reward checks | line 5 has no check that earns points; use --reward rubric
-""")
-def test_bad_lines(line, message, tmp_path):
-    rows = numbered(6)
-    rows[4]["rubrics"] = ["Is polite."]
-    line = line.replace("ROWS", write_rows(tmp_path / "r.jsonl", rows))
-    assert message in error_of(lambda: grpo_rubric.load_data(grpo_rubric.parse_args(line.split())))
+@pytest.fixture(scope="module")
+def files(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("graded")
+    rows = [{"prompt": f"Ask {i}.", "rubrics": CHECKS} for i in range(12)]
+    parts = {"train": rows[:8], "validation": rows[8:10], "test": rows[10:]}
+    (folder / "rubrics.json").write_text(json.dumps(parts))
+    return SimpleNamespace(model=str(tiny_model("llama", folder)), data=folder / "rubrics.json")
 
 
-def numbered(n, **more):
-    check = {"rubrics": [{"check": "punctuation:no_comma"}]}
-    return [{"task_id": f"t{i}", "prompt": f"Ask {i}.", **check, **more} for i in range(n)]
+SMALL = "--max-new-tokens 7 --lr 0.001 --micro-tokens 4096 --warmup 0 --group-size 4"
 
 
-DRY = """
---steps 10 --eval-every 5
-plan       10 steps of 2 prompts × 3 answers = 6 answers = 1 × 6 per optimiser step; validation by
-the preflight: 6 calls, about 1756 tokens in, 720 out, 0.0032 USD
-the canaries: 12 calls, about 2124 tokens in, 1440 out, 0.0050 USD
-a step: 6 calls, about 1756 tokens in, 720 out, 0.0032 USD
-a validation: 2 calls, about 585 tokens in, 240 out, 0.0011 USD
-a test: 2 calls, about 585 tokens in, 240 out, 0.0011 USD
-the run of 10 steps: 88 calls, about 24365 tokens in, 10560 out, 0.0455 USD
-
---epochs 2 --eval-every 0 --num-substeps 2 --max-new-tokens 100
-plan       8 steps of 2 prompts × 3 answers = 6 answers = 2 × 3 per optimiser step; validation by
-the preflight: 6 calls, about 1786 tokens in, 720 out, 0.0032 USD
-the canaries: 12 calls, about 2124 tokens in, 1440 out, 0.0050 USD
-a step: 6 calls, about 1786 tokens in, 720 out, 0.0032 USD
-a validation: 2 calls, about 595 tokens in, 240 out, 0.0011 USD
-a test: 2 calls, about 595 tokens in, 240 out, 0.0011 USD
-the run of 8 steps: 74 calls, about 20578 tokens in, 8880 out, 0.0383 USD
-
---steps 1 --reward ruler --judge-passes 2 --val-metric checks --groups-per-batch 9
-plan       1 steps of 8 prompts × 3 answers = 24 answers = 1 × 24 per optimiser step; validation by
-the preflight: 4 calls, about 2778 tokens in, 800 out, 0.0044 USD
-the canaries: 12 calls, about 2124 tokens in, 1440 out, 0.0050 USD
-a step: 16 calls, about 11114 tokens in, 3200 out, 0.0175 USD
-a validation: 0 calls, about 0 tokens in, 0 out, 0.0000 USD
-a test: 0 calls, about 0 tokens in, 0 out, 0.0000 USD
-the run of 1 steps: 32 calls, about 16016 tokens in, 5440 out, 0.0269 USD
-"""
+def opened(files, flags=""):
+    """What an update needs: 16 answers in 4 groups, with log-probs that are not the policy's."""
+    line = f"{SMALL} --groups-per-batch 4 --out runs/none {flags} --model {files.model}"
+    args = grpo_rubric.parse_args([*line.split(), "--data", str(files.data)])
+    run = runs.Run("grpo_rubric", args, (), ())
+    tokenizer, settings = common.load_tokenizer(files.model), (files.model, run.device, run.dtype)
+    model = common.load_model(*settings, True, args.lora_rank, args.seed)
+    policy = Policy(model, run.dtype)
+    reference = policy if args.lora_rank else Policy(common.load_model(*settings), run.dtype)
+    optimizer = run.start({"policy": policy}, tokenizer, (1e-3,) * 3, 5, [[1]])
+    run.step = 1
+    prompts = [tokenizer.encode(f"Ask {i}.") for i in range(4)]
+    b = rollouts.rollout_tensors(sample(policy, tokenizer, prompts, 4, 7, seed=3), 0, run.device)
+    generator = torch.Generator().manual_seed(7)
+    advantages = grpo.group_advantages(torch.rand(4, 4, generator=generator)).view(-1)
+    return SimpleNamespace(
+        args=args, run=run, policy=policy, reference=reference, optimizer=optimizer, b=b,
+        groups=np.arange(16) // 4, advantages=advantages, names=[f"ask {i}" for i in range(16)],
+    )  # fmt: skip
 
 
-@pytest.mark.parametrize("case", DRY.strip().split("\n\n"))
-def test_dry_run_touches_neither_network_nor_model(case, tmp_path, monkeypatch, capsys):
-    """A call per answer (per group and pass with RULER) and per held-out prompt, at the start and
-    every --eval-every steps; six canaries for each of two prompts, asked once; the test at the start
-    and at the end; two groups before step one: 6 + 12 + 10·6 + 3·2 + 2·2 = 88; a reply is 50 per criterion + 20."""
-    touched = (socket.socket, "connect"), (grpo_rubric, "load_models"), (common, "load_tokenizer")
-    for home, name in touched:
-        monkeypatch.setattr(home, name, lambda *a, **k: pytest.fail("touched network or model"))
-    flags, *expected = case.splitlines()
-    data = write_rows(tmp_path / "r.jsonl", numbered(12, rubrics=["Is polite.", "Is short."]))
-    line = f"--data {data} --train-ratio 0.7 --model no/such --out {tmp_path}/run --dry-run"
-    line += f" --group-size 3 --groups-per-batch 2 --judge-price 1,2 {flags}"
-    grpo_rubric.main(line.split())
-    printed = capsys.readouterr().out.splitlines()[-7:]
-    assert [printed[0].rpartition(" ")[0], *printed[1:]] == expected
+def update(made):
+    return grpo.update(**vars(made))
+
+
+def gradient(made, monkeypatch):
+    """(the gradient of each optimiser step, which is then not made; the metrics)"""
+    run, found = made.run, []
+
+    def instead(loss, rows):
+        grads = [w.grad for w in made.policy.parameters() if w.grad is not None]
+        found.append(torch.cat([grad.flatten().clone() for grad in grads]))
+        return loss, 1.0
+
+    monkeypatch.setattr(run, "clip", instead)
+    monkeypatch.setattr(run.scaler, "step", lambda optimizer: None)
+    row = update(made)
+    return found, row
+
+
+def whole_gradient(made, rows):
+    """That of the loss over all these rows at once, by autograd."""
+    b, args = made.b, made.args
+    logps, _ = made.policy(*(b[key][rows] for key in rollouts.ROWS), args.temperature)
+    loss, _ = grpo.grpo_loss(logps, logps.detach(), made.advantages[rows], b["mask"][rows])
+    weights = [w for w in made.policy.parameters() if w.requires_grad]
+    return loss, torch.cat([g.flatten() for g in torch.autograd.grad(loss, weights)])
+
+
+@pytest.mark.parametrize("temperature", [1.0, 0.7])
+def test_rows_without_advantage_need_no_forward(temperature, files, monkeypatch):
+    """They count in the normaliser; those without a reward do not, and their words are not read."""
+    made = opened(files, f"--temperature {temperature}")
+    made.advantages[3:8], made.advantages[[2, 9]] = 0.0, NAN
+    (found,), row = gradient(made, monkeypatch)
+    loss, expected = whole_gradient(made, (~made.advantages.isnan()).nonzero()[:, 0])
+    assert row["forwarded"] == 9 and row["loss"] == pytest.approx(loss.item(), abs=1e-6)
+    close(found, expected, 1e-6)
+    made.b["ids"][[2, 9]] = made.b["ids"][[2, 9]].flip(1)
+    assert torch.equal(gradient(made, monkeypatch)[0][0], found)
+
+
+@pytest.mark.parametrize("micro_tokens", [1, 100])
+def test_micro_batches_do_not_change_the_update(micro_tokens, files, monkeypatch):
+    made = opened(files, "--beta 0.1 --num-substeps 2")
+    made.b["logps"] += torch.randn(made.b["logps"].shape) * made.b["mask"] / 3
+    whole, logged = gradient(made, monkeypatch)
+    made.args.micro_tokens = micro_tokens
+    parts, row = gradient(made, monkeypatch)
+    assert len(whole) == len(parts) == 2
+    for one, many in zip(whole, parts):
+        close(many, one, 1e-6)
+    assert row == pytest.approx(logged, rel=1e-4, abs=1e-6)
+    assert 0 < row["clip_frac"] < 1 and row["ratio/max"] > 1.1
+
+
+def test_two_ranks_sum_to_one(files, monkeypatch):
+    """Each rank computes its share, divided by the tokens of the whole step."""
+    made = opened(files, "--micro-tokens 100")
+    (whole,), _ = gradient(made, monkeypatch)
+    share, total = made.run.micro_batches, 0.0
+    for rank in (0, 1):
+        mine = lambda rows, lengths, rank=rank: share(rows, lengths)[rank::2]  # noqa: E731
+        monkeypatch.setattr(made.run, "micro_batches", mine)
+        total = total + gradient(made, monkeypatch)[0][0]
+    close(total, whole, 1e-6)
+
+
+def test_the_ratio_is_one_at_first(files):
+    """One substep: exactly. Several: to the rounding of the sampler, and only in the first one."""
+    row = update(opened(files))
+    assert (row["ratio/mean"], row["ratio/max"], row["clip_frac"]) == (1, 1, 0)
+    made, seen, real = opened(files, "--num-substeps 3 --lr 0.01"), [], grpo.grpo_loss
+
+    def spy(logps, old_logps, *rest, **more):
+        seen.append((logps - old_logps).abs().max().item())
+        return real(logps, old_logps, *rest, **more)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(grpo, "grpo_loss", spy)
+        row = update(made)
+    assert seen[0] < 1e-4 and min(seen[1:]) > 1e-3 and row["sample_gap"] < 1e-4
+    assert row["updates"] == 3
+
+
+def test_substeps_are_of_whole_groups(files, monkeypatch):
+    made, cuts = opened(files, "--num-substeps 3"), []
+    real = made.run.micro_batches
+    monkeypatch.setattr(
+        made.run, "micro_batches", lambda rows, *rest: cuts.append(rows) or real(rows, *rest)
+    )
+    for made.run.step in (1, 5):
+        gradient(made, monkeypatch)
+    assert [len(rows) for rows in cuts] == [8, 4, 4] * 2 and cuts[:3] != cuts[3:]
+    groups = [rows[i : i + 4] for rows in cuts[:3] for i in range(0, len(rows), 4)]
+    assert sorted(groups) == [list(range(i, i + 4)) for i in (0, 4, 8, 12)]
+
+
+def test_nothing_to_learn_from(files):
+    """No step at all: at a gradient of 0, AdamW moves the weights by its moments."""
+    made = opened(files, "--num-substeps 2")
+    made.advantages[4:] = 0.0
+    assert update(made)["updates"] == 1
+    before = [w.detach().clone() for w in made.policy.parameters()]
+    for made.advantages in (torch.zeros(16), torch.full([16], NAN)):
+        row = update(made)
+        assert row["updates"] == row["forwarded"] == 0
+        assert not row.keys() & {"loss", "grad_norm", "ratio/mean", "entropy", "kl/ref"}
+    assert all(map(torch.equal, before, made.policy.parameters()))
+
+
+@pytest.mark.parametrize("flags", ["", "--lora-rank 4"])
+def test_the_kl_is_to_the_start(flags, files, monkeypatch):
+    """With a KL every answer has a gradient; with LoRA the reference is the adapter switched off."""
+    made = opened(files, f"--beta 0.3 {flags}")
+    row = gradient(made, monkeypatch)[1]
+    assert row["forwarded"] == 16 and abs(row["kl/k3"]) < 1e-9
+    generator = torch.Generator().manual_seed(0)
+    for weight in made.policy.parameters():
+        if weight.requires_grad:
+            weight.data += 0.05 * torch.randn(weight.shape, generator=generator)
+    row = gradient(made, monkeypatch)[1]
+    b, args = made.b, made.args
+    with torch.no_grad():
+        logps, _ = made.policy(*(b[key] for key in rollouts.ROWS), args.temperature)
+        start = Policy(common.load_model(files.model, "cpu", torch.float32), torch.float32)
+        ref, _ = start(*(b[key] for key in rollouts.ROWS), args.temperature)
+    assert row["kl/ref"] == pytest.approx((logps - ref).sum().item() / 16, rel=1e-3, abs=1e-4)
+    assert row["kl/k3"] > 1e-3
+
+
+def test_a_loss_that_is_not_finite_names_its_rows(files):
+    made = opened(files)
+    made.advantages[5] = math.inf
+    with pytest.raises(UserError, match="ask"):
+        update(made)
+
+
+# ---- the command line and the data ----
+
+
+@pytest.mark.parametrize(
+    "line, fact",
+    [
+        ("--reward model", "--reward-model"),
+        ("--reward-model somewhere", "--reward model"),
+        ("--judge-passes 2", "--judge-passes"),
+        ("--ruler-rubric some.txt", "--ruler-rubric"),
+        ("--num-substeps 9", "--num-substeps"),
+        ("--batch-size 30", "--batch-size"),
+        ("--train-ratio 0.5", "--train-ratio"),
+        ("--system Hi", "--system"),
+        ("--max-new-tokens 1024", "--max-new-tokens"),
+        ("--baseline 0.5", "--baseline"),
+        ("--reward ruler --judge-budget 1 --judge-base-url http://localhost:1", "--judge-price"),
+    ],
+)
+def test_refused_lines(line, fact, files, tmp_path):
+    argv = ["--data", str(files.data), "--model", files.model, "--out", str(tmp_path / "run")]
+    with pytest.raises(UserError, match=fact):
+        grpo_rubric.main([*argv, *line.split()])
     assert not (tmp_path / "run").exists()
 
 
 @pytest.mark.parametrize(
     "line",
-    [
-        "model_name=data/tiny-base",
-        "group_size=4 max_tokens=64",
-        "data_path=data/rubrics_judge.json judge_temperature=0.0",
-        "train_ratio=0.8 data_seed=7",
-        "load_checkpoint_path=data/tiny-base lora_rank=8 kl_penalty_coef=0.01 num_substeps=2",
-    ],
+    """--group-size 1;--clip-high 0;--beta -1;--data none.json;--reward nobody;--reward rubric:0
+    --reward rubric:-1;--reward rubric:x""".replace("\n", ";").split(";"),
 )
-def test_lines_of_the_recipe_run(line, capsys):  # fmt: skip
-    """Without data_path on the bundled rubrics, whose own split rules; what is not sent is said."""
-    assert grpo_rubric.main([*line.split(), "dry_run=true"]) is None
-    out = capsys.readouterr().out
-    assert "recipe: its defaults hold for what the line leaves out: " in out and "a step: " in out
-    assert ("judge_temperature=0.0 is not sent unless" in out) == ("judge_temp" not in line)
-    bundled = "data_path" not in line
-    own_split = "--train-ratio has no effect: data/rubrics.json has a split of its own"
-    for told in (own_split, "training 300  validation 50  test 60"):
-        assert (told in out) == bundled
+def test_refused_values(line, capsys):
+    with pytest.raises(SystemExit):
+        grpo_rubric.parse_args(line.split())
+    assert line.split()[0] in capsys.readouterr().err
 
 
-def splits_of(path, *flags):
-    args = grpo_rubric.parse_args(words("--data", path, *flags))
-    return [[row.task_id for row in part] for part in grpo_rubric.load_data(args)]
+def test_help_fits_a_screen_and_a_half(capsys):
+    with pytest.raises(SystemExit):
+        grpo_rubric.parse_args(["--help"])
+    assert capsys.readouterr().out.count("\n") <= 70
 
 
-def test_split_is_the_recipes(tmp_path):
-    """random.Random(seed) shuffles; the first int(n·ratio) train, half of the rest validate."""
-    for n, ratio, seed in ((20, 0.8, 42), (23, 0.9, 7), (10, 0.55, 0)):
-        rows, file = [f"t{i}" for i in range(n)], write_rows(tmp_path / "r.jsonl", numbered(n))
-        random.Random(seed).shuffle(rows)
-        cut = int(n * ratio)
-        middle = cut + (n - cut) // 2
-        found = splits_of(file, f"--train-ratio {ratio} --data-seed {seed}")
-        assert found == [rows[:cut], rows[cut:middle], rows[middle:]]
+def split_of(path, rows, *flags):
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    args = grpo_rubric.parse_args(["--data", str(path), *flags])
+    return [[row.prompt for row in part] for part in grpo_rubric.load_data(args)]
 
 
-def test_a_split_of_the_users_own_stays(tmp_path, capsys):
-    file, rows = tmp_path / "r.json", numbered(9)
-    rows[6]["prompt"], rows[7]["prompt"] = " ASK\n 1 .", [{"role": "user", "content": "ask2."}]
-    file.write_text(json.dumps({"train": rows[:5], "validation": rows[5:7], "test": rows[7:]}))
-    assert splits_of(file) == [["t0", "t1", "t2", "t3", "t4"], ["t5"], ["t8"]]
-    told = "training 5  validation 1  test 1  prompts also in training, left out: 2"
-    assert told in capsys.readouterr().out
+def test_the_split(tmp_path, capsys):
+    """Seeded; of a small file half is held out; a prompt is on one side, whatever its form."""
+    rows = [{"prompt": f"Ask {i}.", "rubrics": CHECKS} for i in range(100)]
+    parts = split_of(tmp_path / "a.jsonl", rows)
+    assert list(map(len, parts)) == [80, 10, 10]
+    assert parts == split_of(tmp_path / "a.jsonl", rows)
+    assert parts != split_of(tmp_path / "a.jsonl", rows, "--data-seed", "1")
+    assert len({prompt for part in parts for prompt in part}) == 100
+    assert list(map(len, split_of(tmp_path / "a.jsonl", rows, "--train-ratio", "0.5"))) == [
+        50,
+        25,
+        25,
+    ]
+    assert list(map(len, split_of(tmp_path / "b.jsonl", rows[:12]))) == [6, 3, 3]
+    twins = [{"prompt": "Ask  7.", "split": "train", "rubrics": CHECKS},
+             {"prompt": [{"role": "user", "content": "ask 7."}], "split": "val", "rubrics": CHECKS},
+             {"prompt": "Ask 8.", "split": "val", "rubrics": CHECKS},
+             {"prompt": "Ask 9.", "split": "test", "rubrics": CHECKS}]  # fmt: skip
+    assert split_of(tmp_path / "c.jsonl", twins) == [["Ask  7."], ["Ask 8."], ["Ask 9."]]
+    assert "trained on: 1" in capsys.readouterr().out
 
 
-# ---- one rollout, one update ----
-
-LETTER = {"letter": "s", "let_frequency": 1, "let_relation": "at least"}
-CHECKS = [
-    {"check": "text:max_chars", "max_chars": 9},
-    {"check": "punctuation:no_comma"},
-    {"check": "regex:match", "pattern": "[aeiou]", "weight": 2, "name": "vowel"},
-    {"check": "keywords:letter_frequency", **LETTER},
-]
-PROMPTS = ["sql", "Assess this: python.", *(r["prompt"] for r in pair_rows(10))]  # 3 to 60 tokens
-
-
-@pytest.fixture(scope="module")
-def graded(tmp_path_factory):
-    return make_graded(tmp_path_factory.mktemp("graded"))
-
-
-def make_graded(folder):
-    rows = [{"prompt": p, "rubrics": CHECKS} for p in PROMPTS]
-    data = folder / "rubrics.json"
-    data.write_text(json.dumps({"train": rows[:8], "validation": rows[8:10], "test": rows[10:]}))
-    graded = {family: tiny_model(family, folder) for family in ("gpt2", "llama")}
-    graded["reward"] = tiny_reward_model("llama", folder / "reward", seed=5)
-    return graded | {"data": str(data), "rows": judge.read_rubrics(data).splits["train"]}
-
-
-def opened(graded, *flags, reference=None):
-    """(args, run, reference, b, advantages, in_loss) before the first step."""
-    small = """--max-new-tokens 7 --out runs/none --lr 0.001 --micro-tokens 4096 --warmup 0
-        --group-size 4 --groups-per-batch 4 --model"""
-    args = grpo_rubric.parse_args(words(small, graded["llama"], "--data", graded["data"], *flags))
-    run = runs.Run("grpo_rubric", args, [], (), ())
-    policy, own, tokenizer = grpo_rubric.load_models(args, run)
-    run.state, run.planned, run.step = {"policy": policy}, 5, 1
-    run.start(policy, tokenizer, args.lr)
-    if reference:  # one that is not the policy, or the KL has no gradient
-        own = common.load_policy(graded[reference], trainable=False)
-    b = grpo_rubric.rollout(args, run.model, tokenizer, graded["rows"][:4], 3)
-    generator = torch.Generator().manual_seed(7)
-    cut = b["mask"][5].nonzero()[2:, 0]
-    b["mask"][5, cut] = b["attention_mask"][5, cut] = False
-    noise = torch.randn(b["logps"].shape, generator=generator) / 3
-    b["logps"] = (b["logps"] + noise) * b["mask"]
-    advantages = grpo_rubric.group_advantages(torch.rand(4, 4, generator=generator)).view(-1)
-    advantages[3:8] = 0.0
-    return args, run, own, b, advantages, torch.ones(16, dtype=torch.bool)
-
-
-@cases("""
-flags
-
---aggregation sequence --num-substeps 2 --beta 0.1
---aggregation fixed --loss gspo --num-substeps 2
-""")
-def test_gradient_for_every_cut(flags, graded, monkeypatch):
-    """E2. Sums are divided by the count of the whole optimiser step (the HF accumulation bug;
-    trl#5619); what is logged are means over all tokens, not over micro-batches."""
-    args, run, *made = opened(graded, flags, reference="gpt2" if "--beta" in flags else None)
-    real, calls, seen = grpo_rubric.grpo_loss, [], []
-    spy = lambda *given: calls.append((len(given[0]), real(*given))) or calls[-1][1]  # noqa: E731
-    monkeypatch.setattr(grpo_rubric, "grpo_loss", spy)
-    for args.micro_tokens in (10**6, 200, 1):
-        calls.clear()
-        seen.append((*gradients(monkeypatch, grpo_rubric.update, args, run, *made), list(calls)))
-        (whole, logged, one), (vectors, row, cuts) = seen[0], seen[-1]
-        assert gap(vectors, whole) < 5e-6
-        numbers = [{k: x for k, x in each.items() if x is not None} for each in (row, logged)]
-        assert numbers[0] == pytest.approx(numbers[1], rel=2e-5, abs=1e-6)
-    assert len(whole) == len(one) == args.num_substeps
-    assert len(one) < len(seen[1][2]) < len(cuts) and {n for n, _ in cuts} == {1}
-    if args.beta:
-        n = int(made[1]["mask"].sum())
-        for key in ("kl/token", "kl/k3", "clip_frac", "ratio/mean", "approx_kl"):
-            total = sum(columns[key].sum().item() for _, (_, columns) in one)
-            assert logged[key] == pytest.approx(total / n)
-        assert logged["kl/ref"] == pytest.approx(logged["kl/token"] * n / 16)
-        assert 0 < logged["clip_frac"] < 1 and logged["kl/k3"] > 0.1
-
-
-@pytest.mark.parametrize("aggregation", grpo_rubric.AGGREGATIONS)
-def test_answers_without_advantage_cost_no_forward(aggregation, graded, monkeypatch):
-    flags = f"--aggregation {aggregation} --temperature 0.7"
-    args, run, _, b, advantages, in_loss = opened(graded, flags)
-    in_loss[[2, 9]], advantages[[2, 9]] = False, 0.0
-    made = b, advantages, in_loss
-    plain, row = gradients(monkeypatch, grpo_rubric.update, args, run, None, *made)
-    rows = b["ids"][in_loss], b["attention_mask"][in_loss], b["mask"][in_loss]
-    logps, entropies = common.token_logps(run.model, *rows, 0.7, with_entropy=True)
-    given = logps, logps.detach(), advantages[in_loss], rows[2]
-    how = dict(aggregation=aggregation, max_tokens=args.max_new_tokens)
-    loss, _ = grpo_rubric.grpo_loss(*given, **how)
-    found = torch.autograd.grad(loss, list(run.model.parameters()), allow_unused=True)
-    expected = torch.cat([g.flatten() for g in found if g is not None])
-    assert gap(plain, [expected]) < 5e-6
-    assert row["loss"] == pytest.approx(loss.item(), abs=1e-6)
-    assert row["forwarded"] == 9
-    b["ids"][[2, 9]] = b["ids"][[0, 1]].flip(1)
-    again, _ = gradients(monkeypatch, grpo_rubric.update, args, run, None, *made)
-    assert torch.equal(again[0], plain[0])
-    args.beta = 1e-300  # underflows to 0 in the loss, and forwards all fourteen
-    row = gradients(monkeypatch, grpo_rubric.update, args, run, run.model, *made)[1]
-    assert row["forwarded"] == 14
-    assert row["entropy"] == pytest.approx(entropies[rows[2]].mean().item(), rel=1e-5)
-
-
-@pytest.mark.parametrize("dtype", ["fp32", "bf16", "fp16"])
-def test_rounding_moves_no_ratio(dtype, graded, monkeypatch):
-    """Half precision: with several substeps π_old is a forward in the update's own micro-batches,
-    so the first ratios are 1 to the bit, where GSPO clips at 3e-4. In fp32 the sampler's log-probs
-    are π_old, without a forward."""
-    flags = f"--dtype {dtype} --num-substeps 2 --loss gspo --lr 1e-2 --micro-tokens 150"
-    args, run, _, b, _, in_loss = opened(graded, flags)
-    drawn, half = b["logps"].clone(), dtype != "fp32"
-    losses, forwards = Spy(monkeypatch, grpo_rubric, "grpo_loss"), []
-    real = rollouts.token_logps
-    spy = lambda *a, **k: forwards.append(torch.is_grad_enabled()) or real(*a, **k)  # noqa: E731
-    monkeypatch.setattr(rollouts, "token_logps", spy)
-    row = grpo_rubric.update(args, run, None, b, torch.tensor([1.0, -1.0] * 8), in_loss)
-    assert forwards.count(True) > 3 and forwards.count(False) == forwards.count(True) * half
-    first = [call for call in losses.calls[: len(losses.calls) // 2] if half]
-    assert all(torch.equal(logps, old) for logps, old, *_ in first)
-    assert torch.equal(b.get("sampler_logps", b["logps"]), drawn)
-    if half:
-        assert (b["logps"] - drawn)[b["mask"]].abs().max() > 0.3, "the noise of `opened`"
-    assert row["sample_gap"] > 0.3
-
-
-def test_nothing_to_learn_from(graded):
-    """No step at all: AdamW moves the weights by its moments at a gradient of 0."""
-    args, run, _, b, advantages, in_loss = opened(graded, "--num-substeps 2")
-    advantages[4:] = 0.0
-    assert grpo_rubric.update(args, run, None, b, advantages, in_loss)["updates"] == 1
-    before = torch.nn.utils.parameters_to_vector(run.model.parameters()).detach()
-    for a, scored in ((advantages * 0, in_loss), (advantages, ~in_loss)):
-        row = grpo_rubric.update(args, run, None, b, a, scored)
-        assert row["updates"] == row["forwarded"] == 0
-        assert {row[k] for k in ("loss", "grad_norm", "ratio/mean", "entropy", "kl/ref")} == {None}
-    assert torch.equal(before, torch.nn.utils.parameters_to_vector(run.model.parameters()))
-    made = opened(graded, "--num-substeps 2 --beta 0.1", reference="gpt2")
-    row = grpo_rubric.update(*made[:4], made[4] * 0, made[5])
-    assert (row["updates"], row["forwarded"]) == (2, 16), "with a KL each answer has a gradient"
-
-
-def test_substeps_are_of_whole_groups(graded, monkeypatch):
-    args, run, _, b, _, in_loss = opened(graded, "--num-substeps 3 --lr 1e-2")
-    given = args, run, None, b, torch.tensor([1.0, -1.0] * 8), in_loss
-    with torch.no_grad():  # as sampled
-        b["logps"] = common.token_logps(run.model, b["ids"], b["attention_mask"], b["mask"])
-    losses, cuts = Spy(monkeypatch, grpo_rubric, "grpo_loss"), []
-    for run.step in (1, 5):
-        batches = Spy(monkeypatch, run, "micro_batches")
-        row = grpo_rubric.update(*given)
-        cuts.append([rows.tolist() for rows, _ in batches.calls])
-        if run.step == 1:
-            gaps = [(new - old).abs().max() for new, old, *_ in losses.calls]
-            assert gaps[0] < 1e-5 and min(gaps[1:]) > 1e-3
-            assert row["updates"] == 3 and row["sample_gap"] < 1e-5
-    assert [len(rows) for rows in cuts[0]] == [8, 4, 4] and cuts[0] != cuts[1]
-    groups = [rows[i : i + 4] for rows in cuts[0] for i in range(0, len(rows), 4)]
-    assert sorted(groups) == [list(range(i, i + 4)) for i in (0, 4, 8, 12)]
-
-
-def test_the_row_of_a_rollout_by_hand():
-    rewards = t([1, 0, 0, 0], [1, 1, NAN, 1], [0, 0, 0, 0], [NAN, 1, NAN, NAN])
-    advantages = grpo_rubric.group_advantages(rewards)
-    expected = {
-        "reward/mean": 5 / 12, "reward/std": 0.5149, "reward/unscored_frac": 0.25,
-        "reward/frac_mixed": 1 / 3, "reward/frac_all_good": 1 / 3, "reward/frac_all_bad": 1 / 3,
-        "groups/scored": 3, "groups/skipped": 3, "advantage/abs_mean": 1.5 / 16,
-    }  # fmt: skip
-    row = rollouts.group_row(rewards, advantages)
-    assert row == pytest.approx(expected, abs=1e-4)
-    lost = rollouts.group_row(rewards * NAN, advantages * 0)
-    nothing = dict.fromkeys(expected) | {"groups/scored": 0, "groups/skipped": 4}
-    assert lost == nothing | {"reward/unscored_frac": 1, "advantage/abs_mean": 0}
-
-
-def test_lora_reference_is_the_start(graded, monkeypatch):
-    args, run, reference, *made = opened(graded, "--lora-rank 4 --beta 0.3")
-    assert reference is run.model
-    for name, weight in run.model.named_parameters():
-        if "lora_B" in name:
-            weight.data.normal_(0, 0.1, generator=torch.Generator().manual_seed(0))
-    frozen = common.load_policy(graded["llama"], trainable=False)
-    given = monkeypatch, grpo_rubric.update, args, run
-    (own, row), (other, expected) = (gradients(*given, x, *made) for x in (reference, frozen))
-    assert gap(own, other) < 1e-5
-    assert row == pytest.approx(expected, rel=1e-4, abs=1e-6) and row["kl/k3"] > 0.01
-    assert opened(graded)[2] is None, "beta 0 loads no reference"
-    assert not any(w.requires_grad for w in opened(graded, "--beta 0.3")[2].parameters())
+def test_checks_need_a_check(tmp_path):
+    fault = [{"prompt": "Hi.", "rubrics": [{**CHECKS[0], "points": -1}, "Is kind."]}]
+    with pytest.raises(UserError, match="--reward checks"):
+        split_of(tmp_path / "a.jsonl", fault, "--reward", "checks")
 
 
 # ---- whole runs ----
 
 
-def run(graded, out, *flags):
-    argv = "--steps 2 --group-size 4 --groups-per-batch 4 --max-new-tokens 6 --patience 0 --model"
-    argv = words(argv, graded["llama"], "--data", graded["data"], "--out", out, *flags)
-    assert grpo_rubric.main(argv) in (None, 0)
-    return read(out / "metrics.jsonl")
+def read(path):
+    return [json.loads(line) for line in path.read_text().splitlines()]
 
 
-def kept_of(out, split="train", step=None):
-    rows = [r for r in read(out / "rollouts.jsonl") if r["split"] == split]
-    return [r for r in rows if step in (None, r["step"])]
+def train(files, out, flags=""):
+    line = f"{SMALL} --groups-per-batch 4 --steps 3 --save-every 1 --eval-every 2 --model {files.model}"
+    argv = [*line.split(), "--data", str(files.data), "--out", str(out), *flags.split()]
+    assert grpo_rubric.main(argv) == 0
+    return [row for row in read(out / "metrics.jsonl") if "reward/mean" in row]
 
 
-def test_one_group_as_a_table(capsys):
-    rubrics = [{"criterion": "Names a gap.", "weight": 2}, {"check": "punctuation:no_comma"}]
-    row, grades = judge.read_row({"prompt": "p", "rubrics": rubrics}), []
-    for a, b in ((True, False), (None, True), (None, None)):
-        criteria = [{"id": 1, "verdict": a}, {"id": 2, "verdict": b}]
-        grades.append(judge.Grade(criteria=criteria))
-    grpo_rubric.show_group(row, grades, t(2 / 3, 1 / 3, NAN), t(1 / 6, -1 / 6, 0))
-    assert [" ".join(line.split()) for line in capsys.readouterr().out.splitlines()] == [
-        "1. Names a gap. × 2 yes – –",
-        "2. punctuation:no_comma × 1 no yes –",
-        "reward 0.67 0.33 –",
-        "advantage +0.17 -0.17 +0.00",
-    ]
+def test_what_a_run_leaves(files, tmp_path, capsys):
+    rows = train(files, tmp_path / "run", "--restore best")
+    printed, answers = capsys.readouterr().out, read(tmp_path / "run" / "rollouts.jsonl")
+    assert [row["step"] for row in rows] == [1, 2, 3]
+    for row in rows:
+        group = [a for a in answers if (a["step"], a["split"]) == (row["step"], "train")]
+        assert row["reward/mean"] == pytest.approx(sum(a["reward"] for a in group) / 16, abs=1e-6)
+        assert row["episodes"] == len(group) == 16 and row["tokens_per_s"] > 0
+        for a in group:  # Σ of the weights that were met / 3
+            met = sum(c["weight"] for c in a["rubric"]["criteria"] if c["credit"])
+            assert a["reward"] == pytest.approx(met / 3, abs=1e-6)
+        rewards = torch.tensor([a["reward"] for a in group]).view(4, 4)
+        advantages = torch.tensor([a["advantage"] for a in group]).view(4, 4)
+        close(advantages, rewards - rewards.mean(1, keepdim=True), 1e-6)
+        assert len({a["task_id"] for a in group}) == 4, "a step has 4 prompts"
+    log = read(tmp_path / "run" / "metrics.jsonl")
+    assert [row["step"] for row in log if "val/score" in row] == [0, 2, 3]
+    assert [row["step"] for row in log if "test/score" in row] == [0, 3]
+    assert {"train", "val", "test"} == {a["split"] for a in answers}
+    assert (
+        "advantage, centred" in printed and "time  " in printed and "test       before" in printed
+    )
+    common.load_model(tmp_path / "run", "cpu", torch.float32)
 
 
-def test_what_a_run_leaves(graded, tmp_path, capsys):
-    out, score = tmp_path / "run", reward_models.reward_function(graded["reward"])
-    flags = "--reward checks:3 --reward model --val-metric model --eval-every 2 --temperature 0.7"
-    flags += f" --reward-model {graded['reward']} --beta 0.1"
-    rows, printed = run(graded, out, flags), capsys.readouterr().out
-    assert "gap between the rollout's log-probs and teacher forcing: 0.0" in printed
-    assert "3. vowel × 2 " in printed and "validation by model" in printed
-    kept, group, first = kept_of(out), kept_of(out, step=1), trained(rows)[0]
-    places = [(r["step"], r["group"], r["sample"]) for r in kept]
-    assert places == [(s, p, g) for s in (1, 2) for p in range(4) for g in range(4)]
-    talks = [r for r in kept if isinstance(r["prompt"], list)]
-    scores = score([r["prompt"] for r in talks], [r["answer"] for r in talks])
-    found = [r["components"]["model"] for r in talks]
-    assert len(talks) > 4 and found == pytest.approx(scores, abs=1e-4)
-    for row in kept:
-        parts, verdicts = row["components"], [c["credit"] for c in row["criteria"]]
-        met = sum(w * bool(v) for w, v in zip((1, 1, 2, 1), verdicts, strict=True)) / 5
-        assert parts["checks"] == pytest.approx(met)
-        assert row["reward"] == pytest.approx(0.75 * met + 0.25 * parts["model"])
-    rewards = torch.tensor([r["reward"] for r in group])
-    passed = [c["credit"] for r in group for c in r["criteria"]]
-    expected = {f"reward/{x}": sum(r["components"][x] for r in group) / 16 for x in parts}
-    expected |= {"reward/mean": rewards.mean().item(), "ratio/mean": 1}
-    expected |= {"pass_rate": sum(passed) / 64, "pass_rate/vowel": sum(passed[2::4]) / 16}
-    expected |= {"clip_frac": 0, "kl/coef": 0.1, "sample_gap": 0, "kl/ref": 0}
-    assert near(first, expected, abs=5e-5)
-    assert first["reward/frac_perfect"] is None, "a reward model's score has no maximum"
-    advantages = grpo_rubric.group_advantages(rewards.view(4, 4)).flatten().tolist()
-    assert [r["advantage"] for r in group] == pytest.approx(advantages, abs=1e-6)
-    for row in (row for row in rows if "val/score" in row):
-        part = kept_of(out, "validation", row["step"])
-        assert row["val/score"] == pytest.approx(sum(r["components"]["model"] for r in part) / 2)
-        assert [r["prompt"] for r in part] == PROMPTS[8:10]
-    summary = read_json(out / "summary.json")
-    before = summary["test_before"]
-    assert before["n"] == summary["test_after"]["n"] == 2
-    assert before["low"] <= before["score"] <= before["high"]
-    assert summary["stop_reason"] == "max_steps" and summary["last_step"] == 2
-    assert f"test before: {before['score']:.3f} [{before['low']:.3f}, " in printed
-    assert f"next: python watch.py {out}" in printed
+def test_resume_to_the_bit(files, tmp_path):
+    """Stopped after two of three steps and resumed: the weights, the log and the answers of a run
+    that was never stopped."""
+    whole = train(files, tmp_path / "whole", "--num-substeps 2")
+    train(files, tmp_path / "cut", "--num-substeps 2 --stop-after 2")
+    resumed = train(files, tmp_path / "cut", "--num-substeps 2 --resume")
+    times = ("time_s", "tokens_per_s")
+    for row in [*whole, *resumed]:
+        for key in times:
+            row.pop(key)
+    assert whole == resumed
+    logs = [(tmp_path / out / "rollouts.jsonl").read_bytes() for out in ("whole", "cut")]
+    weights = [(tmp_path / out / "model.safetensors").read_bytes() for out in ("whole", "cut")]
+    assert logs[0] == logs[1] and weights[0] == weights[1]
 
 
-def test_each_step_has_its_own_prompts_and_draws(graded, tmp_path, monkeypatch):
-    kept, spy = {}, Spy(monkeypatch, grpo_rubric, "rollout")
-    for every in (1, 0):
-        out = tmp_path / str(every)
-        flags = f"--steps 4 --groups-per-batch 3 --restore last --eval-every {every}"
-        rows = trained(run(graded, out, flags))
-        kept[every] = kept_of(out)
-    assert kept[0] == kept[1]
-    assert [call[4] for call in spy.calls] == 2 * [0, 1, 2, 3, 4]  # of the preflight, then a step
-    asked = [[r["task_id"] for r in kept[0] if r["step"] == s][::4] for s in (1, 2, 3)]
-    assert [len(set(tasks)) for tasks in asked] == [3, 3, 2] and len(set(sum(asked, []))) == 8
-    assert len({r["answer"] for r in kept[0]}) > 35
-    assert [(row["epoch"], row["episodes"]) for row in rows] == [(0, 12), (0, 12), (0, 8), (1, 12)]
+def test_a_lost_grade_is_no_zero(files, tmp_path, monkeypatch):
+    """The reward of an answer that could not be graded is in no mean and in no gradient."""
+    real = rewards.grade_answers
 
-
-def test_a_lost_grade_is_no_zero(graded, tmp_path, monkeypatch):
-    lost, real = (1, 4, 5, 6, 9), judge.grade_answers
-    scores = [None if i in (6, 9) else i / 16 for i in range(16)]
-
-    def grade(rows, answers, *rest, **more):
-        grades = real(rows, answers, *rest, **more)
-        for i in lost[:4] if len(answers) == 16 else ():
-            grades[i].score, grades[i].error = None, "no reply"
+    def grade(rows, texts, *rest, **more):
+        grades = real(rows, texts, *rest, **more)
+        for lost in grades[1::4]:
+            lost.score, lost.error = None, "lost"
         return grades
 
-    monkeypatch.setattr(judge, "grade_answers", grade)
-    model = lambda prompts, texts: scores[: len(texts)]  # noqa: E731
-    monkeypatch.setattr(reward_models, "reward_function", lambda *a, **k: model)
-    spy = Spy(monkeypatch, grpo_rubric, "update")
-    flags = f"--reward rubric --reward model --reward-model {graded['reward']}"
-    row = trained(run(graded, tmp_path / "run", flags, "--overlong penalty --steps 1"))[0]
-    kept = kept_of(tmp_path / "run")
-    rewards = [r["reward"] for r in kept]
-    assert tuple(i for i, r in enumerate(rewards) if r is None) == lost
-    expected = {"reward/mean": sum(filter(None, rewards)) / 11, "reward/unscored_frac": 5 / 16}
-    expected |= {"reward/lost/rubric": 4, "reward/lost/model": 2}
-    assert near(row, expected, abs=1e-6)
-    assert row["groups/scored"] == 3
-    advantages, in_loss = spy.calls[0][4:6]
-    assert in_loss.tolist() == [i not in (*lost, 7) for i in range(16)]
-    three = torch.tensor([rewards[i] + kept[i]["components"]["overlong"] for i in (0, 2, 3)])
-    assert close(advantages[[0, 2, 3]], three - three.mean(), 1e-6)
-    assert not advantages[[*lost, 7]].any()
-    labels = [c["criterion"] for c in kept[0]["criteria"]]  # each verdict with its own criterion
-    assert labels == [CHECKS[i].get("name", CHECKS[i]["check"]) for i in range(4)]
+    monkeypatch.setattr(rewards, "grade_answers", grade)
+    row = train(files, tmp_path / "run", "--steps 1 --restore last")[0]
+    kept = [a for a in read(tmp_path / "run" / "rollouts.jsonl") if a["split"] == "train"]
+    assert [a["reward"] is None for a in kept] == [False, True, False, False] * 4
+    scored = [a["reward"] for a in kept if a["reward"] is not None]
+    assert row["reward/mean"] == pytest.approx(sum(scored) / 12, abs=1e-6)
+    assert row["reward/unscored_frac"] == 0.25 and row["reward/lost/rubric"] == 4
+    assert all(a["advantage"] is None for a in kept if a["reward"] is None)
 
 
-@pytest.mark.parametrize("mode", ["keep", "mask", "penalty"])
-def test_overlong(mode, graded, tmp_path, monkeypatch):
-    spy = Spy(monkeypatch, grpo_rubric, "update")
-    penalties = Spy(monkeypatch, grpo_rubric, "overlong_penalty")
-    flags = f"--overlong {mode} --steps 1 --max-new-tokens 16 --temperature 2"
-    row = trained(run(graded, tmp_path / "run", flags))[0]
-    kept = kept_of(tmp_path / "run")
-    finished, length = ([r[k] for r in kept] for k in ("finished", "tokens"))
-    assert 0 < sum(finished) < 16 and max(length) == 16
-    advantages, in_loss = spy.calls[0][4:6]
-    assert in_loss.tolist() == (finished if mode == "mask" else [True] * 16)
-    shaped = rewards = torch.tensor([r["reward"] for r in kept])
-    if mode == "penalty":
-        penalty = [-max(0, n - 14) / 2 for n in length]
-        assert {call[1:] for call in penalties.calls} == {(16, 2)}
-        shaped = rewards + torch.tensor(penalty)
-        assert row["reward/overlong"] == pytest.approx(sum(penalty) / 16)
-        assert [r["components"]["overlong"] for r in kept] == penalty
-    assert close(advantages, grpo_rubric.group_advantages(shaped.view(4, 4)).view(-1), 1e-6)
-    assert row["reward/mean"] == pytest.approx(rewards.mean().item(), abs=1e-6)
-    assert row["reward/frac_perfect"] == (rewards > 0.999).float().mean()
-
-
-def test_checks_alone_ask_nobody(graded, tmp_path, monkeypatch):
-    rows = [{"prompt": p, "rubrics": ["Is polite.", *CHECKS[:2]]} for p in PROMPTS]
-    own = graded | {"data": write_rows(tmp_path / "r.jsonl", rows)}
-    monkeypatch.setattr(socket.socket, "connect", lambda *a: pytest.fail("asked the network"))
-    spy = Spy(monkeypatch, grpo_rubric, "sample")
-    run(own, tmp_path / "run", "--reward checks --system", "Be brief.", "--steps 1")
-    assert {c["id"] for r in read(tmp_path / "run/rollouts.jsonl") for c in r["criteria"]} == {2, 3}
-    asked = [prompt for call in spy.calls for prompt in call[2]]
-    assert len(asked) > 8 and {p[0]["content"] for p in asked} == {"Be brief."}
-    spy.calls.clear()
-    assert "needs a judge" in error_of(run, own, tmp_path / "no")
-    hides = tiny_model(
-        "llama", tmp_path, tokenizer=tiny_tokenizer(template="{{ messages[-1].content }}")
+def test_a_mixture_is_the_weighted_sum(monkeypatch):
+    args = SimpleNamespace(reward={"rubric": 0.75, "model": 0.25}, max_new_tokens=4)
+    grades = {"rubric": [1.0, 0.5, None], "model": [-2.0, None, 1.0]}
+    grades = {name: [SimpleNamespace(score=x) for x in scores] for name, scores in grades.items()}
+    graders = SimpleNamespace(grade=lambda *given: grades)
+    rollout = SimpleNamespace(texts=["x"] * 3, finished=[True] * 3)
+    monkeypatch.setattr(grpo_rubric, "sample", lambda *given: rollout)
+    row = SimpleNamespace(task_id="a")
+    *_, total = grpo_rubric.answer(
+        args, None, None, {"a": [1]}, graders, [row], 3, list(grades), 1.0, 0
     )
-    flags = "--reward checks --model", hides, "--system", "Be brief."
-    assert "--system: the chat template shows nothing" in error_of(
-        run, own, tmp_path / "no", *flags
-    )
-    assert not (tmp_path / "no").exists()
-    run(graded, tmp_path / "short", "--max-length 26 --steps 1")
-    assert max(len(prompt) for call in spy.calls for prompt in call[2]) == 20
-
-
-def test_the_model_is_saved_before_the_test_rows_are_answered(graded, tmp_path, monkeypatch):
-    """A judge that dies at the last line cost the whole run."""
-    out, real = tmp_path / "run", grpo_rubric.evaluate
-    saved = []
-
-    def evaluate(args, run, policy, graders, rows):
-        saved.append(((out / "config.json").exists(), [row.prompt for row in rows]))
-        if saved[-1][0]:
-            raise files.UserError("the judge is gone")
-        return real(args, run, policy, graders, rows)
-
-    monkeypatch.setattr(grpo_rubric, "evaluate", evaluate)
-    assert "the judge is gone" in error_of(run, graded, out)
-    validation = [(False, PROMPTS[8:10])]
-    assert saved == [*2 * validation, (True, PROMPTS[10:])], "start, step 2, then the test rows"
-    assert common.load_policy(out) and not (out / "summary.json").exists()
-
-
-@pytest.mark.parametrize("flags", ["", "--lora-rank 2", "--beta 0.1"])
-def test_the_start_is_answered_by_the_start(flags, graded, tmp_path, monkeypatch):
-    """With LoRA by the policy with its adapter off, without a second model; and the adapter is on
-    again for the result. What --eval-temperature draws is graded; shown are greedy answers."""
-    loads = Spy(monkeypatch, common, "load_policy")
-    spy, out = Spy(monkeypatch, grpo_rubric, "evaluate"), tmp_path / "run"
-    more = "--lr 0.1 --warmup 0 --schedule constant --restore last --max-new-tokens 12"
-    rows_of_log = run(graded, out, flags, more, "--eval-temperature 1")
-    assert [row["val/n"] for row in rows_of_log if "val/score" in row] == [2, 2]
-    assert len(loads.calls) == 1 + ("lora" not in flags), "no second model, or one"
-    args, opened_run, *_, graders, rows = spy.calls[-1]
-    summary = read_json(out / "summary.json")
-    answers = []
-    for name, folder in (("test_before", graded["llama"]), ("test_after", out)):
-        policy = common.load_policy(folder, trainable=False)
-        metrics, b = spy.real(args, opened_run, policy, graders, rows)
-        assert summary[name]["score"] == pytest.approx(metrics["val/score"])
-        assert summary[name]["length"] == metrics["val/length"] and summary[name]["n"] == 2
-        answers.append(b["texts"])
-    assert answers[0] != answers[1]
-    shown = [row["answer"] for row in read(out / "samples.jsonl") if row["step"] == 2]
-    greedy = sampling.sample(policy, opened_run.tokenizer, PROMPTS[8:10], 1, 12, temperature=0)
-    graded_answers = [row["answer"] for row in kept_of(out, "validation", 2)]
-    assert shown == greedy.texts != graded_answers
-
-
-def test_of_a_small_file_more_is_held_out(tmp_path):
-    """20 rows: two validated, and two steps were planned; the recipe's ratio stays the recipe's."""
-    sizes = {}
-    for n in (1, 20, 40, 200):
-        file = write_rows(tmp_path / "r.jsonl", numbered(n))
-        sizes[n] = [len(part) for part in splits_of(file)]
-        recipe_split = grpo_rubric.load_data(grpo_rubric.parse_args([f"data_path={file}"]))
-        assert len(recipe_split[0]) == max(1, int(0.9 * n))
-    assert sizes == {1: [1, 0, 0], 20: [10, 5, 5], 40: [24, 8, 8], 200: [160, 20, 20]}
+    assert total[0] == 0.25 and np.isnan(total[1:]).all()

@@ -300,7 +300,7 @@ FILES = [
     ('[\n\t{"prompt": "raw\ttab", "rubrics": ["a\nb"]}\n]', "1"),
     ({"train": [ONE], "test": [ONE] * 3}, "1234"),
     # a "split" in each row was named as not read, and the rows were shuffled into other splits
-    ([ONE | {"split": name} for name in ("Training", "test", "TEST", "test")], "1234"),
+    ([ONE | {"split": name} for name in ("train", "test", "test", "test")], "1234"),
     ([ONE | {"split": "train"}, ONE | {"split": "train"}], "12"),  # a split that the hub exported
 ]
 
@@ -621,18 +621,12 @@ def test_the_two_orders_of_ruler(command, capsys):
     assert "two orders" not in capsys.readouterr().out
 
 
-def test_judge_py_ruler_names_the_new_command(capsys):
-    refused = error_of(judge.main, ["ruler", "--responses", "none.jsonl"])
-    assert "--responses none.jsonl: no such file" in refused
-    assert "judge.py ruler is now python ruler.py" in capsys.readouterr().err
-
-
 WRONG = cases("""
 grade --responses none.jsonl | --responses none.jsonl: no such file
 grade --judge-price 1 | --judge-price: '1' given, expected IN,OUT
 grade --judge-budget 1 | --judge-budget: needs --judge-price
 grade --judge-concurrency 0 | --judge-concurrency
-grade --no-such-flag | --help lists the flags
+grade --no-such-flag | --no-such-flag
 grade --out . ~ grade --out . --overwrite | --out .
 grade --judge-base-url nowhere | --judge-base-url nowhere
 grade --data none.json | --data none.json: cannot be read as JSON: [Errno 2] No such file
@@ -643,7 +637,7 @@ ruler --ruler-rubric /dev/null | --ruler-rubric /dev/null: the file is empty
 {"prompt": "Twice.", "response": "x"} | or several; give the "task_id" of one
 {"task_id": {"a": 1}, "response": "x"} ~ {"prompt": "?", "response": "x"} | names no row
 {"task_id": "a", "response": 3} | "response"
-{"task_id": "a", "response": "x", "model": "\\ud800"} | half a character
+{"task_id": "a", "response": "x", "model": "\\ud800"} | surrogates not allowed
 {"task_id": "a", "reponse": "x"} ~ {"task_id": "a", "completion": "x"} | no "response"; found task_id
 {"task_id": "a", "response": null} | found task_id, response; write "" if the answer is empty
 {"id": "a", "response": "x"} | neither "task_id" nor "prompt"; found id, response; give

@@ -115,11 +115,7 @@ def test_what_a_model_cannot_vote_on(session, tmp_path, capsys):
     assert ask(new, score=likes_better) == 6, "before anybody has voted"
     with pytest.raises(UserError, match="no items.jsonl there; annotate.py draw writes one"):
         ask(tmp_path / "typo", score=likes_better)  # else the bundled items are judged, and paid
-    app = make(tmp_path / "thumbs", 2, "--thumbs")
-    Rater(app).vote("left")
-    with pytest.raises(UserError, match="a session of thumbs; a model compares pairs"):
-        ask(stopped(app), score=likes_better)
-    app = make(session, item_rows(6, gold={5}), "--overlap 0")
+    make(session, item_rows(6, gold={5}), "--overlap 0")
     with pytest.raises(UserError, match="another server is using this folder"):
         ask(session, score=likes_better)
 
@@ -138,10 +134,10 @@ def test_a_models_votes_are_its_own(session, capsys):
         ask(session, f"{names[0]} --ruler-rubric {own}", score=likes_better)
 
 
-@pytest.mark.parametrize("kind", ["thumbs", "criteria"])
-@pytest.mark.parametrize("command", ["export", "agreement"])
-def test_models_vote_on_pairs_alone(kind, command, tmp_path):
-    """export --judge wrote an empty thumbs.jsonl, or rated.jsonl, over that of people."""
-    write_rows(tmp_path / "args.json", [{"stage": "annotate", "args": {kind: True}}])
-    with pytest.raises(UserError, match="--judge has no effect: nothing was compared"):
-        annotate.parse_args([command, "--judge", "--out", str(tmp_path)])
+@pytest.mark.parametrize("command", ["export --judge", "agreement --judge", "export --sft"])
+def test_models_vote_on_pairs_alone(command, tmp_path):
+    """export --judge wrote an empty rated.jsonl over that of people."""
+    write_rows(tmp_path / "args.json", [{"stage": "annotate", "args": {"criteria": True}}])
+    name, flag = command.split()
+    with pytest.raises(UserError, match=f"{flag}: .* compares no answers"):
+        annotate.parse_args([name, flag, "--out", str(tmp_path)])

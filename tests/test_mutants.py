@@ -13,8 +13,8 @@ import rank
 from conftest import REPO
 from parts import evaluation_page, frontier, twins
 from parts.files import UserError, read_jsonl, write_json
+from parts.messages import plain_text
 from parts.reports import read_run
-from parts.rows import plain_text
 from parts.votes import item_sha256, load_items, ordinary_votes, read_log
 from tiny import write_rows
 
@@ -38,6 +38,7 @@ VOTE = json.loads("""{"schema": 1, "event": "vote", "annotator": "ann", "session
 VOTE["item_sha256"] = item_sha256(ITEM)
 VOTES = [VOTE | {"event_id": f"e{k}", "item_id": f"i{k}"} for k in (1, 2)]
 RUN = {
+    "stage": "ppo",
     "args": {"model": "m", "prompts": "p", "batch_size": 4, "pairs": ["x"]},
     "sha256": {"p": "0"},
 }
@@ -75,7 +76,7 @@ def slips(data, rng):
 
 
 def prompts(path):
-    args = SimpleNamespace(prompts=path, split="all", n=0, seed=0)
+    args = SimpleNamespace(prompts=path, split="all", n=0, seed=0, chat=False)
     rows = evaluate.load_prompts(args)
     for row in rows:
         plain_text(row["prompt"])
@@ -114,7 +115,7 @@ def log(path):
     run.mkdir(exist_ok=True)
     write_json(run / "args.json", RUN)
     (run / "metrics.jsonl").write_bytes(path.read_bytes())
-    for curve in frontier.load_runs([str(run)])[1]:
+    for curve in frontier.load_runs(["m", str(run)])[1]:
         frontier.efficiency([curve])
         frontier.curve_of(curve["points"], "gold")
 

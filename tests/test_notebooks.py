@@ -7,7 +7,6 @@ and saves them, the fifth with runs/smollm2:
 """
 
 import ast
-import importlib
 import os
 import re
 import shlex
@@ -22,6 +21,7 @@ import torch
 from nbclient import NotebookClient
 
 from conftest import REPO, copy_of_the_repository
+from test_docs import a_readers_folder, parse
 
 FOLDER = REPO / "notebooks"
 NAMES = [path.name for path in sorted(FOLDER.glob("*.ipynb"))]
@@ -53,7 +53,7 @@ def commands(notebook):
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_a_notebook_is_a_lesson(name):
+def test_a_notebook_is_a_lesson(name, tmp_path, monkeypatch):
     assert len(NAMES) == 5
     notebook = read(name)
     title, first, *_, last = (cell.source for cell in notebook.cells)
@@ -63,8 +63,10 @@ def test_a_notebook_is_a_lesson(name):
     numbers = re.findall(r"^(\d)\. \*\*", exercises, re.M)
     assert numbers == list("12345"[: len(numbers)]) and len(numbers) >= 3
     assert exercises.count("*Hint: ") == len(numbers)
+    monkeypatch.chdir(tmp_path)
     for module, line in commands(notebook):
-        importlib.import_module(module).parse_args(shlex.split(line))
+        a_readers_folder(tmp_path, line)
+        parse(f"{module}.py", shlex.split(line))
     for target in re.findall(r"\]\((\.\./[\w./-]*)\)", str(notebook.cells)):
         assert (FOLDER / target).exists(), target
 

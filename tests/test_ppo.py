@@ -1,29 +1,22 @@
-"""ppo.py: the math by numbers worked on paper (float64, to 1e-7), models, rollout, update, runs."""
+"""ppo.py: the math by numbers worked on paper (float64, to 1e-7), and whole runs by their traces."""
 
 import math
-import re
-import shutil
 from pathlib import Path
 from types import SimpleNamespace
 
-import numpy as np
 import pytest
 import torch
-import torch.nn.functional as F
-from torch import nn
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import common
 import ppo
-from parts import files, prompting, reward_models, rollouts, runs, sampling
-from parts.pairs import held_out
-from test_losses import F64, close, on, t
+from parts import files, rollouts, runs
+from parts.reward_models import reward_function
 from tiny import (
     CHATML,
     cases,
     error_of,
     pair_rows,
-    read_json,
     tiny_model,
     tiny_reward_model,
     tiny_tokenizer,
@@ -31,10 +24,25 @@ from tiny import (
     write_rows,
 )
 
-NAN = math.nan
+F64, NAN = dict(dtype=torch.float64), math.nan
+
+
+def t(*values):
+    return torch.tensor(values, **F64)
+
+
+def on(*values):
+    return torch.tensor(values, dtype=torch.bool)
+
+
+def close(a, b, tolerance=1e-7):
+    a, b = (torch.as_tensor(x, **F64) for x in (a, b))
+    return a.shape == b.shape and torch.allclose(a, b, rtol=0, atol=tolerance)
+
+
 REWARDS, VALUES, ALL = t([-0.1, 0, 0.2, 1]), t([0.5, 0.4, 0.3, 0.2]), on([1, 1, 1, 1])
 pytestmark = pytest.mark.usefixtures("quiet_process")
-each_critic = pytest.mark.parametrize("critic", ["rm", "policy", "shared"])
+each_critic = pytest.mark.parametrize("kind", ["separate", "shared"])
 
 
 def test_shape_rewards_golden():
@@ -106,9 +114,7 @@ def test_value_loss_golden():
 def test_adaptive_kl_golden():
     """β·(1 + .1·clip(kl/6 − 1, ±.2)): 9 is clipped to +.2, 3 to −.2, 6.6 gives +.1."""
     for kl, target, expected in ((9, 6, 0.204), (3, 6, 0.196), (6.6, 6, 0.202), (9, None, 0.2)):
-        control = ppo.AdaptiveKL(0.2, target)
-        control.update(kl)
-        assert control.value == pytest.approx(expected, abs=1e-12)
+        assert ppo.adapted_kl_coef(0.2, kl, target) == pytest.approx(expected, abs=1e-12)
 
 
 def test_explained_variance_golden():
@@ -123,541 +129,572 @@ def test_explained_variance_golden():
 REWARD = """
 def vowels(prompts, answers, rows):
     return [sum(c in "aeiou" for c in a) / (1 + len(a)) for a in answers]
+def plus_five(prompts, answers, rows):
+    return [5 + x for x in vowels(prompts, answers, rows)]
+def minus_five(prompts, answers, rows):
+    return [x - 5 for x in vowels(prompts, answers, rows)]
+def times_hundred(prompts, answers, rows):
+    return [100 * x for x in vowels(prompts, answers, rows)]
+def same(prompts, answers, rows):
+    return [0.1 for a in answers]
 def some_are_none(prompts, answers, rows):
     return [None if row["i"] in (1, 5) else float(row["i"]) for row in rows]
 def most_are_none(prompts, answers, rows):
     return [None if i % 2 or i == 0 else 1.0 for i in range(len(answers))]
 def length(prompts, answers, rows):
     return [float(len(a)) for a in answers]
+def begins_with_a_vowel(prompts, answers, rows):
+    return [float(a.strip()[:1] in tuple("aeiou")) for a in answers]
 calls = []
 def worse_each_time(prompts, answers, rows):
     calls.append(0)
-    return [-float(len(calls)) for a in answers]
+    return [i / 8 - float(len(calls)) for i, a in enumerate(answers)]
 """
 # prompts of 3 to some 60 tokens, text and messages
 PROMPTS = ["sql", "Assess this: python.", *(row["prompt"] for row in pair_rows(6))]
 ROWS = [{"prompt": prompt, "i": i} for i, prompt in enumerate(PROMPTS)]
+SCALE = [0.7, 2.5]
 
 
 @pytest.fixture(scope="module")
 def world(tmp_path_factory):
-    return make_world(tmp_path_factory.mktemp("world"))
-
-
-def make_world(folder):
+    folder = tmp_path_factory.mktemp("world")
     world = {"prompts": write_rows(folder / "p.jsonl", ROWS), "functions": folder / "reward.py"}
     world["functions"].write_text(REWARD)
     for family in ("gpt2", "llama"):
         world[family] = tiny_model(family, folder)
-        reward = Path(tiny_reward_model(family, folder / "reward", seed=5))
-        scale = {"reward_mean": 0.7, "reward_std": 2.5}
-        files.write_json(reward / "config.json", read_json(reward / "config.json") | scale)
-        world[f"{family} reward"] = str(reward)
+        reward = world[f"{family} reward"] = tiny_reward_model(family, folder / "reward", seed=5)
+        record = {"stage": "reward_train", "args": {"max_length": 256}, "scale": SCALE}
+        files.write_json(Path(reward) / "args.json", record)
     return world
 
 
-def line(world, out, flags, family="llama"):
-    argv = ["--model", world[family], "--prompts", world["prompts"], "--out", out, "--rollouts 8"]
-    argv = words(*argv, *flags)
+def line(world, out, *flags, family="llama"):
+    """argv: 8 rollouts of at most 5 tokens, one step, all prompts trained on; later flags win."""
+    argv = ["--model", world[family], "--prompts", world["prompts"], "--out", out]
+    argv += ["--rollouts 8 --batch-size 8 --ppo-epochs 1 --max-new-tokens 5 --eval-fraction 0"]
+    argv = words(*argv, "--steps 1 --warmup 0 --schedule constant", *flags)
     for i, flag in enumerate(argv):
-        if flag in ("--reward-fn", "--gold"):
+        if flag in ("--reward-fn", "--gold") and not argv[i + 1].endswith(".py:f"):
             argv[i + 1] = f"{world['functions']}:{argv[i + 1]}"
     if "--reward-fn" not in argv and "--reward-model" not in argv:
         argv += ["--reward-model", world[f"{family} reward"]]
     return argv
 
 
-def loaded(world, *flags, family="llama"):
-    args = ppo.parse_args(line(world, "no/such/folder", flags, family))
-    run = runs.Run("ppo", args, [], (), ())
-    return args, run, ppo.load_models(args, run)
-
-
-def begun(world, *flags, family="llama", critic="policy"):
-    """A run at its first step."""
-    own = f"--critic {critic} --batch-size 8 --ppo-epochs 1 --max-new-tokens 7 --lr 1e-3"
-    own += " --warmup 0 --schedule constant"
-    args, run, models = loaded(world, own, *flags, family=family)
-    policy, _, critic, *_, tokenizer = models
-    if not critic.score.weight.any():
-        generator = torch.Generator().manual_seed(6)
-        nn.init.normal_(critic.score.weight, std=0.3, generator=generator)
-    run.step = run.planned = 1
-    run.state = {"policy": policy, "critic": critic}
-    run.start(policy, tokenizer, args.lr)
-    return SimpleNamespace(
-        args=args, run=run, models=models, policy=policy, critic=critic, tokenizer=tokenizer
-    )
-
-
-def filled(start, rows=ROWS, generic=True):
-    """One rollout, advantages and returns; `generic`: policy and critic have moved since."""
-    b = ppo.rollout(start.args, start.run, start.models, rows, seed=3)
-    generator = torch.Generator().manual_seed(7)
-    for key in ("logps", "values") if generic else ():
-        noise = torch.randn(b[key].shape, generator=generator) / 5
-        b[key] += noise * b["mask"]
-    sides = (b[key] for key in ("scores", "logps", "ref_logps", "mask"))
-    rewards, b["kl"] = ppo.shape_rewards(*sides, 0.05, b["finished"], start.args.no_end_penalty)
-    advantages, b["returns"] = ppo.gae(rewards, b["values"], b["mask"])
-    b["advantages"] = ppo.masked_whiten(advantages, b["mask"])
-    return b
-
-
-def per_row(b, change):
-    return {k: v if isinstance(v, float) else change(v) for k, v in b.items()}
-
-
-def gradients(monkeypatch, update, args, run, *rest):
-    """(gradient of all trained modules as a vector, for each optimiser step; the logged row)"""
-    vectors = []
-
-    def caught(where):
-        weights = [p for module in run.modules for p in module.parameters()]
-        vectors.append(torch.cat([p.grad.flatten() for p in weights if p.grad is not None]))
-        run.optimizer.zero_grad()
-        loss, run.loss = run.loss, 0.0
-        return {"loss": loss, "lr": 0.0, "grad_norm": vectors[-1].norm().item(), "skipped_steps": 0}
-
-    with monkeypatch.context() as patch:
-        patch.setattr(run, "update", caught)
-        row = update(args, run, *rest)
-    assert min(vector.norm() for vector in vectors) > 1e-3, "a gradient of zero passes anything"
-    return vectors, row
-
-
-def update_gradients(monkeypatch, start, b):
-    return gradients(monkeypatch, ppo.update, start.args, start.run, start.policy, start.critic, b)
-
-
-def gap(a, b):
-    return max(((x - y).norm() / y.norm()).item() for x, y in zip(a, b, strict=True))
-
-
 class Spy:
+    """Calls and results of a function, which works as before."""
+
     def __init__(self, monkeypatch, home, name):
-        self.calls, self.real = [], getattr(home, name)
-        monkeypatch.setattr(home, name, self)
+        self.calls, self.results, self.real = [], [], getattr(home, name)
+        monkeypatch.setattr(home, name, lambda *a, **k: self(*a, **k))
 
     def __call__(self, *args, **kwargs):
         self.calls.append(args)
-        return self.real(*args, **kwargs)
-
-
-def near(row, expected, **tolerance):
-    return {key: row[key] for key in expected} == pytest.approx(expected, **tolerance)
+        self.results.append(self.real(*args, **kwargs))
+        return self.results[-1]
 
 
 def read(path):
     return list(files.read_jsonl(path))
 
 
-def trained(rows):
-    return [row for row in rows if "lr" in row]
+def traced(world, out, *flags, family="llama"):
+    """A run of ppo.main: its models, `run`, rows, the rollouts `b` (the preflight's is the first),
+    and of each optimiser step the gradient before it is clipped."""
+    gradients = []
+
+    def clip(run, *given, real=runs.Run.clip):
+        weights = [w for w in run.modules.parameters() if w.grad is not None]
+        gradients.append(torch.cat([w.grad.flatten() for w in weights]))
+        return real(run, *given)
+
+    with pytest.MonkeyPatch.context() as patch:
+        spy = Spy(patch, ppo, "rollout")
+        patch.setattr(runs.Run, "clip", clip)
+        if "--lr 1e-12" in " ".join(map(str, flags)):  # nothing moves, not even a fresh head
+            patch.setattr(ppo, "HEAD_LR", 1e-12)
+        assert ppo.main(line(world, out, *flags, family=family)) == 0
+    args, run, models, *_ = spy.calls[0]
+    rows = read(out / "metrics.jsonl")
+    return SimpleNamespace(
+        args=args, run=run, models=models, policy=models.policy, critic=models.critic, rows=rows,
+        steps=[row for row in rows if "lr" in row], b=spy.results, calls=spy.calls,
+        gradients=gradients,
+    )  # fmt: skip
 
 
-def test_critic_from_the_reward_model_starts_as_the_score(world):
-    """At the last column: (raw score − .7)/2.5. In another unit it starts with such advantages."""
-    start = begun(world, critic="rm")
-    texts = ["Hold.", "Strengths: sql, kafka.", "x"]
-    prompts = [row["prompt"] for row in pair_rows(len(texts))]
-    answers = [[{"role": "assistant", "content": text}] for text in texts]
-    rows = [common.encode_pair(start.tokenizer, p, answer) for p, answer in zip(prompts, answers)]
-    ids, attention_mask, _ = common.pad_rows(*zip(*rows), common.pad_id(start.tokenizer))
-    with torch.no_grad():
-        scores = reward_models.reward_scores(start.critic, ids, attention_mask)
-    plain = reward_models.reward_function(world["llama reward"], raw=True)(prompts, texts)
-    assert close(scores, [(x - 0.7) / 2.5 for x in plain], 1e-5) and scores.std() > 0.1
+def gap(a, b):
+    return max(((x - y).norm() / y.norm()).item() for x, y in zip(a, b, strict=True))
 
 
-def test_three_models_or_one(world):
-    start = begun(world, critic="shared")
-    assert not any(p.requires_grad for p in start.models[1].parameters())
-    assert sum(p.numel() for p in start.critic.parameters()) == 33
-    start = begun(world, "--lora-rank 2", critic="shared")
-    assert start.policy is start.models[1]
-    for name, weight in start.policy.named_parameters():
-        if "lora_B" in name:
-            weight.data.fill_(0.05)
-    given = start.args, start.run, start.models
-    b = ppo.rollout(*given, ROWS, start.args.seed)
-    base = common.load_policy(world["llama"], trainable=False)
-    with torch.no_grad():
-        base = common.token_logps(base, *(b[key] for key in ppo.ROWS))
-    assert close(b["ref_logps"], base, 1e-4)
-    kl = (b["logps"] - b["ref_logps"]).sum().item() / 8
-    assert abs(kl) > 0.1, "the adapter must be on in the rollout"
-    expected = {"val/kl": kl, "val/score": b["scores"].mean().item()}
-    expected["val/length"] = b["mask"].sum().item() / 8
-    expected |= {"val/n": 8, "val/cut": 1 - b["finished"].float().mean().item()}
-    assert near(ppo.evaluate(*given, None, ROWS)[0], expected, rel=1e-5)
+def near(row, expected, **tolerance):
+    return {key: row[key] for key in expected} == pytest.approx(expected, **tolerance)
 
 
-@cases("""
-family | critic | temperature
-gpt2 | rm | 0.7
-gpt2 | shared | 1.0
-llama | policy | 0.7
-llama | rm | 1.0
-""")
-def test_first_minibatch_has_ratio_one_and_kl_zero(family, critic, temperature, world, monkeypatch):
-    flags = f"--temperature {temperature} --micro-tokens 140"
-    start = begun(world, flags, family=family, critic=critic)
-    b = filled(start, generic=False)
-    mask = b["mask"]
-    assert b["ids"].shape[1] - b["lengths"].min() > 20, "prompts of one length"
-    assert "sampler_logps" not in b, "in fp32 the sampler's log-probs are π_old"
-    _, row = update_gradients(monkeypatch, start, b)
-    row |= ppo.rollout_row(b, b["kl"], 0.05)
-    expected = dict.fromkeys("approx_kl sample_gap kl/ref kl/token kl/k3".split(), 0)
-    expected |= {"ratio/mean": 1, "ratio/max": 1, "clip_frac": 0, "value_clip_frac": 0}
-    expected["value_loss"] = ((b["values"] - b["returns"])[mask] ** 2).mean().item() / 2
-    assert near(row, expected, rel=1e-5, abs=1e-5)
-    trunk = start.policy if critic == "shared" else start.critic
-    for i, length in enumerate(b["lengths"].tolist()):
-        with torch.no_grad():
-            hidden = trunk.base_model(input_ids=b["ids"][i : i + 1, :length])[0]  # (1, n, H)
-            expected = start.critic.score(hidden)[0, :-1, 0][mask[i, 1:length]]
-        assert close(b["values"][i][mask[i]], expected, 1e-4)
-    assert b["values"][mask].std() > 0.1 and not b["values"][~mask].any()
+# ---- before step one ----
 
 
-@pytest.mark.parametrize("dtype, critic", [("bf16", "policy"), ("fp16", "shared")])
-def test_rounding_moves_no_ratio(dtype, critic, world, monkeypatch):
-    """In half precision π_old is a forward in the update's own micro-batches: the first ratio is 1
-    to the bit."""
-    flags = f"--dtype {dtype} --temperature 0.7 --micro-tokens 140 --batch-size 3"
-    start = begun(world, flags, critic=critic)
-    b = filled(start, generic=False)
-    _, row = update_gradients(monkeypatch, start, b)
-    assert near(row, {"approx_kl": 0, "clip_frac": 0, "ratio/max": 1, "ratio/mean": 1}, abs=0)
-    gaps = (b["logps"] - b["sampler_logps"]).abs()
-    assert gaps[b["mask"]].max() > 1e-4
-    rows = ppo.minibatches(start.args, start.run, 8, epoch=0)[0]
-    assert row["sample_gap"] == pytest.approx(gaps[rows].max().item(), abs=2e-5)
-
-
-def test_none_drops_the_answer(world):
-    """No score is not 0. The ids are those drawn, which need not survive decode and encode; a
-    function that fails on five of eight would train on what it likes to parse."""
-    start = begun(world, "--reward-fn some_are_none")
-    b, kept = filled(start), [0, 2, 3, 4, 6, 7]
-    assert {len(v) for k, v in b.items() if k != "unscored"} == {6}
-    assert b["rows"] == [ROWS[i] for i in kept] and b["prompts"] == [PROMPTS[i] for i in kept]
-    drawn = sampling.sample(start.policy, start.tokenizer, PROMPTS, max_new_tokens=7, seed=3)
-    ids = [drawn.response_ids[i] for i in kept]
-    assert start.tokenizer(b["texts"]).input_ids != ids, "nothing here would notice"
-    assert [r[m].tolist() for r, m in zip(b["ids"], b["mask"])] == ids
-    row = ppo.rollout_row(b, b["kl"], 0.05)
-    assert (row["reward/unscored_frac"], row["episodes"]) == (0.25, 6)
-    assert row["reward/mean"] == pytest.approx(22 / 6)
-    two = ppo.rollout(start.args, start.run, start.models, ROWS[1:3], 3)
-    assert two["unscored"] == 0.5, "half may fail"
-    start = begun(world, "--reward-fn most_are_none")
-    assert "--reward-fn: 5 of 8 answers got no score" in error_of(filled, start)
-
-
-def test_the_log_of_a_rollout(world):
-    """kl/ref is a mean over answers of sums, kl/token and advantage/abs_mean are over actions."""
-    start = begun(world)
-    b = filled(start)
-    row, mask, scores = ppo.rollout_row(b, b["kl"], 0.3), b["mask"], b["scores"]
-    k1, lengths = (b["logps"] - b["ref_logps"])[mask].double(), mask.sum(1)
-    expected = {
-        "kl/ref": k1.sum() / 8, "kl/token": k1.mean(), "kl/k3": (torch.expm1(-k1) + k1).mean(),
-        "kl/coef": 0.3, "objective": scores.mean() - 0.3 * k1.sum() / 8,
-        "reward/mean": scores.mean(), "reward/std": scores.std(),
-        "advantage/abs_mean": b["advantages"][mask].abs().mean(),
-        "length/max": lengths.max(), "length/truncated_frac": 1 - b["finished"].float().mean(),
-    }  # fmt: skip
-    expected = {key: float(x) for key, x in expected.items()}
-    assert near(row, expected, rel=1e-4, abs=1e-6)
+def test_critic_from_the_reward_model_starts_as_the_score(world, tmp_path):
+    """In the unit of the scores, (raw score − .7)/2.5, moved to the mean score of the start: the
+    deviations from the mean stay those of the reward model."""
+    traces = traced(world, tmp_path / "run", "--lr 1e-12")
+    raw = reward_function(world["llama reward"], torch.device("cpu"), torch.float32, raw=True)
+    head = raw.scorer.model.score.weight
+    assert close(traces.critic.head.weight.detach(), head.detach() / 2.5, 1e-6)
+    assert close(traces.critic.model.norm.weight, raw.scorer.model.model.norm.weight, 1e-6)
+    b = traces.b[0]
+    expected = [(x - 0.7) / 2.5 for x in raw(b["prompts"], b["texts"])]
+    assert close(b["scores"], expected, 1e-5) and b["scores"].std() > 0.1
+    assert traces.run.state["scale"] == [0, 1], "standardised already"
 
 
 @each_critic
-def test_gradient_for_every_cut(critic, world, monkeypatch):
-    """E2, E3. In any forwards, wider by random ids, upside down: one update."""
-    start = begun(world, critic=critic)
-    b = filled(start)
-    for key in ("mask", "attention_mask"):  # answers of different lengths
-        b[key][3, b["lengths"][3] - 4 :] = False
-    b["lengths"] = b["attention_mask"].sum(1)
-    for key in ("logps", "values", "advantages", "returns"):
-        b[key] *= b["mask"]
-    wide = per_row(b, lambda v: F.pad(v, (0, 9)) if torch.is_tensor(v) and v.ndim == 2 else v)
-    wide |= {"lengths": b["lengths"] + 9}  # as if all were that long
-    wide["ids"][:, -9:] = torch.randint(0, 200, (8, 9))
-    turned = per_row(b, lambda v: v.flip(0) if torch.is_tensor(v) else v[::-1])
-    forwards, seen = Spy(monkeypatch, ppo, "token_logps"), []
-    some = int(3 * b["lengths"].max())
-    for tokens, other in ((10**6, b), (some, b), (1, b), (10**6, wide), (10**6, turned)):
-        start.args.micro_tokens = tokens
-        seen.append(update_gradients(monkeypatch, start, other))
-        assert gap(seen[-1][0], seen[0][0]) < 2e-6
-        assert seen[-1][1] == pytest.approx(seen[0][1], rel=2e-5, abs=1e-6)
-    assert len(forwards.calls) > 1 + 2 + 8 + 1, "some parts, then eight"
-    row = seen[0][1]
-    terms = row["policy_loss"] + ppo.VALUE_COEF * row["value_loss"]
-    assert row["loss"] == pytest.approx(terms, rel=1e-5)
+def test_critic_starts_at_the_mean_return(kind, world, tmp_path):
+    """A reward with mean 5 and a critic at 0: each early token had an advantage by its distance
+    from the end. The mean return of the start is that of the scores, 0, less the penalty of cuts."""
+    flags = f"--reward-fn plus_five --critic {kind} --lr 1e-12 --end-penalty 0.4 --rollouts 20"
+    traces = traced(world, tmp_path / "run", flags)
+    b, state = traces.b[0], traces.run.state
+    assert b["values"].abs().max() == 0, "a fresh head"
+    assert b["scores"].mean() > 5
+    assert state["scale"] == pytest.approx([b["scores"].mean().item(), b["scores"].std().item()])
+    expected = -0.4 * (~b["finished"]).double().mean().item()
+    assert traces.critic.head.bias.item() == pytest.approx(expected, abs=1e-6) != 0
+    again = traces.b[1]
+    assert close(again["values"][again["mask"]].mean(), expected, 1e-6)
 
 
-def test_ragged_tail(world, monkeypatch):
-    flags = "--batch-size 4 --ppo-epochs 2 --micro-tokens 1000000 --reward-fn vowels"
-    start = begun(world, flags)
-    b = filled(start, rows=[*ROWS, *ROWS[3:5]])
-    spy = Spy(monkeypatch, start.run, "micro_batches")
-    vectors, row = update_gradients(monkeypatch, start, b)
-    batches = [batch.tolist() for batch, _ in spy.calls]
-    assert [len(x) for x in batches] == [4, 4, 2, 4, 4, 2] and row["updates"] == 6
-    first, second = sum(batches[:3], []), sum(batches[3:], [])
-    assert sorted(first) == sorted(second) == list(range(10)) and first != second
-    two = per_row(b, lambda v: v[batches[2]] if torch.is_tensor(v) else v[:2])
-    assert gap(vectors[2:3], update_gradients(monkeypatch, start, two)[0][:1]) < 1e-5
+OFFSETS = ["plus_five", "minus_five", "times_hundred"]
 
 
-def test_the_log_of_an_update_is_its_mean(world, monkeypatch):
-    """Over all actions of 2 passes of 3 uneven batches; a mean of means is another number. The old
-    log-probs stay those of the rollout: recomputed in each pass, they would never let the clip act."""
-    start = begun(world, "--batch-size 3 --ppo-epochs 2 --micro-tokens 1")
-    b = filled(start)
-    mask, rows = b["mask"], [b[key] for key in ppo.ROWS]
-    b["logps"] += 0.3 * mask  # most ratios are below 1
-    _, row = update_gradients(monkeypatch, start, b)
+@each_critic
+@pytest.mark.parametrize("function", OFFSETS)
+def test_neither_a_constant_nor_the_unit_of_a_reward_changes_a_run(
+    kind, function, world, tmp_path, capsys
+):
+    """Utility of validation answers went .43 → .58 with a reward, .43 → .33 with the reward + 5."""
+    flags = f"--critic {kind} --lr 1e-4 --ppo-epochs 2 --batch-size 4 --steps 3 --rollouts 16"
+    one = traced(world, tmp_path / "one", flags, "--reward-fn vowels")
+    two = traced(world, tmp_path / "two", flags, f"--reward-fn {function}")
+    assert [b["texts"] for b in one.b] == [b["texts"] for b in two.b]
+    for key in ("advantages", "returns"):
+        pairs = [(x[key], y[key]) for x, y in zip(one.b[1:], two.b[1:])]
+        assert max((x - y).abs().max() for x, y in pairs) < 1e-4
+        assert min(x.std() for x, _ in pairs) > 0.1
+    assert gap(two.gradients, one.gradients) < 1e-4
+    start = AutoModelForCausalLM.from_pretrained(world["llama"]).state_dict()
+    states = [
+        AutoModelForCausalLM.from_pretrained(tmp_path / x).state_dict() for x in ("one", "two")
+    ]
+    moved = max((states[0][key] - x).abs().max() for key, x in start.items())
+    apart = max((states[0][key] - x).abs().max() for key, x in states[1].items())
+    assert apart < 1e-3 * moved
+    unit = {"plus_five": lambda x: x + 5, "minus_five": lambda x: x - 5}
+    unit = unit.get(function, lambda x: 100 * x)
+    for a, b in zip(one.steps, two.steps, strict=True):  # logged is the user's own unit
+        assert b["reward/mean"] == pytest.approx(unit(a["reward/mean"]), rel=1e-6)
+        keys = "policy_loss value_loss explained_variance kl/ref value_clip_frac".split()
+        assert near(b, {key: a[key] for key in keys}, rel=1e-3, abs=1e-5)
+    assert "trained on is (score − " in capsys.readouterr().out
+
+
+def test_equal_scores_have_no_deviation(world, tmp_path):
+    """32 times .1 deviates by 1e-17 in floating point: the first other score would count 1e16."""
+    traces = traced(world, tmp_path / "run", "--reward-fn same --rollouts 32 --end-penalty 0")
+    assert traces.run.state["scale"] == pytest.approx([0.1, 1.0])
+    assert traces.b[1]["advantages"].abs().max() < 0.01, "rounding is not whitened to 1"
+
+
+def test_preflight_says_what_a_user_asks(world, tmp_path, capsys):
+    traced(world, tmp_path / "run", "--reward-fn vowels --critic separate")
+    said = capsys.readouterr().out
+    passed = [x for x in said.splitlines() if x.startswith("preflight")]
+    assert len(passed) == 1 and passed[0].endswith("ok")
+    assert f"critic     starts as a copy of --model {world['llama']}" in said
+    assert "time       1 steps, about 1 min" in said
+    assert "next: python evaluate.py compare --model" in said
+    assert f"--prompts {world['prompts']} --gold {world['functions']}:vowels\n" in said
+
+
+def test_what_the_reward_model_does_not_read(world, tmp_path, capsys):
+    """Two answers, one ending in an insult, scored alike, in silence."""
+
+    def reading(n):
+        folder = tmp_path / f"reads{n}"
+        folder.mkdir()
+        for file in Path(world["llama reward"]).iterdir():
+            (folder / file.name).write_bytes(file.read_bytes())
+        record = {"stage": "reward_train", "args": {"max_length": n}, "scale": SCALE}
+        files.write_json(folder / "args.json", record)
+        return folder
+
+    out = tmp_path / "run"
+    argv = line(world, out, "--reward-model", reading(20), "--max-new-tokens 10")
+    refused = error_of(ppo.main, argv)
+    assert "--max-new-tokens 10" in refused and "reads 20 tokens" in refused
+    assert not (out / "metrics.jsonl").exists()
+    # what the policy draws at random is no text: other tokenizers take several ids for one of its
+    said = error_of(ppo.main, [*argv, "--max-new-tokens", "9"])
+    assert "--reward-model" in said and "the end of 7 of 8 answers" in said
+    assert not (out / "metrics.jsonl").exists()
+    assert ppo.main([*argv, "--max-new-tokens", "3"]) == 0
+    assert "reads 6 of 8 prompts and 0 answers in part" in capsys.readouterr().out
+
+
+def test_another_tokenizer_in_the_reward_model(world, tmp_path, capsys):
+    own = tiny_tokenizer(vocab_size=290, template=CHATML)
+    other = tiny_reward_model("gpt2", tmp_path, tokenizer=own)
+    for reward, source in ((other, "--model"), (world["llama reward"], "--reward-model")):
+        traced(world, tmp_path / "run", "--overwrite", "--reward-model", reward)
+        assert f"critic     starts as a copy of {source} " in capsys.readouterr().out
+
+
+def test_without_a_scale_scores_are_standardised_by_the_start(world, tmp_path):
+    """Another tool's reward model may sit at −5 or 60."""
+    other = tiny_reward_model("llama", tmp_path, seed=5)
+    traces = traced(world, tmp_path / "run", "--reward-model", other, "--lr 1e-12")
+    scores = traces.b[0]["scores"]
+    assert traces.run.state["scale"] == pytest.approx([scores.mean().item(), scores.std().item()])
+    raw = reward_function(other, torch.device("cpu"), torch.float32, raw=True)
+    head = raw.scorer.model.score.weight.detach() / scores.std()
+    assert close(traces.critic.head.weight.detach(), head, 1e-6)
+
+
+# ---- the rollout ----
+
+
+@cases("""
+family | kind | temperature
+gpt2 | separate | 0.7
+gpt2 | shared | 1.0
+llama | separate | 1.0
+llama | shared | 0.7
+""")
+def test_first_minibatch_has_ratio_one_and_kl_zero(family, kind, temperature, world, tmp_path):
+    flags = f"--temperature {temperature} --micro-tokens 140 --critic {kind} --lr 1e-12"
+    traces = traced(world, tmp_path / "run", flags, family=family)
+    b, row, models = traces.b[1], traces.steps[0], traces.models
+    mask, lengths = b["mask"], b["attention_mask"].sum(1)
+    assert b["ids"].shape[1] - lengths.min() > 20, "prompts of one length"
+    assert "sampler_logps" not in b, "in fp32 the sampler's log-probs are π_old"
+    expected = dict.fromkeys("approx_kl sample_gap kl/ref clip_frac value_clip_frac".split(), 0)
+    expected |= {"ratio/mean": 1, "ratio/max": 1, "policy_loss": 0}
+    expected["value_loss"] = ((b["values"] - b["returns"])[mask] ** 2).mean().item() / 2
+    assert near(row, expected, rel=1e-4, abs=1e-5)
+    trunk = models.policy.model.base_model if kind == "shared" else models.critic.model
+    plain = AutoModelForCausalLM.from_pretrained(world[family])
+    for i, length in enumerate(lengths.tolist()):
+        ids = b["ids"][i : i + 1, :length]
+        with torch.no_grad():
+            values = (
+                models.critic.head.weight @ trunk(input_ids=ids)[0][0].T + models.critic.head.bias
+            )
+            logits = plain(input_ids=ids).logits[0, :-1] / temperature
+        logps = logits.log_softmax(-1).gather(-1, ids[0, 1:, None]).squeeze(-1)
+        assert close(b["values"][i][mask[i]], values[0, :-1][mask[i, 1:length]].detach(), 1e-4)
+        for key in ("logps", "ref_logps"):
+            assert close(b[key][i][mask[i]], logps[mask[i, 1:length]], 1e-4)
+    assert not b["values"][~mask].any() and (kind == "shared" or b["values"][mask].std() > 0.1)
+
+
+@pytest.mark.parametrize("dtype, kind", [("bf16", "separate"), ("fp16", "shared")])
+def test_rounding_moves_no_ratio(dtype, kind, world, tmp_path):
+    """In half precision π_old is a forward of the policy's, not the sampler's number."""
+    flags = f"--dtype {dtype} --temperature 0.7 --micro-tokens 140 --critic {kind} --lr 1e-12"
+    traces = traced(world, tmp_path / "run", flags, "--max-new-tokens 12")
+    b, row = traces.b[1], traces.steps[0]
+    assert near(row, {"approx_kl": 0, "clip_frac": 0, "ratio/max": 1, "ratio/mean": 1}, abs=1e-6)
+    gaps = (b["logps"] - b["sampler_logps"]).abs()
+    assert gaps[b["mask"]].max() > 1e-4
+    assert row["sample_gap"] == pytest.approx(gaps.max().item(), abs=1e-5)
+
+
+def test_a_step_that_overflows_in_fp16_is_skipped(world, tmp_path, monkeypatch):
+    """The weights stay, the scale is halved, and the run goes on."""
+    monkeypatch.setattr(runs, "LOSS_SCALE", 2.0**40)
+    flags = "--dtype fp16 --critic shared --reward-fn vowels --lr 1e-2 --steps 2 --restore last"
+    traces = traced(world, tmp_path / "run", flags)
+    assert len(traces.steps) == 2 and not all(x.isfinite().all() for x in traces.gradients)
+    saved = AutoModelForCausalLM.from_pretrained(tmp_path / "run").state_dict()
+    start = AutoModelForCausalLM.from_pretrained(world["llama"]).state_dict()
+    assert all(torch.equal(saved[key], x) for key, x in start.items())
+    assert traces.run.scaler.get_scale() == 2.0**38
+
+
+def test_none_drops_the_answer(world, tmp_path):
+    """No score is not 0. A function that fails on five of eight would train on what it likes to
+    parse."""
+    traces = traced(world, tmp_path / "run", "--reward-fn some_are_none --lr 1e-12")
+    b, row = traces.b[1], traces.steps[0]
+    places, _ = rollouts.prompts_of_step(range(8), 8, 0, 1)
+    kept = [i for i in places if i not in (1, 5)]
+    assert b["prompts"] == [PROMPTS[i] for i in kept] and b["scores"].tolist() == kept
+    assert {len(x) for x in b.values()} == {6}
+    ids = [traces.models.encode(ROWS[i]) for i in kept]
+    given = b["attention_mask"] & ~b["mask"]
+    assert [x[m].tolist() for x, m in zip(b["ids"], given)] == ids, "rows stay beside their scores"
+    decode = traces.models.tokenizer.decode
+    texts = [decode(x[m], skip_special_tokens=True) for x, m in zip(b["ids"], b["mask"])]
+    assert texts == b["texts"]
+    assert (row["reward/unscored_frac"], row["episodes"]) == (0.25, 6)
+    assert row["reward/mean"] == pytest.approx(22 / 6)
+    argv = line(world, tmp_path / "two", "--reward-fn most_are_none")
+    assert "--reward-fn: 5 of 8 answers got no score" in error_of(ppo.main, argv)
+
+
+@pytest.mark.parametrize("lora", ["", "--lora-rank 2"])
+def test_the_reference_is_the_start(lora, world, tmp_path):
+    """After steps that move the policy by some nats. With LoRA it is the policy, adapter off."""
+    flags = f"--critic shared --lr 3e-2 --steps 3 --gold length {lora} --reward-fn vowels"
+    prompts = write_rows(tmp_path / "p.jsonl", [dict(ROWS[i % 8], prompt=f"Ask {i}: {PROMPTS[1]}",
+                         split=["train", "val"][i > 9]) for i in range(14)])  # fmt: skip
+    traces = traced(world | {"prompts": prompts}, tmp_path / "run", flags, "--restore last")
+    assert (traces.models.reference is traces.policy) == bool(lora)
+    base = common.Policy(common.load_model(world["llama"], "cpu", torch.float32), torch.float32)
+    b = traces.b[-1]
     with torch.no_grad():
-        logps, entropies = common.token_logps(start.policy, *rows, with_entropy=True)
-        values = ppo.values_of(start.critic, start.critic, *rows)
-    policy, clipped = ppo.ppo_policy_loss(logps, b["logps"], b["advantages"], mask)
-    value, value_clipped = ppo.ppo_value_loss(values, b["values"], b["returns"], mask)
-    d = logps - b["logps"]
-    columns = {
-        "policy_loss": policy, "value_loss": value, "entropy": entropies, "ratio/mean": d.exp(),
-        "approx_kl": torch.expm1(d) - d, "clip_frac": clipped, "value_clip_frac": value_clipped,
+        expected = base(*(b[key] for key in rollouts.ROWS))[0]
+    assert close(b["ref_logps"], expected, 1e-4)
+    k1 = (b["logps"] - expected).sum(1)
+    assert k1.mean() > 0.1, "the adapter must be on in the rollout"
+    assert traces.steps[-1]["kl/ref"] == pytest.approx(k1.mean().item(), rel=1e-4)
+    last = traces.rows[-1]
+    assert last["val/kl"] > 0.1 and last["val/n"] == 4 and "val/gold" in last
+    kept = read(tmp_path / "run" / "rollouts.jsonl")
+    assert kept[0].keys() == {"step", "prompt", "answer", "reward", "kl", "finished"}
+    assert [row["step"] for row in kept] == [1] * 8
+
+
+def test_without_beta_there_is_no_reference(world, tmp_path):
+    traces = traced(world, tmp_path / "run", "--beta 0 --reward-fn vowels --lr 1e-3 --steps 2")
+    assert traces.models.reference is None
+    keys = {key for row in traces.rows for key in row}
+    assert not {key for key in keys if "kl/" in key}, "a KL to nothing is no 0"
+    assert "approx_kl" in keys
+
+
+# ---- the update ----
+
+
+@each_critic
+def test_gradient_for_every_cut(kind, world, tmp_path):
+    """In any forwards: one update, and one log."""
+    seen = []
+    for i, tokens in enumerate((10**6, 200, 1)):
+        flags = f"--critic {kind} --lr 1e-12 --micro-tokens {tokens} --batch-size 3 --ppo-epochs 2"
+        seen.append(traced(world, tmp_path / f"{i}", flags))
+    assert len(seen[0].gradients) == 6 and min(x.norm() for x in seen[0].gradients) > 1e-3
+    for other in seen[1:]:
+        assert gap(other.gradients, seen[0].gradients) < 1e-5
+        same = {key: x for key, x in seen[0].steps[0].items() if key not in UNLIKE}
+        assert near(other.steps[0], same, rel=2e-4, abs=1e-5)
+
+
+UNLIKE = ("time_s", "peak_mem_mb", "tokens_per_s", "sample_gap")
+
+
+def test_minibatches_are_passes_over_the_rollout(world, tmp_path, monkeypatch):
+    spy = Spy(monkeypatch, ppo, "batch_indices")
+    traced(world, tmp_path / "run", "--rollouts 10 --batch-size 4 --ppo-epochs 2 --steps 2")
+    batches = [batch.tolist() for batch, _ in spy.results]
+    assert [len(x) for x in batches] == [4, 4, 2] * 4
+    passes = [sum(batches[i : i + 3], []) for i in (0, 3, 6, 9)]
+    assert all(sorted(order) == list(range(10)) for order in passes)
+    assert len({tuple(order) for order in passes}) == 4
+
+
+def test_the_log_of_an_update_is_its_mean(world, tmp_path, monkeypatch):
+    """Over all actions of uneven batches; a mean of means is another number. The old log-probs stay
+    those of the rollout: recomputed in each pass, they would never let the clip act."""
+    policy, value = (Spy(monkeypatch, ppo, f"ppo_{x}_loss") for x in ("policy", "value"))
+    flags = "--batch-size 3 --ppo-epochs 2 --micro-tokens 1 --lr 3e-2 --clip-high 0.3"
+    traces = traced(world, tmp_path / "run", flags)
+    masks = [call[3] for call in policy.calls]
+    assert [call[4:] for call in policy.calls] == [(0.2, 0.3)] * 16
+    assert [call[4:] for call in value.calls] == [(0.2,)] * 16
+
+    def mean(columns):
+        return torch.cat([x[m].float() for x, m in zip(columns, masks)]).mean().item()
+
+    ratios = [(call[0] - call[1]).detach().exp() for call in policy.calls]
+    expected = {
+        "policy_loss": mean([losses.detach() for losses, _ in policy.results]),
+        "value_loss": mean([losses.detach() for losses, _ in value.results]),
+        "clip_frac": mean([clipped for _, clipped in policy.results]),
+        "value_clip_frac": mean([clipped for _, clipped in value.results]),
+        "ratio/mean": mean(ratios), "approx_kl": mean([x - 1 - x.log() for x in ratios]),
+        "ratio/max": max(x[m].max().item() for x, m in zip(ratios, masks)),
     }  # fmt: skip
-    expected = {key: x[mask].float().mean().item() for key, x in columns.items()}
-    assert 0 < expected["clip_frac"] < 1 and 0 < expected["value_clip_frac"] < 1
-    first = np.random.default_rng([start.args.seed, start.run.step, 0]).permutation(8)[:3]
-    expected |= {"ratio/max": d.exp()[mask].max().item(), "updates": 6}
-    expected["sample_gap"] = d[first].abs().max().item()
+    row = traces.steps[0]
+    assert 0 < row["clip_frac"] < 1 and row["approx_kl"] > 1e-3
     assert near(row, expected, rel=1e-4, abs=1e-6)
+    flat = sorted(round(x, 4) for b in [traces.b[1]] for x in b["logps"][b["mask"]].tolist())
+    old = [round(x, 4) for call, m in zip(policy.calls, masks) for x in call[1][m].tolist()]
+    assert sorted(old) == sorted(flat * 2)
+
+
+def test_the_loss_is_policy_plus_value(world, tmp_path, monkeypatch):
+    """Sums over the actions of a batch divided by their number, not by the rollout's; the log has
+    the mean over the batches."""
+    policy, value = (Spy(monkeypatch, ppo, f"ppo_{x}_loss") for x in ("policy", "value"))
+    flags = "--lr 1e-12 --batch-size 3 --micro-tokens 1000000"
+    row = traced(world, tmp_path / "run", flags).steps[0]
+    masks = [call[3] for call in policy.calls]
+    terms = [p[0] + ppo.VALUE_COEF * v[0] for p, v in zip(policy.results, value.results)]
+    losses = [x.sum().item() / m.sum().item() for x, m in zip(terms, masks, strict=True)]
+    assert row["loss"] == pytest.approx(sum(losses) / 3, rel=1e-5) and len(losses) == 3
+
+
+def test_each_update_has_a_gradient_of_its_own(world, tmp_path):
+    """Two passes over one batch, at a rate of nothing: the second gradient is the first, not both."""
+    flags = "--lr 1e-12 --ppo-epochs 2 --micro-tokens 1000000"
+    first, second = traced(world, tmp_path / "run", flags).gradients
+    assert gap([second], [first]) < 1e-5
+
+
+def test_a_fresh_head_learns_at_its_own_rate(world, tmp_path):
+    for flags, rate in (("--reward-fn vowels", ppo.HEAD_LR), ("", 1e-4)):
+        traces = traced(world, tmp_path / "run", f"--lr 1e-4 --overwrite {flags}")
+        groups = traces.run.optimizer.param_groups
+        rates = {id(p): group["base_lr"] for group in groups for p in group["params"]}
+        assert {rates.pop(id(p)) for p in traces.critic.head.parameters()} == {rate}
+        assert set(rates.values()) == {1e-4}
+
+
+def test_one_token_lands_on_the_optimum(world, tmp_path):
+    """π* ∝ π_ref·exp(score/(β·deviation)), by the whole stage: one prompt, answers of one token."""
+    prompts = write_rows(tmp_path / "p.jsonl", [{"prompt": "sql"}])
+    flags = """--reward-fn begins_with_a_vowel --max-new-tokens 1 --end-penalty 0 --rollouts 256
+        --batch-size 256 --ppo-epochs 2 --beta 2 --lr 5e-3 --steps 60 --schedule linear
+        --restore last --critic shared"""
+    traces = traced(world | {"prompts": prompts}, tmp_path / "run", " ".join(flags.split()))
+    tokenizer = AutoTokenizer.from_pretrained(world["llama"])
+    ids = torch.tensor([tokenizer.encode("sql")])
+    with torch.no_grad():
+        ref, policy = (
+            AutoModelForCausalLM.from_pretrained(x)(input_ids=ids).logits[0, -1].log_softmax(-1)
+            for x in (world["llama"], tmp_path / "run")
+        )
+    texts = tokenizer.batch_decode([[i] for i in range(len(ref))], skip_special_tokens=True)
+    scores = torch.tensor([float(x.strip()[:1] in tuple("aeiou")) for x in texts])
+    best = (ref + scores / (2 * traces.run.state["scale"][1])).log_softmax(-1)
+    kl, start = ((x.exp() * (x - best)).sum().item() for x in (policy, ref))
+    assert start > 0.1 and kl < 0.02, (start, kl)
 
 
 # ---- whole runs ----
 
 
-def run_of(world, out, *flags, family="llama"):
-    flags = "--epochs 2 --batch-size 4 --max-new-tokens 5 --eval-fraction 0.3", *flags
-    assert ppo.main(line(world, out, flags, family)) in (None, 0)
-    return read(out / "metrics.jsonl")
-
-
 @each_critic
-def test_preflight(critic, world, tmp_path, capsys, monkeypatch):
-    """E1. A fresh head is zero and learns at HEAD_LR; the reward model's learns with its trunk."""
-    started, start = [], runs.Run.start
-    monkeypatch.setattr(runs.Run, "start", lambda run, *a: started.append(run) or start(run, *a))
-    flags = f"--critic {critic} --temperature 0.7 --lr 1e-4 --batch-size 3"
-    run_of(world, tmp_path / "run", flags)
-    printed = capsys.readouterr().out
-    plan = "plan       2 steps of 8 answers; per step 2 passes in batches of 3 = 6 updates"
-    zero = ("log-probs and teacher forcing: {0}", "reference: {0}")
-    for said in (plan, *(text.format("0.0000, expected 0.0000") for text in zero)):
-        assert said in printed
-    zeros = f"preflight  critic {critic}: values 0.000 ± 0.000; scores "
-    assert (zeros in printed) == (critic != "rm")
-    strip = printed.partition("first answer")[2].splitlines()[1]
-    assert strip.count("◆") == 1 and strip.count("▮") + 1 <= 5 and strip.startswith("·")
-    groups, head = started[0].optimizer.param_groups, started[0].state["critic"].score
-    rates = {id(p): group["base_lr"] for group in groups for p in group["params"]}
-    of_head = {rates.pop(id(p)) for p in head.parameters()}
-    assert of_head == {1e-4 if critic == "rm" else ppo.HEAD_LR} and set(rates.values()) == {1e-4}
-
-
-def test_another_tokenizer_in_the_reward_model(world, tmp_path):
-    own = tiny_tokenizer(vocab_size=290, template=CHATML)
-    reward = ("--reward-model", tiny_reward_model("gpt2", tmp_path, tokenizer=own))
-    said = r"--critic rm: the tokenizer of .* \(290 entries\).*\(300\)"
-    assert re.search(said, error_of(loaded, world, *reward, "--critic rm"))
-    for flags, critic in ((reward, "policy"), ((), "rm"), (["--reward-fn vowels"], "policy")):
-        assert loaded(world, *flags)[0].critic == critic
+def test_resume_bit_for_bit(kind, world, tmp_path):
+    """A run stopped after step 2 of 4 ends with the weights, the critic, β and the log of one that
+    was not stopped; the scale of the scores is that of its first start."""
+    flags = f"--critic {kind} --lr 1e-3 --steps 4 --kl-target 3 --reward-fn vowels --batch-size 3"
+    whole, parts = tmp_path / "whole", tmp_path / "parts"
+    traced(world, whole, flags)
+    traced(world, parts, flags, "--stop-after 2")
+    traced(world, parts, flags, "--resume")
+    ends = [max((x / "checkpoint").glob("*.pt")) for x in (whole, parts)]
+    (step, state, (weights, moments), _), (_, other_state, (other_weights, other_moments), _) = (
+        torch.load(x, weights_only=True) for x in ends
+    )
+    assert step == 4 and state == other_state and {"scale", "kl_coef"} < state.keys()
+    assert len(weights) > 20 and any("head" in key for key in weights)
+    assert all(torch.equal(x, other_weights[key]) for key, x in weights.items())
+    for key, state in moments["state"].items():
+        assert all(torch.equal(x, other_moments["state"][key][k]) for k, x in state.items())
+    rows = [[{k: x for k, x in row.items() if k not in UNLIKE} for row in
+             read(folder / "metrics.jsonl")] for folder in (whole, parts)]  # fmt: skip
+    assert rows[0] == rows[1]
 
 
 def test_the_loop_hands_on(world, tmp_path, monkeypatch):
-    names = "rollout", "shape_rewards", "gae", "update"
-    rollout, shape, gae, update = (Spy(monkeypatch, ppo, name) for name in names)
+    shape, gae = (Spy(monkeypatch, ppo, name) for name in ("shape_rewards", "gae"))
     for name, value in (("GAMMA", 0.9), ("LAM", 0.8), ("ROLLOUTS_EVERY", 2)):
         monkeypatch.setattr(ppo, name, value)
-    flags = """--no-end-penalty 0.4 --beta 0.07 --kl-target 3 --steps 3 --eval-every 1 --seed 2
-        --lr 1e-2 --gold length"""
-    rows = run_of(world, tmp_path / "run", flags)
-    control, betas = ppo.AdaptiveKL(0.07, 3), set()
-    for row, call in zip(trained(rows), shape.calls, strict=True):
-        scores, _, _, _, beta, finished, penalty = call
-        assert row["kl/coef"] == beta == pytest.approx(control.value, rel=1e-9) and penalty == 0.4
-        assert finished is not None and scores.shape == (8,)
-        assert not finished.all()
-        control.update(row["kl/ref"])
+    flags = """--end-penalty 0.4 --beta 0.07 --kl-target 3 --steps 3 --seed 2 --lr 1e-2"""
+    traces = traced(world, tmp_path / "run", flags, "--reward-fn vowels")
+    expected, betas = 0.07, set()
+    for row, call, b in zip(traces.steps, shape.calls, traces.b[1:], strict=True):
+        scores, *_, beta, finished, penalty = call
+        assert row["kl/coef"] == beta == pytest.approx(expected, rel=1e-9) and penalty == 0.4
+        mean, deviation = traces.run.state["scale"]
+        assert close(scores, (b["scores"] - mean) / deviation, 1e-5)
+        assert torch.equal(finished, b["finished"]) and not finished.all()
+        expected = ppo.adapted_kl_coef(expected, row["kl/ref"], 3)
         betas.add(beta)
-    assert len(betas) == 3 and [call[3:] for call in gae.calls] == [(0.9, 0.8)] * 3
-    for *_, b in update.calls:
         white = b["advantages"][b["mask"]]
         assert white.mean().abs() < 1e-5 and white.std() == pytest.approx(1, abs=1e-4)
-    seeds = [call[4] for call in rollout.calls]  # preflight, evaluation, step and evaluation, …
-    assert seeds == [2, 2, 2000001, 2, 2000002, 2, 2000003, 2]
-    assert [row["step"] for row in rows if "val/gold" in row] == [0, 1, 2, 3]
+    assert len(betas) == 3 and [call[3:] for call in gae.calls] == [(0.9, 0.8)] * 3
+    assert [call[4] for call in traces.calls] == [2, 2000001, 2000002, 2000003]
     kept = read(tmp_path / "run" / "rollouts.jsonl")
     assert [r["step"] for r in kept] == [1] * 8 + [3] * 8
-    assert kept[0].keys() == {"step", "prompt", "answer", "reward", "kl", "finished"}
-    score = reward_models.reward_function(world["llama reward"])
-    scores = score([r["prompt"] for r in kept], [r["answer"] for r in kept])
-    assert [r["reward"] for r in kept] == pytest.approx(scores, abs=1e-4)
+    assert [r["reward"] for r in kept[:8]] == pytest.approx(traces.b[1]["scores"].tolist())
 
 
 @pytest.mark.parametrize("restore", ["best", "last"])
 def test_best_weights_are_restored(restore, world, tmp_path, capsys):
-    out, flags = tmp_path / "run", "--lr 0.5 --warmup 0 --eval-every 1 --patience 0"
-    run_of(world, out, flags, f"--reward-fn worse_each_time --restore {restore}")
-    state = torch.load(out / "checkpoint" / "step-0000002.pt", weights_only=True)["state"]
-    saved = AutoModelForCausalLM.from_pretrained(out).state_dict()
+    rows = [dict(ROWS[i % 8], prompt=f"Ask {i}.", split=["train", "val"][i > 7]) for i in range(17)]
+    own = world | {"prompts": write_rows(tmp_path / "p.jsonl", rows)}
+    flags = f"--lr 0.1 --eval-every 1 --steps 2 --reward-fn worse_each_time --restore {restore}"
+    traced(own, tmp_path / "run", flags)
+    saved = AutoModelForCausalLM.from_pretrained(tmp_path / "run").state_dict()
     start = AutoModelForCausalLM.from_pretrained(world["llama"]).state_dict()
-    best = restore == "best"
-    assert all(torch.equal(saved[k], x) for k, x in (start if best else state["policy"]).items())
-    assert (state["best"] and state["best"]["step"]) == (0 if best else None), "no copy for nothing"
-    assert not torch.equal(start["model.norm.weight"], state["policy"]["model.norm.weight"])
-    said = capsys.readouterr().out.splitlines()
-    assert (said[-1] == "no improvement on validation: this is the starting model") == best
-    assert said[-1 - best].startswith(f"next: python evaluate.py --model {world['llama']} {out}")
-    line_of_score = next(x for x in said if x.startswith("val/score "))
-    before, after = line_of_score.partition("before ")[2].split("  after ")
-    assert (before == after) == best, "the last lines are about the written weights"
+    assert all(torch.equal(saved[k], x) for k, x in start.items()) == (restore == "best")
+    assert ("no step improved on the start" in capsys.readouterr().out) == (restore == "best")
 
 
-def test_prompts_and_splits(world, tmp_path, capsys):
-
-    def loaded(rows, *flags):
-        prompts = write_rows(tmp_path / "p.jsonl", rows)
-        args = ppo.parse_args(line(world | {"prompts": prompts}, "no/folder", flags))
-        parts = ppo.load_data(args, common.load_tokenizer(world["llama"]))
-        return [[row["prompt"] for row in part] for part in parts]
-
-    # "validation", the hub's name, was no split at all: nothing was held out, without a word
-    for names in ["train", "val", "test"] * 3, ["Training", "validation ", "moon"] * 3:
-        cut = loaded([{"prompt": f"{i}", "split": name} for i, name in enumerate(names)])
-        assert cut == [["0", "3", "6"], ["1", "4", "7"]]
-        counted = "prompts 9, of another split 3; training 3, held out 3"
-        assert counted in capsys.readouterr().out
-    # a prompt of both sides chose the weights by what was trained on, in silence
-    rows = [{"prompt": text, "split": split} for text in "ab" for split in ("train", "val")]
-    rows[3]["prompt"] = "B "  # case and blanks make no other prompt, as in grpo_rubric.py
-    assert loaded([*rows, {"prompt": "c", "split": "val"}]) == [["a", "b"], ["c"]]
-    assert "held-out prompts also in training, left out 2;" in capsys.readouterr().out
-    train, val = loaded([{"prompt": f"Ask {i}"} for i in range(400)], "--eval-fraction 0.3")
-    assert len(val) == 64 and 240 < len(train) < 320 and not {*train} & {*val}
-    places, epochs = zip(*(rollouts.prompts_of_step(12, 8, 0, step) for step in (1, 2, 3)))
-    drawn = sum(places, [])
-    assert sorted(drawn[:12]) == sorted(drawn[12:]) == list(range(12)) and drawn[:12] != drawn[12:]
-    assert epochs == (0, 0, 1) and rollouts.prompts_of_step(12, 8, 1, 1)[0] != places[0]
-    start = begun(world, "--max-length 32 --eval-fraction 0")
-    whole = [common.encode_prompt(start.tokenizer, row["prompt"]) for row in ROWS]
-    long = sum(len(ids) > 25 for ids in whole)
-    ppo.load_data(start.args, start.tokenizer)
-    assert 2 < long < 8 and f"prompts 8, cut to 25 tokens {long};" in capsys.readouterr().out
-    assert filled(start)["prompt_ids"] == [ids[-25:] for ids in whole]
-
-
-def test_a_small_file_validates_and_trains_long_enough(world, tmp_path, capsys):
-    """20 prompts: 5 % was one prompt, which chose the weights of a single step."""
-    prompts = write_rows(tmp_path / "p.jsonl", [{"prompt": f"Ask {i}."} for i in range(20)] * 2)
-    args = ppo.parse_args(line(world | {"prompts": prompts}, "no/folder", ()))
-    train, val = ppo.load_data(args, common.load_tokenizer(world["llama"]))
-    sides = [{row["prompt"] for row in rows} for rows in (train, val)]
-    assert not sides[0] & sides[1] and len(sides[0] | sides[1]) == 20
-    # 8 different ones: of the rows 8 held out were 4 prompts, each twice
-    assert len(sides[1]) == rollouts.LEAST_VALIDATION and len(train) + len(val) == 40
-    many = [{"prompt": f"Ask {i}."} for i in range(400)]
-    held = rollouts.is_held_out(many, None)
-    assert held == [held_out(row["prompt"], 0.05) for row in many] and sum(held) > 8
-    assert not any(rollouts.is_held_out(many, 0.0)), "0 asks for none"
-    for steps, epochs, expected in ((None, None, 24), (None, 1, 3), (None, 2, 6), (5, 2, 5)):
-        args.steps, args.epochs = steps, epochs
-        assert rollouts.planned_steps(args, 3) == expected
-    out = tmp_path / "run"
-    rows = run_of(world, out, "--steps 2 --epochs 2 --eval-every 1")
-    printed = capsys.readouterr().out
-    few = "validation 4 prompts, too few (under 8) to choose weights by: the last are written"
-    assert few.replace("4", str(rows[0]["val/n"])) in printed
-    assert read_json(out / "args.json")["args"]["restore"] == "last"
-    assert re.search(
-        r"^step 1: 100% of 8 answers were cut at --max-new-tokens 5; raise it$", printed, re.M
-    )
-    assert [row["val/cut"] for row in rows if "val/n" in row] == [1.0] * 3
-
-
-def test_evaluations_answer_validation_prompts_and_show_greedy_answers(
-    world, tmp_path, monkeypatch
-):
-    splits = ["train"] * 8 + ["val"] * 9 + ["test"] * 3
-    rows = [{"prompt": f"Ask {i}.", "split": split} for i, split in enumerate(splits)]
-    other = world | {"prompts": write_rows(tmp_path / "p.jsonl", rows)}
-    spy, out = Spy(monkeypatch, ppo, "rollout"), tmp_path / "run"
-    flags = "--steps 1 --batch-size 4 --max-new-tokens 5 --restore last --reward-fn vowels"
-    assert ppo.main(line(other, out, [flags])) == 0
-    asked = [{row["split"] for row in call[3]} for call in spy.calls]
-    assert asked == [{"train"}, {"val"}, {"train"}, {"val"}], "preflight, start, step 1, end"
-    model, tokenizer = common.load_policy(out), common.load_tokenizer(out)
-    shown = [row for row in read(out / "samples.jsonl") if row["step"] == 1]
-    prompts = [row["prompt"] for row in spy.calls[-1][3][:2]]
-    greedy = sampling.sample(model, tokenizer, prompts, max_new_tokens=5, temperature=0)
-    assert [row["answer"] for row in shown] == greedy.texts and len(shown) == 2
+def test_validation_prompts_are_trained_on_nowhere(world, tmp_path):
+    """In any form: a text, and the same as messages, are one prompt."""
+    rows = [{"prompt": f"Ask {i}.", "i": i} for i in range(40)]
+    rows += [{"prompt": [{"role": "user", "content": f"ask  {i}."}], "i": i} for i in range(40)]
+    own = world | {"prompts": write_rows(tmp_path / "p.jsonl", rows)}
+    with pytest.MonkeyPatch.context() as patch:
+        spy = Spy(patch, rollouts, "draw")
+        flags = "--eval-fraction 0.3 --steps 1 --rollouts 60 --reward-fn vowels"
+        traces = traced(own, tmp_path / "run", flags)
+    numbers = {tuple(traces.models.encode(row)): row["i"] for row in rows}
+    asked = [{numbers[tuple(ids)] for ids in call[4]} for call in spy.calls]
+    start, before, step, end = asked
+    assert before == end and len(before) >= 8
+    assert not before & (start | step)
+    assert traces.rows[0]["val/n"] == len(before)
+    shown = read(tmp_path / "run" / "samples.jsonl")
+    assert len(shown) == 4, "two greedy answers before and after"
 
 
 @cases("""
-free | critic
-1e12 | policy
-None | policy
-3e7 | shared
+flags | words
+--reward-fn vowels --beta 0 --kl-target 6 | --kl-target ~ --beta
+--reward-fn vowels --max-new-tokens 300 | --max-new-tokens ~ no room
+--reward-fn no.py:f | --reward-fn no.py:f ~ existing Python file
+--reward-fn vowels --gold no.py:f | --gold no.py:f ~ existing Python file
+--reward-fn none_such | --reward-fn ~ no function 'none_such'
+--reward-model {policy} | --reward-model ~ not a reward model
+--reward-model {nothing} | --reward-model ~ no such folder
+--reward-fn vowels --model {reward} | --model ~ a reward model
+--reward-fn vowels --patience 3 | --patience
 """)
-def test_the_default_critic_fits(free, critic, world, monkeypatch, capsys):
-    """34,000 weights: the policy's step takes 34 MB with its logits, a critic as much again."""
-    monkeypatch.setattr(ppo.memory, "free_memory", lambda device: free)
-    assert loaded(world, "--reward-fn vowels")[0].critic == critic
-    printed = capsys.readouterr().out
-    assert ("critic     shared: one of its own needs 0.0 GB" in printed) == (critic == "shared")
-    monkeypatch.setattr(ppo, "all_max", lambda lacks: True)  # another rank has less memory
-    for flags, expected in (("", "shared"), (" --critic policy", "policy")):
-        args, *_ = loaded(world, f"--reward-fn vowels{flags}")
-        assert args.critic == expected, "ranks agree; a choice of the user's stays"
+def test_refused(flags, words, world, tmp_path):
+    flags = flags.format(policy=world["llama"], reward=world["llama reward"], nothing="no/folder")
+    said = error_of(ppo.main, line(world, tmp_path / "run", flags))
+    assert all(word.strip() in said for word in words.split("~")), said
+    assert not (tmp_path / "run").exists()
 
 
-def test_a_reward_model_asked_after_other_examples_says_so(world, tmp_path, capsys):
-    """Trained with an example in front and asked without it, its scores were of other inputs, in
-    silence. The same file under another name is the same; another tool's model says nothing."""
-    rm = shutil.copytree(world["llama reward"], tmp_path / "rm")
-    example = [{"prompt": pair_rows(1)[0]["prompt"], "completion": pair_rows(1)[0]["chosen"]}]
-    trained, same = (write_rows(tmp_path / name, example) for name in ("trained", "same"))
-    other = write_rows(tmp_path / "other", example * 2)
-    words = "its scores may mean something else"
-    prompting.compare_examples(rm, other)
-    assert not capsys.readouterr().out
-    sha256 = {trained: files.fingerprint(trained)}
-    files.write_json(rm / "args.json", {"args": {"examples": trained}, "sha256": sha256})
-    for examples, differs in ((None, 1), (other, 1), (trained, 0), (same, 0)):
-        prompting.compare_examples(rm, examples)
-        assert (words in capsys.readouterr().out) == differs
-    loaded(world, "--reward-model", rm)
-    assert f"trained after {trained} and scores without examples: " in capsys.readouterr().out
-    files.write_json(rm / "args.json", {"args": {"examples": None}})
-    loaded(world, "--reward-model", rm)
-    assert words not in capsys.readouterr().out
-
-
-def test_a_message_that_the_template_hides_is_counted(world, tmp_path, capsys):
-    """A system message that the policy never saw was said by dpo.py, not by ppo.py."""
-    last = tiny_tokenizer(template="{{ messages[-1].content }}")
-    model = tiny_model("llama", tmp_path, tokenizer=last)
-    prompt = [{"role": r, "content": f"{r}: be brief."} for r in ("system", "user")]
-    rows = [{"prompt": prompt}, *({"prompt": f"Ask {i}."} for i in range(3))]
-    own = world | {"prompts": write_rows(tmp_path / "p.jsonl", rows), "llama": model}
-    flags = "--reward-fn vowels --critic policy --steps 1 --max-new-tokens 4 --eval-fraction 0"
-    assert ppo.main(line(own, tmp_path / "run", [flags, "--batch-size 4"])) == 0
-    hidden = "the chat template shows nothing of: system message 1 (of 4 prompts)"
-    assert f"--model {model}: {hidden}" in capsys.readouterr().out
+@cases("""
+flags | words
+--reward-model x | --reward-fn ~ not allowed with ~ --reward-model
+--rollouts 1 | --rollouts ~ at least 2
+--ppo-epochs 0 | --ppo-epochs ~ at least 1
+--beta -1 | --beta ~ at least 0
+--critic rm | --critic ~ separate
+--no-end-penalty 1 | --no-end-penalty
+--prompts none.jsonl | --prompts ~ none.jsonl
+""")
+def test_refused_by_argparse(flags, words, capsys):
+    with pytest.raises(SystemExit):
+        ppo.parse_args(["--reward-fn", "x.py:f", *flags.split()])
+    said = capsys.readouterr().err
+    assert all(word.strip() in said for word in words.split("~")), said

@@ -9,8 +9,8 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+import torch
 
-import evaluate
 import rank as stage
 import tiny
 from conftest import REPO
@@ -26,6 +26,7 @@ def rank(monkeypatch, tmp_path):
     def scorer(folder, args):
         def score(items, cuts):
             run.seen = [answer[0]["content"] for _, answer in items]
+            cuts += [False] * len(items)
             return np.array([[len(text)] for text in run.seen], float), None
 
         return score
@@ -87,7 +88,8 @@ def test_any_row_order_gives_the_same_file(rm, tmp_path):
     one, two = ((tmp_path / name / "ranked.csv").read_bytes() for name in "ab")
     assert one == two
     prompt = [{"role": "user", "content": "Which candidate fits this role?\nRole: x"}]
-    (alone,) = reward_models.reward_function(rm)([prompt], [found[0]["profile"]])
+    function = reward_models.reward_function(rm, torch.device("cpu"), torch.float32)
+    (alone,) = function([prompt], [found[0]["profile"]])
     assert float(found[0]["score"]) == pytest.approx(alone, abs=1e-4)
     scores = {(row["profile"], row["score"]) for row in found}
     assert len(scores) == len({row["profile"] for row in rows}) == 35
@@ -300,14 +302,14 @@ task | prompt | words
 rank | p | 2 of them compare profiles
 assess | 'Which candidate fits this role?\nRole: r' | 2 of them compare profiles
 assess | p | none of them compares profiles for a role, so this order says nothing
-None | p | no longer there as they were
+None | p | which are no longer there
 """)
 def test_what_the_reward_model_saw_stands_at_the_order(tmp_path, rank, capsys, task, prompt, words):
     """A keyword-stuffed profile came first by a reward model that never saw profiles."""
     pairs = tiny.write_rows(tmp_path / "pairs.jsonl", [{"task": task, "prompt": prompt}] * 2)
-    hashes = {pairs: files.fingerprint(pairs) if task else 0}
     (tmp_path / "rm").mkdir()
-    files.write_json(tmp_path / "rm/args.json", {"args": {"pairs": [pairs]}, "sha256": hashes})
+    record = {"stage": "reward_train", "args": {"pairs": [pairs if task else "gone.jsonl"]}}
+    files.write_json(tmp_path / "rm/args.json", record)
     log = '{"step": 6, "eval/accuracy": 0.61, "eval/accuracy_low": 0.511, "eval/accuracy_high": 0.694, "eval/n": 114}'
     (tmp_path / "rm/metrics.jsonl").write_text(f'{log}\n{{"step": 6}}\n')
     people = tmp_path / "p.jsonl"
@@ -374,21 +376,12 @@ def test_no_file_of_the_user_is_replaced(tmp_path):
 
 def test_a_cut_profile_is_named(tmp_path, capsys):
     rm = Path(tiny.tiny_reward_model("llama", tmp_path))
-    files.write_json(rm / "args.json", {"args": {"max_length": 100}, "sha256": {}})
+    files.write_json(rm / "args.json", {"stage": "reward_train", "args": {"max_length": 100}})
     people = [{"id": "long", "profile": "python " * 90}, {"id": "short", "profile": "x"}]
     rows = ranked(rm, tiny.write_rows(tmp_path / "p.jsonl", people), tmp_path / "o", "--role", "r")
     assert "1 were cut to the reward model's --max-length, such as long" in capsys.readouterr().out
     found = {row["id"]: row["truncated"] for row in rows}
     assert found == {"long": "True", "short": "False"}
-
-
-def test_the_old_command_names_the_new_one(rank, tmp_path, capsys):
-    people = tmp_path / "p.jsonl"
-    people.write_text(PEOPLE)
-    evaluate.main(["rank", "--candidates", str(people), "--out", str(tmp_path / "old")])
-    said = capsys.readouterr().err
-    assert said == "evaluate.py rank is now python rank.py, with the same flags\n"
-    assert (tmp_path / "old/ranked.csv").read_text().count("\n") == 7
 
 
 def test_a_reward_model_reads_what_it_was_trained_on(tmp_path):
@@ -402,7 +395,8 @@ def test_a_reward_model_reads_what_it_was_trained_on(tmp_path):
     score = raw_scorer(folder, SimpleNamespace(device="cpu"))
     prompt, answers = [{"role": "user", "content": "word " * 200}], ("ab", "c")
     answers = [[{"role": "assistant", "content": text}] for text in answers]
-    own = reward_models.reward_function(folder, raw=True)([prompt] * 2, answers)
+    own = reward_models.reward_function(folder, torch.device("cpu"), torch.float32, raw=True)
+    own = own([prompt] * 2, answers)
     alone = score([(prompt, answer) for answer in answers])[0, :, 0]
     assert alone.tolist() == pytest.approx(own, abs=1e-5)
     prompt[0]["content"] = "Hi"

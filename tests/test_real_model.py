@@ -2,17 +2,15 @@
 tokens, a template with a system prompt of its own, and an end token that is also the pad token.
 
 `make real-model` writes it to runs/smollm2. Without it these tests are skipped; with CI_REAL=1 a
-missing folder fails. Each run makes two steps of four short rows.
+missing folder fails. Each run makes two steps of a few short rows.
 """
 
 import importlib
+import json
 import os
 import shutil
-import signal
 import subprocess
 import sys
-import time
-from pathlib import Path
 
 import pytest
 import torch
@@ -25,10 +23,10 @@ from transformers import (
 
 import common
 from conftest import REPO
-from parts import reward_models, runs, sampling
+from parts import answers, reward_models, rollouts, runs, sampling
 from parts.files import UserError
-from test_half import SLIPS, TRAINERS, command, logged, make_files, run_by_itself, train
-from test_resume import outcome
+from test_half import SLIPS
+from tiny import words, write_rows
 
 pytestmark = [
     pytest.mark.real,
@@ -36,19 +34,19 @@ pytestmark = [
     pytest.mark.usefixtures("quiet_process", "fast_half_products"),
 ]
 MODEL = REPO / "runs/smollm2"
+CPU, FP32, BF16 = torch.device("cpu"), torch.float32, torch.bfloat16
 LORA_LAYERS = 30 * 7  # each of 30 blocks has four projections of attention and three of the MLP
 STAGES = ["sft", "reward_train", "dpo", "ppo-shared", "grpo_rubric", "grpo_agent"]
-RUNS = [(name, "bf16") for name in [*STAGES, "ppo-policy"]]  # all weights
+RUNS = [(name, "bf16") for name in [*STAGES, "ppo-separate"]]  # all weights
 RUNS += [(f"{name}-lora", "fp32" if name == "dpo" else "bf16") for name in STAGES]
-RUNS += [(f"{name}-lora", "fp16") for name in STAGES]  # adapters alone: fp16 is slow on a CPU
+RUNS += [("sft-lora", "fp16")]  # one alone: fp16 is slow on a CPU
 READ_AGAIN = [("dpo", "bf16"), ("dpo-lora", "fp32"), ("reward_train", "bf16")]  # by other libraries
+GAUGES = [{"check": "text:max_chars", "max_chars": n} for n in range(8, 68, 3)]  # a graded score
 # the interview with a short opening, and a score that differs between untrained interviewers
 ENVIRONMENT = """
 from envs.interview import Interview
 
 class Talkative(Interview):
-    reward_range = (-1, 3)
-
     def reset(self, seed):
         super().reset(seed)
         return [{"role": "system", "content": "Be brief"}, {"role": "user", "content": "Ask!"}]
@@ -81,157 +79,142 @@ def start(real):
 
 @pytest.fixture(scope="module")
 def data(real, tmp_path_factory):
-    """Prompts of 20 tokens and answers of 3 to 8."""
+    """{what: file}; prompts of 20 tokens and answers of 3 to 8."""
     home, pairs = tmp_path_factory.mktemp("rows"), []
     for question in ("Is she fit?", "Any gaps?", "Hire him?", "Who leads?"):
-        turns = (
-            ("system", "Be brief"),
-            ("user", question),
-            ("assistant", "Two audits led."),
-            ("assistant", "No."),
+        prompt = [{"role": "system", "content": "Be brief"}, {"role": "user", "content": question}]
+        chosen, rejected = (
+            [{"role": "assistant", "content": text}] for text in ("Two audits led.", "No.")
         )
-        *prompt, chosen, rejected = ({"role": role, "content": text} for role, text in turns)
-        pairs.append({"prompt": prompt, "chosen": [chosen], "rejected": [rejected]})
+        pairs.append({"prompt": prompt, "chosen": chosen, "rejected": rejected})
+    prompts = [{"prompt": row["prompt"], "split": "train"} for row in pairs]
+    rows = {"pairs": pairs, "prompts": prompts}
+    rows["rubrics"] = [{**row, "rubrics": GAUGES} for row in prompts]
+    files = {name: write_rows(home / f"{name}.jsonl", rows[name]) for name in rows}
     (home / "talkative.py").write_text(ENVIRONMENT)
-    environment = {"env": f"{home}/talkative.py:Talkative"}
-    return make_files(home, pairs, split="train") | environment
+    return files | {"env": f"{home}/talkative.py:Talkative"}
 
 
-def small(name, dtype="fp32"):
-    """Flags that make a run of this trainer short: two rows per step, of one turn; in fp16, which a
-    CPU multiplies five to thirteen times slower than fp32, of four new tokens."""
-    tokens, room = (4, 45) if dtype == "fp16" else (8, 60)
-    # in fp16 two steps overflow and are skipped; one trainer goes on to the third
-    steps = 3 if (name, dtype) == ("sft-lora", "fp16") else 2
-    flags = f"--dtype {dtype} --lr {'1e-3' if 'lora' in name else '1e-4'} --steps {steps} --batch-size 2"
-    flags += f" --max-new-tokens {tokens}" * (name.partition("-")[0] != "reward_train")
-    flags += " --groups-per-batch 1" * name.startswith("grpo")
-    flags += " --rollouts 2 --ppo-epochs 1" * name.startswith("ppo")
-    return flags + f" --max-length {room} --val-episodes 1" * name.startswith("grpo_agent")
+def command(name, data, out, dtype):
+    """argv of a short run: a trainer, with its critic and -lora behind it."""
+    stage, *kinds = name.split("-")
+    drawn = "--max-new-tokens 8 --patience 0 --on-hack warn --restore last"
+    groups = f"{drawn} --groups-per-batch 1 --group-size 4"
+    own = {
+        "sft": ["--data", data["pairs"], "--batch-size 2 --eval-fraction 0 --max-new-tokens 8"],
+        "reward_train": ["--pairs", data["pairs"], "--batch-size 2 --eval-fraction 0"],
+        "dpo": ["--pairs", data["pairs"], "--batch-size 2 --eval-fraction 0 --max-new-tokens 8"],
+        "ppo": ["--prompts", data["prompts"], drawn, "--rollouts 2 --batch-size 2 --ppo-epochs 1"]
+        + ["--reward-fn", f"{REPO}/tests/tiny.py:share_of_vowels"],
+        "grpo_rubric": ["--data", data["rubrics"], groups, "--reward checks"],
+        "grpo_agent": ["--env", data["env"], "--env-args", '{"k": 2}', groups]
+        + ["--max-length 60 --val-episodes 1"],
+    }
+    shared = f"--device cpu --steps 2 --lr {'1e-3' if 'lora' in kinds else '1e-4'} --dtype {dtype}"
+    flags = ["--lora-rank 4" if kind == "lora" else f"--critic {kind}" for kind in kinds]
+    return words("--model", MODEL, "--out", out, shared, *own[stage], *flags)
 
 
-class Finished(dict):
-    """(trainer, dtype) → the folder of a run of two steps, made when it is asked for. Its checkpoint,
-    three numbers per trained weight, is not written: a resumed run reads one below."""
+def train(name, data, out, dtype):
+    stage = importlib.import_module(name.partition("-")[0])
+    assert not stage.main(command(name, data, out, dtype))
 
-    def __init__(self, real, data):
-        self.real, self.data = real, data
 
-    def __missing__(self, run):
-        out = Path(self.data["pairs"]).with_name("-".join(("run", *run)))
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(runs.Run, "_save_checkpoint", lambda run: None)
-            assert train(run[0], self.data, self.real, out, small(*run)) == 0
-        self[run] = out
-        return out
+def updates(out):
+    rows = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
+    return [row for row in rows if "lr" in row]
 
 
 @pytest.fixture(scope="module")
-def folders(real, data):
-    folders = Finished(real, data)
-    yield folders
-    for folder in folders.values():
-        shutil.rmtree(folder)
+def finished(data, tmp_path_factory):
+    """finished(trainer, dtype): the folder of a run of two steps. Its checkpoint, three numbers per
+    trained weight, is not written."""
+    folders, home = {}, tmp_path_factory.mktemp("runs")
 
+    def finished(*run):
+        if run not in folders:
+            with pytest.MonkeyPatch.context() as patch:
+                patch.setattr(runs.Run, "_save_checkpoint", lambda run: None)
+                train(run[0], data, home / "-".join(run), run[1])
+            folders[run] = home / "-".join(run)
+        return folders[run]
 
-@pytest.fixture
-def finished(folders):
-    """The runs that this test asks for, and those that later tests read: a folder of all weights
-    holds half a gigabyte, with a critic one, and 22 of them filled a disk."""
-    yield folders
-    for run in [run for run in folders if run not in READ_AGAIN]:
-        shutil.rmtree(folders.pop(run))
+    yield finished
+    shutil.rmtree(home)
 
 
 @pytest.mark.parametrize("name, dtype", RUNS)
 def test_two_steps_change_the_model(name, dtype, start, finished):
     """All weights: all 272 tensors have moved. LoRA: the 210 adapted ones, no other. In bf16 right
-    tokens are off by .02 in the mean and .3 at most, and the preflight refused them. In fp16 the
-    first steps may be skipped; tests/test_half.py trains in every trainer, here only sft.py. Two
-    answers that earn the same make no update."""
-    trained = load_file(finished[name, dtype] / "model.safetensors")
-    steps = [row for row in logged(finished[name, dtype]) if "lr" in row]
-    assert len(steps) > 1
-    steps = [row for row in steps if row["loss"] is not None or "reward/mean" not in row]
+    tokens are off by .02 in the mean and .3 at most, and the preflight refused them."""
+    out = finished(name, dtype)
+    trained, steps = load_file(out / "model.safetensors"), updates(out)
     assert steps and all(abs(row["loss"]) < 20 for row in steps)
-    if dtype == "fp16" and name != "sft-lora":
-        return
-    assert steps[-1]["skipped_steps"] == 0
     assert all(weight.dtype == torch.float32 for weight in trained.values())
     changed = [key for key in start if not torch.equal(start[key], trained[key])]
     if "lora" in name:
         assert len(changed) == LORA_LAYERS and all("_proj." in key for key in changed)
     else:
         assert changed == [*start]
+    if (name, dtype) not in READ_AGAIN:
+        shutil.rmtree(out)  # a folder of all weights holds half a gigabyte
 
 
-def test_with_kernels_of_torch(real, data, tmp_path):
+def test_with_kernels_of_torch(data, tmp_path):
     """The runs above multiply half precision by the fp32 kernels; a user's process does not."""
-    run_by_itself("dpo", data, real, tmp_path / "run", small("dpo", "bf16"))
+    argv = command("dpo", data, tmp_path / "run", "bf16")
+    subprocess.run([sys.executable, f"{REPO}/dpo.py", *argv], cwd=REPO, check=True)
+    steps = updates(tmp_path / "run")
+    assert len(steps) == 2 and all(abs(row["loss"]) < 20 for row in steps)
     shutil.rmtree(tmp_path / "run")
 
 
-@pytest.mark.parametrize("slip", ["template", "logits x 0.8", "sampled at 0.8", "reference + 10 %"])
-def test_a_planted_slip_stops_the_run(slip, real, data, tmp_path, monkeypatch):
-    """In bf16, where rounding is largest: on this model the slips move a log-prob by .27 and more."""
-    plant, message, _ = SLIPS[slip]
-    plant(monkeypatch, real)
-    with pytest.raises(UserError, match=message):
-        train("ppo-shared", data, real, tmp_path / "run", small("ppo", "bf16"))
+# ---- what is sampled is what is scored ----
 
 
-# ---- a run that was killed ----
+def policy_of(folder, dtype):
+    return common.Policy(common.load_model(str(folder), CPU, dtype), dtype)
 
 
-def kill(name, data, real, out, *flags):
-    """Start a trainer as a process of its own and kill it when step 1 has its checkpoint."""
-    stage, log = name.partition("-")[0], out.with_suffix(".log")
-    line = [sys.executable, f"{stage}.py", *command(name, data, real, out, *flags)]
-    with open(log, "w") as file:
-        process = subprocess.Popen(line, cwd=REPO, stdout=file, stderr=subprocess.STDOUT)
-        until = time.monotonic() + 300
-        while not [*out.glob("checkpoint/step-*")] and process.poll() is None:
-            assert time.monotonic() < until, log.read_text()
-            time.sleep(0.02)
-        process.kill()
-    assert process.wait() == -signal.SIGKILL, log.read_text()
+@pytest.mark.parametrize("dtype", [FP32, BF16], ids=["fp32", "bf16"])
+@torch.no_grad()
+def test_draws_are_scored_alike(dtype, real):
+    """By the sampler, token by token with a cache, and by one padded forward, at temperature .7."""
+    policy, tokenizer = policy_of(real, dtype), common.load_tokenizer(real)
+    prompts = [[{"role": "user", "content": question}] for question in QUESTIONS]
+    ids = [common.encode_prompt(tokenizer, prompt) for prompt in prompts]
+    rollout = sampling.sample(policy, tokenizer, ids, 2, 12, temperature=0.7)
+    b = rollouts.rollout_tensors(rollout, common.pad_id(tokenizer), CPU)
+    logps, _ = policy(*(b[key] for key in rollouts.ROWS), 0.7)
+    gaps = (logps - b["logps"])[b["mask"]].abs()
+    assert b["logps"][b["mask"]].mean() < -0.1, "certain tokens would prove nothing"
+    assert gaps.max() < 1e-4 if dtype == FP32 else gaps.mean() < 0.05
 
 
-def refuse(folder, real, data):
-    """Every stage that reads a model says that this folder holds none."""
-    other = folder.with_name("other")
-    lines = [(stage, command(stage, data, folder, other)) for stage in TRAINERS]
-    flags = {
-        "ppo": ["--reward-model", folder],
-        "evaluate compare": ["--model", real, folder],
-        "evaluate reward": ["--reward-model", folder],
-        "fairness twins": ["--before", "none", "--after", folder],
-    }
-    lines += [(name, [*name.split()[1:], *argv, "--out", other]) for name, argv in flags.items()]
-    for name, argv in lines:
-        with pytest.raises(UserError, match="has not finished, so it holds no model yet"):
-            importlib.import_module(name.split()[0]).main([*map(str, argv)])
+def sampled_at(factor):
+    def plant(patch):
+        real = sampling.sample
+
+        def hotter(policy, tokenizer, ids, n, most, temperature, seed):
+            return real(policy, tokenizer, ids, n, most, temperature * factor, seed)
+
+        patch.setattr(rollouts, "sample", hotter)
+
+    return plant
 
 
-@pytest.mark.parametrize("name", ["dpo", "ppo-shared-lora"])
-def test_killed_and_resumed(name, real, data, tmp_path):
-    """A killed run's folder was evaluated as "50.0 %" with status 0: it held the untrained weights.
-    Resumed, it ends with the bits of a run that was never stopped."""
-    whole, out, flags = (
-        tmp_path / "whole",
-        tmp_path / "killed",
-        f"{small(name)} --steps 3 --save-every 1",
-    )
-    try:
-        kill(name, data, real, out, flags)
-        assert [*out.glob("checkpoint/step-*")] and not (out / "model.safetensors").exists()
-        refuse(out, real, data)
-        assert train(name, data, real, out, flags, "--save-every 3 --resume") == 0
-        assert train(name, data, real, whole, flags, "--save-every 3") == 0
-        assert outcome(out) == outcome(whole)
-    finally:
-        shutil.rmtree(whole, ignore_errors=True)
-        shutil.rmtree(out, ignore_errors=True)
+PLANTED = {name: (*SLIPS[name][:2], "dpo") for name in ("logits x 0.8", "reference + 10 %")}
+SAMPLED = "gap between what is sampled and what is scored"
+PLANTED["sampled at 0.8"] = (sampled_at(0.8), SAMPLED, "ppo-shared")
+
+
+@pytest.mark.parametrize("slip", PLANTED)
+def test_a_planted_slip_stops_the_run(slip, data, tmp_path, monkeypatch):
+    """In bf16, where rounding is largest."""
+    plant, message, name = PLANTED[slip]
+    plant(monkeypatch)
+    with pytest.raises(UserError, match=f"--model .*: {message}"):
+        train(name, data, tmp_path / "run", "bf16")
 
 
 # ---- what the folders are to other libraries ----
@@ -239,22 +222,22 @@ def test_killed_and_resumed(name, real, data, tmp_path):
 
 def test_transformers_reads_the_same_model(real, finished):
     """The same ids and the same greedy answers, from a folder that has forgotten us."""
-    out = finished["dpo", "bf16"]
-    tokenizer = AutoTokenizer.from_pretrained(out)
+    out = finished("dpo", "bf16")
+    tokenizer, own = AutoTokenizer.from_pretrained(out), common.load_tokenizer(out)
     model = AutoModelForCausalLM.from_pretrained(out, dtype=torch.float32).eval()
     prompts = [[{"role": "user", "content": question}] for question in QUESTIONS]
-    own = common.load_tokenizer(out)
-    answers = sampling.sample(
-        common.load_policy(out), own, prompts, max_new_tokens=16, temperature=0
-    )
-    for prompt, prompt_ids, answer_ids in zip(prompts, answers.prompt_ids, answers.response_ids):
-        ids = tokenizer.apply_chat_template(
+    ids = [common.encode_prompt(own, prompt) for prompt in prompts]
+    policy = policy_of(out, FP32)
+    rollout = sampling.sample(policy, own, ids, max_new_tokens=16, temperature=0)
+    generated = [row for row, _ in answers.generate(policy, own, ids, 16, temperature=0)]
+    for prompt, prompt_ids, answer_ids, again in zip(prompts, ids, rollout.answer_ids, generated):
+        theirs = tokenizer.apply_chat_template(
             prompt, add_generation_prompt=True, return_tensors="pt", return_dict=True
         )
-        assert ids["input_ids"][0].tolist() == prompt_ids
+        assert theirs["input_ids"][0].tolist() == prompt_ids
         assert "You are a helpful AI assistant" in tokenizer.decode(prompt_ids)
-        generated = model.generate(**ids, do_sample=False, max_new_tokens=16)[0]
-        assert generated[len(prompt_ids) :].tolist() == answer_ids
+        answer = model.generate(**theirs, do_sample=False, max_new_tokens=16)[0, len(prompt_ids) :]
+        assert answer.tolist() == answer_ids == again
     assert own.get_vocab() == AutoTokenizer.from_pretrained(real).get_vocab()
 
 
@@ -262,7 +245,7 @@ def test_adapter_and_merged_folder_are_one_model(real, finished):
     """A folder merged in bf16 kept 13 % of what a LoRA had learned. In fp32 the logits of the two,
     of size 35, differ by rounding, 5e-5; merged in bf16 they would by .27."""
     peft = pytest.importorskip("peft")
-    out = finished["dpo-lora", "fp32"]
+    out = finished("dpo-lora", "fp32")
     ids = AutoTokenizer.from_pretrained(out)(" ".join(QUESTIONS), return_tensors="pt")["input_ids"]
 
     def load(folder):
@@ -278,24 +261,29 @@ def test_adapter_and_merged_folder_are_one_model(real, finished):
 def test_a_reward_folder_scores_a_padded_batch(finished):
     """The end token is the model's pad token: transformers looks for the last token that is not
     pad, so with that one in the config 7 of 8 scores of a padded batch were wrong."""
-    out = finished["reward_train", "bf16"]
+    out = finished("reward_train", "bf16")
     tokenizer = AutoTokenizer.from_pretrained(out)
     model = AutoModelForSequenceClassification.from_pretrained(out, dtype=torch.float32).eval()
-    assert model.config.pad_token_id == tokenizer.pad_token_id != tokenizer.eos_token_id
     prompts = [[{"role": "user", "content": QUESTIONS[i % 3] * (1 + i)}] for i in range(8)]
-    answers = [" ".join(["Yes, of course."] * (8 - i) * (1 + i % 2)) for i in range(8)]
-    texts = [
-        tokenizer.apply_chat_template(
-            [*prompt, {"role": "assistant", "content": answer}], tokenize=False
-        ).rstrip("\n")  # the score is read at the end token
-        for prompt, answer in zip(prompts, answers)
+    texts = [" ".join(["Yes, of course."] * (8 - i) * (1 + i % 2)) for i in range(8)]
+    ids = [
+        tokenizer.encode(
+            tokenizer.apply_chat_template(
+                [*prompt, {"role": "assistant", "content": text}], tokenize=False
+            ).rstrip("\n"),  # the score is read at the end token
+            return_tensors="pt",
+        )
+        for prompt, text in zip(prompts, texts)
     ]
-    batch = tokenizer(texts, padding=True, return_tensors="pt")
-    assert len(set(batch["attention_mask"].sum(1).tolist())) == 8
+    assert len({row.shape[1] for row in ids}) == 8
+    batch = torch.nn.utils.rnn.pad_sequence(
+        [row[0] for row in ids], True, model.config.pad_token_id
+    )
+    mask = [[1] * row.shape[1] + [0] * (batch.shape[1] - row.shape[1]) for row in ids]
     with torch.no_grad():
-        together = model(**batch).logits[:, 0]
-        alone = [model(**tokenizer(text, return_tensors="pt")).logits[0, 0] for text in texts]
-    ours = reward_models.reward_function(out, raw=True)(prompts, answers)
+        together = model(batch, attention_mask=torch.tensor(mask)).logits[:, 0]
+        alone = torch.cat([model(row).logits[:, 0] for row in ids])
+    ours = reward_models.reward_function(str(out), CPU, FP32, raw=True)(prompts, texts)
     assert together.std() > 1e-3, "eight equal scores would prove nothing"
-    assert torch.allclose(together, torch.stack(alone), atol=1e-4)
+    assert torch.allclose(together, alone, atol=1e-4)
     assert torch.allclose(together, torch.tensor(ours), atol=1e-4)

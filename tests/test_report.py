@@ -157,9 +157,9 @@ dpo | rm | 8 | 2
 ppo | gone | nan | nan
 """)
 def test_pairs_behind_a_reward_model(tmp_path, stage, folder, pairs, seconds):
-    rm = {"args": {"pairs": ["x"], "batch_size": 32}, "sha256": {}}
+    rm = {"stage": "reward_train", "args": {"pairs": ["x"], "batch_size": 32}}
     rows = [{"step": i, "loss": 0.5, "time_s": 2.0} for i in range(1, 11)]
-    run = {"args": {"reward_model": str(tmp_path / folder)}, "sha256": {}, "stage": stage}
+    run = {"args": {"reward_model": str(tmp_path / folder)}, "stage": stage}
     if stage == "dpo":
         run["args"] |= {"pairs": ["y"], "batch_size": 8}
     for name, record, log in (("rm", rm, rows), ("run", run, rows[:1])):
@@ -196,9 +196,7 @@ def test_no_efficiency_without_a_gain():
 @cases("""
 logged | given | same
 rm | rm/ | True
-rm | copy | True
 rm | other | False
-old | rm | False
 gold.py:f | gold.py:f | True
 gold.py:f | gold.py:g | False
 None | rm | False
@@ -209,12 +207,7 @@ def test_scores_are_compared_with_those_of_the_same_scorer(
 ):
     """Equal KL put the curve of one reward model beside the end points of another."""
     monkeypatch.chdir(tmp_path)
-    for name, text in (("rm", "1"), ("copy", "1"), ("other", "2")):
-        (tmp_path / name).mkdir()
-        (tmp_path / name / "config.json").write_text(text)
-    (tmp_path / "gold.py").write_text("")
-    hashes = {name: files.fingerprint(name) for name in ("rm", "gold.py")} | {"old": "0" * 64}
-    assert frontier.same_scorer(logged, given, hashes) == same
+    assert frontier.same_scorer(logged, given) == same
 
 
 def test_best_of_n_never_picks_an_answer_without_a_score():

@@ -1,4 +1,4 @@
-"""The promises that sft, reward_train, dpo and ppo make alike, kept by their own `main`."""
+"""The promises that sft, reward_train and dpo make alike, kept by their own `main`."""
 
 import json
 import math
@@ -20,13 +20,10 @@ from transformers import AutoModelForCausalLM, AutoModelForSequenceClassificatio
 
 import common
 import dpo
-import ppo
 import reward_train
 import sft
 from conftest import REPO
-from parts import kto, pairs, prompting, reward_models, rollouts, sampling
-from parts.means import student_t_quantile
-from test_ppo import near, read
+from parts import answers, files, pairs, reward_models
 from tiny import (
     BOS_TEMPLATE,
     CHATML,
@@ -36,33 +33,36 @@ from tiny import (
     read_json,
     table,
     tiny_model,
+    tiny_reward_model,
     tiny_tokenizer,
     words,
     write_pairs,
     write_rows,
 )
 
-PAIR_STAGES = [sft, reward_train, dpo]  # each row of the file is trained as it stands
-STAGES = [*PAIR_STAGES, ppo]
-each_stage = pytest.mark.parametrize("stage", PAIR_STAGES, ids=lambda s: s.__name__)
-every_stage = pytest.mark.parametrize("stage", STAGES, ids=lambda s: s.__name__)
-REWARD_FN = f"{Path(__file__).with_name('tiny.py')}:share_of_vowels"
+STAGES = [sft, reward_train, dpo]
+each_stage = pytest.mark.parametrize("stage", STAGES, ids=lambda stage: stage.__name__)
+GOLD_FN = f"{Path(__file__).with_name('tiny.py')}:share_of_vowels"
 LOG2 = math.log(2)
-CURE = "--schedule constant --warmup 0 --eval-every 0"
+CURE = "--schedule constant --warmup 0 --eval-every 1000"
+CPU = torch.device("cpu")
 pytestmark = pytest.mark.usefixtures("quiet_process")
 
 
+def read(path):
+    return list(files.read_jsonl(path))
+
+
 def command(stage, data, model, out, *flags):
-    flag = {sft: "--data", ppo: "--prompts"}.get(stage, "--pairs")
-    argv = [flag, data, "--model", model, "--batch-size 8 --steps 1 --out", out]
+    argv = ["--data" if stage is sft else "--pairs", data, "--model", model]
+    argv += ["--batch-size 8 --steps 1 --out", out]
     argv += [] if "--eval-pairs" in words(*flags) else ["--eval-fraction 0"]
     argv += [] if stage is reward_train else ["--max-new-tokens 4"]
-    argv += ["--reward-fn", REWARD_FN, "--rollouts 8"] if stage is ppo else []
     return words(*argv, *flags)
 
 
 def train(stage, data, model, out, *flags):
-    assert stage.main(command(stage, data, model, out, *flags)) in (None, 0)
+    assert stage.main(command(stage, data, model, out, *flags)) == 0
     return read(Path(out) / "metrics.jsonl")
 
 
@@ -81,33 +81,55 @@ def trained(tmp_path, llama_folder):
     return trained
 
 
+@pytest.fixture
+def encoded(tmp_path, tokenizer):
+    """encoded(rows, *flags): what sft.py makes of these rows: (rows, train, held)."""
+
+    def encoded(rows, *flags, tokenizer=tokenizer, max_length=1000):
+        data = write_rows(tmp_path / "rows.jsonl", rows)
+        return sft.load_rows(sft.parse_args(words("--data", data, *flags)), tokenizer, max_length)
+
+    return encoded
+
+
+def user(text):
+    return {"role": "user", "content": text}
+
+
+def assistant(text, **more):
+    return {"role": "assistant", "content": text, **more}
+
+
+def trained_texts(rows, tokenizer):
+    return [tokenizer.decode(row.ids[row.mask.numpy()]) for row in rows]
+
+
+# ---- before step one ----
+
+
 def test_sft_loss_before_step_one_is_cross_entropy(trained, llama_folder, capsys):
-    """E1, as a textbook loop computes it, of a row built by hand from the template's text."""
-    turns = [{"role": "user", "content": "Which fits?"}, {"role": "assistant", "content": "First."}]
-    log = trained(sft, [{"prompt": turns[:1], "completion": turns[1:]}])
+    """As a textbook loop computes it, of a row built by hand from the template's text."""
+    log = trained(sft, [{"prompt": [user("Which fits?")], "completion": [assistant("First.")]}])
     tokenizer = AutoTokenizer.from_pretrained(llama_folder)
     texts = "<|user|>Which fits?<|end|><|assistant|>", "First.<|end|>"
     context, answer = (tokenizer.encode(text, add_special_tokens=False) for text in texts)
     ids, n = torch.tensor([context + answer]), len(answer)
     logits = AutoModelForCausalLM.from_pretrained(llama_folder)(ids).logits
     expected = F.cross_entropy(logits[0, -n - 1 : -1], ids[0, -n:]).item()
-    text = capsys.readouterr().out
     assert steps(log, "loss") == [pytest.approx(expected, abs=1e-5)]
-    assert "our log-probs and the model's: 0.0000, expected 0.0000 (± 1e-04)" in text
-    assert f"{n} of {ids.numel()} tokens trained" in text and text.count("◆<|end|>") == 1
+    assert steps(log, "trained_tokens") == [n] and steps(log, "tokens") == [ids.numel()]
+    text = capsys.readouterr().out
+    assert f"loss before step one {expected:.4f}: ok" in text and text.count("▮<|end|>") == 1
 
 
 def test_reward_preflight_is_log_2(trained, reward_folder, capsys):
-    """A fresh head is zero: log 2 = 0.6931. What is a reward model already must not claim it."""
+    """A fresh head is zero: log 2 = 0.6931. What is a reward model already keeps its head."""
     (loss,) = steps(trained(reward_train, pair_rows()), "loss")
     text = capsys.readouterr().out
-    assert "with a zero head: 0.6931, expected 0.6931" in text
-    assert text.count("◆<|end|>") == 1 and "▮" not in text, "one token carries the reward"
+    assert "loss before step one 0.6931: ok" in text and "▮<|end|>" in text
     assert loss == pytest.approx(LOG2, abs=1e-6)
     (loss,) = steps(trained(reward_train, pair_rows(), model=reward_folder), "loss")
-    text = capsys.readouterr().out
-    assert "is a reward model already: loss" in text and "zero head" not in text
-    assert abs(loss - LOG2) > 1e-3
+    assert abs(loss - LOG2) > 1e-3 and f"step one {loss:.4f}" not in "0.6931"
 
 
 @cases("""
@@ -125,111 +147,59 @@ robust | 0.1 |  | 0.693147 | 0
 """)
 def test_dpo_preflight(trained, capsys, loss_type, beta, more, expected, nll_coef):
     """Policy = reference, so z = 0: log 2, 1 (hinge), 1/(4β²) (IPO); β = 100 scales rounding. The
-    likelihood of the chosen answer joins behind it, by default for sigmoid alone."""
+    likelihood of the chosen answer joins it, by default for sigmoid alone."""
     log = trained(dpo, pair_rows(), f"--loss-type {loss_type} --beta {beta} {more}")
-    text = capsys.readouterr().out
-    assert f"loss before step one: {expected:.4f}, expected {expected:.4f}" in text
-    assert "implicit rewards: 0.0000, expected 0.0000" in text
+    assert f"loss before step one {expected:.4f}: ok" in capsys.readouterr().out
     whole = expected + nll_coef * steps(log, "nll")[0]
     assert steps(log, "loss")[0] == pytest.approx(whole, rel=1e-5 * max(1, beta))
     assert steps(log, "rewards/accuracies") == [0.5]  # equal scores count one half
 
 
+# ---- they learn ----
+
+
 def test_sft_learns_its_answers(trained):
-    """E5. Every answer is "… hold."; an off-by-one target learns the prompt's bigrams instead."""
+    """Every answer is "… hold."; an off-by-one target learns the prompt's bigrams instead."""
     log = trained(sft, pair_rows(48), CURE, "--steps 40 --lr 5e-3 --eval-fraction 0.2")
     before, after = (row for row in log if "eval/loss" in row)
     assert before["eval/loss"] > 4 and after["eval/loss"] < 1.5
-    assert after["eval/token_accuracy"] > 0.7
-    assert after["eval/perplexity"] == pytest.approx(math.exp(after["eval/loss"]))
-    assert before["eval/n"] == after["eval/n"] > 0  # three rows decided, and no n was printed
+    assert before["eval/n"] == after["eval/n"] > 0
 
 
 def test_reward_model_learns_a_separable_set(trained, tmp_path, monkeypatch):
-    """Its unit is the mean and deviation over SCALE_PAIRS pairs from the first to the last: scoring
-    all of 2,400 pairs took longer than training on them."""
+    """Its scale is the mean and deviation over at most SCALE_PAIRS pairs from the first on."""
     monkeypatch.setattr(reward_train, "SCALE_PAIRS", 4)
-    held = write_pairs(tmp_path / "held.jsonl", 24, seed=24)
-    flags = CURE, "--steps 40 --lr 2e-3 --eval-pairs", held
-    rows = pair_rows(48, seed=48)
-    log = trained(reward_train, rows, *flags)
+    rows, held = pair_rows(72, seed=48)[:48], pair_rows(72, seed=48)[48:]
+    held = write_rows(tmp_path / "held.jsonl", held)
+    log = trained(reward_train, rows, CURE, "--steps 40 --lr 2e-3 --eval-pairs", held)
     before, after = (row for row in log if "eval/accuracy" in row)
     assert before["eval/accuracy"] == 0.5  # a zero head: every pair is equal
     assert (after["eval/accuracy"], after["eval/n"]) == (1.0, 24) and after["eval/nll"] < 0.1
     assert after["eval/accuracy_low"] == pytest.approx(24 / (24 + 1.959964**2))  # Wilson at k = n
-    config = read_json(tmp_path / "out" / "config.json")
-    score = reward_models.reward_function(tmp_path / "out", raw=True)
-    answers = [
-        (rows[i]["prompt"], rows[i][key]) for key in ("chosen", "rejected") for i in (0, 15, 31, 47)
-    ]
-    rewards = torch.tensor(score(*zip(*answers)))
-    assert config["reward_mean"] == pytest.approx(rewards.mean().item(), abs=1e-4)
-    assert config["reward_std"] == pytest.approx(rewards.std().item(), abs=1e-4)
+    raw = reward_models.reward_function(tmp_path / "out", CPU, torch.float32, raw=True)
+    sides = [[rows[i][side] for i in (0, 12, 24, 36)] for side in ("prompt", "chosen", "rejected")]
+    scores = torch.tensor(raw(sides[0] * 2, sides[1] + sides[2]), dtype=torch.float64)
+    scale = read_json(tmp_path / "out/args.json")["scale"]
+    assert scale == pytest.approx([scores.mean().item(), scores.std().item()], abs=1e-4)
+    assert not any("reward" in key for key in read_json(tmp_path / "out/config.json"))
+    scaled = reward_models.reward_function(tmp_path / "out", CPU, torch.float32)(*sides[:2])
+    assert scaled == pytest.approx(
+        [(x - scale[0]) / scale[1] for x in scores[:4].tolist()], abs=1e-4
+    )
 
 
 @pytest.mark.parametrize("loss_type", dpo.LOSS_TYPES)
 def test_every_loss_type_learns(loss_type, trained, pairs_file):
     flags = CURE, f"--steps 5 --lr 3e-4 --loss-type {loss_type} --eval-pairs", pairs_file
-    rows = trained(dpo, pair_rows(), *flags)
-    for part in ("", "eval/"):
-        log = [row for row in rows if f"{part}loss" in row]
-        margins, losses = ([row[part + key] for row in log] for key in ("rewards/margins", "loss"))
+    rows = trained(dpo, pair_rows(seed=1), *flags)
+    for part, key in (("", "pair_loss"), ("eval/", "eval/loss")):
+        log = [row for row in rows if f"{part}rewards/margins" in row]
+        margins, losses = ([row[key] for row in log] for key in (f"{part}rewards/margins", key))
         assert margins[-1] > margins[0] + 1e-3 and losses[-1] < losses[0]
     assert loss_type == "simpo" or log[0]["eval/rewards/accuracies"] == 0.5
 
 
-def test_kto_learns_from_thumbs(trained, llama_folder, monkeypatch):
-    """The baseline is the mean log-ratio of answers to other prompts, by hand, never below 0."""
-    sides, start = 8 * ["chosen", "rejected"], common.load_policy(llama_folder, trainable=False)
-    rows = [
-        {"prompt": row["prompt"], "completion": row[side], "label": side == "chosen"}
-        for row, side in zip(pair_rows(16), sides)
-    ]
-    real, baselines = dpo.kl_baseline, []
-
-    @torch.no_grad()
-    def spy(args, run, policy, pairs, refs, indices, pad):
-        baseline = real(args, run, policy, pairs, refs, indices, pad)
-        if len(indices):  # nothing is held out
-            answers = [getattr(pairs, sides[(i + 8) % 16])[(i + 8) % 16] for i in indices]
-            batch = common.pad_rows([pairs.prompts[i] for i in indices], answers, pad)
-            now, then = (common.token_logps(m, *batch).sum(1) for m in (policy, start))
-            baselines.append(baseline)
-            assert baseline == pytest.approx(max(0.0, (now - then).mean().item()), abs=2e-3)
-        return baseline
-
-    monkeypatch.setattr(dpo, "kl_baseline", spy)
-    log = trained(dpo, rows, CURE, "--steps 8 --lr 1e-3 --loss-type kto")
-    losses = steps(log, "loss")
-    assert losses[0] == pytest.approx(0.5, abs=1e-4) and losses[-1] < losses[0]
-    assert steps(log, "rewards/margins")[-1] > 1e-3 and baselines[0] < 1e-4 < max(baselines)
-    last = [row for row in log if "rewards/chosen" in row][-1]  # 8 of 16 rows have a chosen side
-    margin = last["rewards/chosen"] - last["rewards/rejected"]
-    assert last["rewards/margins"] == pytest.approx(margin)
-
-
-def test_thumbs_on_the_screen_and_a_label_that_is_none(trained, capsys):
-    """The strip of an answer with a thumb down shows it as trained, too."""
-    rows = [{"prompt": "Role: x.\n", "completion": f"{i}.", "label": i % 2 == 1} for i in range(16)]
-    trained(dpo, rows, "--loss-type kto")
-    assert "▮0▮.◆<|end|>" in capsys.readouterr().out
-    refused = error_of(trained, dpo, [*rows, rows[0] | {"label": 1}], "--loss-type kto")
-    assert ':17: "label" is 1; expected true or false' in refused
-
-
-def test_kto_baseline_keeps_to_micro_tokens(trained, monkeypatch):
-    """It reads each answer after the prompt of another row. Measured by that other row, a long answer
-    made a forward of 7 × 256 tokens, where 250 were asked for."""
-    answers = ["hold " * 60, *15 * ["hold"]]
-    rows = [{"prompt": "Ask.", "completion": answer, "label": True} for answer in answers]
-    real, batches = kto.pad_rows, []
-    monkeypatch.setattr(kto, "pad_rows", lambda *rows: batches.append(real(*rows)) or batches[-1])
-    trained(dpo, rows, "--loss-type kto --batch-size 16 --micro-tokens 250")
-    shapes = [ids.shape for ids, _, _ in batches]
-    assert sum(n for n, _ in shapes) == 2 * 16, "the reference, and the policy at step one"
-    assert max(columns for _, columns in shapes) > 250
-    assert all(n == 1 or n * columns <= 250 for n, columns in shapes)
-
+# ---- tokenizers ----
 
 TOKENIZERS = table("""
 no pad | {"pad": None} | True
@@ -247,85 +217,95 @@ TOKENIZERS += [  # their texts hold a |
 
 @pytest.fixture(scope="module", params=TOKENIZERS, ids=lambda row: row[0])
 def odd(request, tmp_path_factory):
-    """A model with one of TOKENIZERS. As Qwen's, its generation config knows all its ends."""
+    """A model with one of TOKENIZERS."""
     kind, options, as_messages = request.param
     home, tokenizer = tmp_path_factory.mktemp("odd"), tiny_tokenizer(**options)
     folder = tiny_model("gpt2", home, tokenizer=tokenizer)
-    names = ["<|end|>", "<|im_end|>"][: 2 if kind == "two end ids" else 1]
+    names = ["<|im_end|>", "<|end|>"] if kind == "two end ids" else ["<|end|>"]
     ends = tokenizer.convert_tokens_to_ids(names)
-    path = Path(folder) / "generation_config.json"
-    path.write_text(json.dumps({**read_json(path), "eos_token_id": ends}))
-    turns = as_messages or options.get("template", True) is not None
-    return SimpleNamespace(folder=folder, ends=ends, as_messages=as_messages, turns=turns)
+    return SimpleNamespace(folder=folder, ends=ends, as_messages=as_messages)
 
 
-@every_stage
+@each_stage
 def test_tokenizers(stage, odd, tmp_path, monkeypatch):
     """Without pad, pad = EOS (many trainers then mask the end token away), without a template, a
     BOS in template and post-processor, two end tokens: each row that enters a forward holds one BOS
-    or none, and one end id, last and trained. (PPO's answers are drawn.)"""
+    or none, and ends in a trained end id."""
     data = write_pairs(tmp_path / "pairs.jsonl", 8, as_messages=odd.as_messages)
-    # where the stage finds `pad_rows`: pairs come by parts/pairs.py, PPO's by rollouts
-    home, rows, out = {sft: sft, ppo: rollouts}.get(stage, pairs), [], tmp_path / "out"
-    real, ends = home.pad_rows, {*odd.ends}
-    monkeypatch.setattr(home, "pad_rows", lambda *x: rows.extend(zip(*x[:2])) or real(*x))
+    home, batches, out = sft if stage is sft else pairs, [], tmp_path / "out"
+    real = home.pad_rows
+    monkeypatch.setattr(home, "pad_rows", lambda *x: batches.append(x[:2]) or real(*x))
     assert steps(train(stage, data, odd.folder, out, "--steps 2"), "grad_norm")[0] > 0
     auto = AutoModelForSequenceClassification if stage is reward_train else AutoModelForCausalLM
     loaded, info = auto.from_pretrained(out, output_loading_info=True)
     assert not info["missing_keys"] and not info["unexpected_keys"], "newly initialized"
-    saved, size = AutoTokenizer.from_pretrained(out), read_json(f"{odd.folder}/config.json")
-    assert loaded.get_input_embeddings().num_embeddings == size["vocab_size"]
-    assert {*common.end_ids(saved, loaded)} == ends
-    rows = [row for row in rows if not (len(row[0]) and isinstance(row[0][0], (bool, np.bool_)))]
+    saved = AutoTokenizer.from_pretrained(out)
+    assert common.end_ids(saved) == odd.ends
+    rows = [[*p, *a] for prompts, answers_ in batches for p, a in zip(prompts, answers_)]
     assert len(rows) >= 8
-    for row in rows:  # sft marks context as ~id, and its second call held masks
-        prompt, response = ([~i if i < 0 else i for i in part] for part in row)
-        ids = prompt if stage is ppo else [*prompt, *response]  # PPO may draw a BOS
+    for ids in rows:
         if saved.bos_token_id is not None:
             assert ids.count(saved.bos_token_id) == 1 and ids[0] == saved.bos_token_id
-        if stage is ppo:
-            assert not ends & {*response[:-1], *(() if odd.turns else prompt)}
-        else:
-            assert ids[-1] == odd.ends[-1], "the answer's end is trained, whatever pads"
-            assert odd.turns or sum(i in ends for i in ids) == 1  # each turn has its end
+        assert ids[-1] == odd.ends[0 if odd.as_messages else -1], "its end is trained, pad or not"
     if odd.as_messages:
         prompt, tokenizer = pair_rows(1)[0]["prompt"], common.load_tokenizer(odd.folder)
         assert common.encode_prompt(saved, prompt) == common.encode_prompt(tokenizer, prompt)
         assert saved.chat_template
     if stage is reward_train:
-        assert loaded.config.pad_token_id not in ends, "transformers would read the wrong position"
+        assert loaded.config.pad_token_id not in odd.ends, "transformers would read another place"
     else:
-        assert {*np.atleast_1d(loaded.generation_config.eos_token_id)} == ends
+        assert {*np.atleast_1d(loaded.generation_config.eos_token_id)} == {*odd.ends}
+
+
+# ---- rows ----
 
 
 def test_ties(trained, capsys):
     ties = [{**row, "tie": True} for row in pair_rows(8)]
     log = trained(reward_train, ties)
     assert steps(log, "loss")[0] == pytest.approx(LOG2, abs=1e-6)
-    assert steps(log, "grad_norm")[0] < 1e-5
+    assert steps(log, "grad_norm")[0] < 1e-5 and steps(log, "n_ties") == [8]
     long = dict(ties[0], tie=None)
     for key, end in (("chosen", " yes"), ("rejected", " no")):
-        long[key] = [{"role": "assistant", "content": "hold " * 60 + end}]
+        long[key] = [assistant("hold " * 60 + end)]
     rows = [*ties[:3], *pair_rows(8, seed=1), {**long, "rejected": long["chosen"]}, long]
-    counted = "rows 13, dropped: tie 3, dropped: chosen = rejected 1, responses cut 2, "
-    counted += "dropped: equal after cutting 1; training 8, held out 0"
-    for stage, drop in ((reward_train, "--ties drop"), (dpo, "")):
-        capsys.readouterr()
-        trained(stage, rows, "--max-length 120", drop)
-        assert counted in capsys.readouterr().out
+    capsys.readouterr()
+    trained(dpo, rows, "--max-length 120")
+    counted = capsys.readouterr().out
+    assert "rows 13, dropped: tie 3, dropped: equal answers 2" in counted
+    assert "training 8, held out 0" in counted
 
 
-def test_sft_trains_a_text_to_its_end(trained, tmp_path, llama_folder, capsys):
+@cases("""
+value | message
+-0.5 | :3: "margin" is -0.5
+"much" | :3: "margin" is 'much'
+None | :3: "margin" is None
+""")
+def test_margins_that_are_refused(value, message, trained):
+    """A margin below 0 would let the rejected answer score higher. That of a tie is not read."""
+    rows = [{**row, "margin": i} for i, row in enumerate(pair_rows(4))]
+    rows[1] |= {"tie": True, "margin": -7}
+    trained(reward_train, rows, "--margin margin")
+    rows[2]["margin"] = value
+    error = error_of(trained, reward_train, rows, "--margin margin")
+    assert "--margin margin" in error and message in error
+
+
+def test_sft_trains_a_text_to_its_end(encoded, tokenizer, tmp_path):
     """Nothing predicts the first of n tokens, and the end joins them: n are trained. "abcd" is 4
     tokens and the end, also if it brings it or the template alone names it."""
-    texts = [{"text": "abcd"}, {"text": "abcd<|end|>"}]
-    endless = tiny_model("llama", tmp_path, tokenizer=tiny_tokenizer(eos=None))
-    for model in (llama_folder, endless):
-        assert steps(trained(sft, texts, model=model), "trained_tokens") == [8]
-    turns = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b" * 20}]
-    long = [{"text": "x y " * 20}, {"messages": turns}, {"messages": turns * 2}]
-    trained(sft, [*texts, *long], "--max-length 12")
-    assert "rows 5, rows cut 3; training 5" in capsys.readouterr().out
+    endless = tiny_tokenizer(eos=None)
+    for used in (tokenizer, endless):
+        for text in ("abcd", "abcd<|end|>"):
+            rows, train, held = encoded([{"text": text}], "--eval-fraction 0", tokenizer=used)
+            assert used.decode(rows[0].ids) == "abcd<|end|>" and rows[0].mask.tolist() == [
+                False, *[True] * 4]  # fmt: skip
+    assert (
+        len(encoded([{"text": x} for x in ("ab", "", " ", "<|end|>")], "--eval-fraction 0")[0]) == 1
+    )
+    rows, _, _ = encoded([{"text": "x y " * 20}], "--eval-fraction 0", max_length=12)
+    assert len(rows[0].ids) == 12
 
 
 def test_sft_reads_its_four_forms(trained, tokenizer):
@@ -333,7 +313,12 @@ def test_sft_reads_its_four_forms(trained, tokenizer):
     pair, numbers = pair_rows(1)[0], []
     text, turns = pair["chosen"][0]["content"], [*pair["prompt"], *pair["chosen"]]
     completion = {"prompt": pair["prompt"], "completion": pair["chosen"]}
-    for form in (completion, {"messages": turns}, pair, {"text": text}):
+    for form in (
+        completion,
+        {"messages": turns, "text": None},
+        pair,
+        {"text": text, "messages": []},
+    ):
         log = trained(sft, [form])
         numbers.append([steps(log, key) for key in ("trained_tokens", "tokens", "loss")])
     assert numbers[0] == numbers[1] == numbers[2]
@@ -341,21 +326,166 @@ def test_sft_reads_its_four_forms(trained, tokenizer):
     assert numbers[3][:2] == [[n], [n + 1]]
 
 
+def test_every_turn_is_trained_once(encoded, tokenizer, capsys):
+    """Each of the assistant's turns but blank ones; a call is not blank."""
+    turns = [
+        user("a?"), assistant("A."), user("b?"), assistant(" \n"), user("d?"),
+        assistant("D.", tool_calls=[]),
+    ]  # fmt: skip
+    rows, _, _ = encoded([{"messages": turns}, {"messages": turns[2:4]}], "--eval-fraction 0")
+    assert trained_texts(rows, tokenizer) == ["A.<|end|>D.<|end|>"]
+    assert "rows 2, dropped: nothing to train 1; training 1" in capsys.readouterr().out
+    thinking = tiny_tokenizer(
+        template="{% for m in messages %}<|{{ m.role }}|>{{ m.content if loop.last or m.role == "
+        "'user' else m.content.split('</think>')[-1] }}<|end|>{% endfor %}"
+        "{% if add_generation_prompt %}<|assistant|>{% endif %}"
+    )
+    rows, _, _ = encoded([{"messages": turns}], "--eval-fraction 0", max_length=12)
+    assert trained_texts(rows, tokenizer) == ["D.<|end|>", "A.<|end|>"], "none is cut away"
+    turns = [user("a?"), assistant("hm</think>A."), user("b?"), assistant("ha</think>B.")]
+    rows, _, _ = encoded([{"messages": turns}], "--eval-fraction 0", tokenizer=thinking)
+    assert sorted(trained_texts(rows, thinking)) == ["ha</think>B.<|end|>", "hm</think>A.<|end|>"]
+
+
+def snapshots(i, n=3):
+    turns = [
+        x for k in range(n) for x in (user(f"Candidate {i:02}, {k}?"), assistant(f"{i:02} to {k}."))
+    ]
+    return [{"messages": turns[: 2 * k]} for k in (2, 1, 3)[:n]]
+
+
+SNAPSHOTS = {  # a chat log, where each turn was logged with its history, in two forms
+    "messages": lambda i: snapshots(i),
+    "completions": lambda i: [
+        {"prompt": row["messages"][:-1], "completion": row["messages"][-1:]} for row in snapshots(i)
+    ],
+}
+
+
+@pytest.mark.parametrize("form", SNAPSHOTS)
+def test_a_conversation_is_on_one_side(form, encoded, tokenizer, capsys):
+    """Rows with the same first question are one conversation; an answer that stands in several rows
+    is trained once. Else the held-out loss measures memory."""
+    given = [row for i in range(24) for row in SNAPSHOTS[form](i)]
+    rows, train, held = encoded(given, "--eval-fraction 0.3")
+    assert len(train) and len(held)
+    name = {
+        i: re.search(r"Candidate (\d+)", tokenizer.decode(row.ids))[1] for i, row in enumerate(rows)
+    }
+    assert not {name[i] for i in train} & {name[i] for i in held}
+    texts = "".join(trained_texts(rows, tokenizer))
+    assert all(texts.count(f"{i:02} to {k}.") == 1 for i in range(24) for k in range(3))
+    repeated = "answers of earlier rows 72" in capsys.readouterr().out
+    assert repeated == (form == "messages")
+
+
+def test_texts_are_held_out(trained):
+    """By their own words; they were trained on all the same, without a word."""
+    log = trained(
+        sft, [{"text": f"Row {i} has {i * i}."} for i in range(40)], "--eval-fraction 0.3"
+    )
+    assert [row["eval/n"] for row in log if "eval/loss" in row] == [13, 13]
+
+
 @cases("""
-flags | dtype
---lora-rank 2 | float32
- | float32
---lora-rank 2 --save-dtype fp16 | float16
---save-dtype bf16 | bfloat16
+row | fact
+{"conversations": [{"from": "human", "value": "x"}]} | conversations
+{"prompt": "x", "completion": ""} | completion
+{"prompt": "x", "completion": "y", "label": False} | "label"
+{"messages": [{"from": "human", "value": "x"}]} | "role"
+{"messages": [{"role": "assistant", "content": "x"}]} | "messages"
+{"messages": "x"} | "messages"
+{"text": ["x"]} | "text"
+{"prompt": "x", "chosen": "y"} | "rejected"
+{} | found nothing
 """)
-def test_precision_of_the_written_weights(flags, dtype, trained, tmp_path):
+def test_rows_of_another_layout_are_refused(row, fact, encoded):
+    error = error_of(encoded, [{"text": "good"}, row])
+    assert "--data" in error and "rows.jsonl:2: " in error and fact in error
+
+
+def test_chat_makes_a_text_prompt_a_users_turn(encoded, tokenizer, capsys):
+    row = {"prompt": "Which fits?", "completion": " First."}
+    plain, chat = (encoded([row], "--eval-fraction 0", flag)[0][0] for flag in ("", "--chat"))
+    said = capsys.readouterr().out
+    assert tokenizer.decode(plain.ids) == "Which fits? First.<|end|>"
+    assert tokenizer.decode(chat.ids) == "<|user|>Which fits?<|end|><|assistant|> First.<|end|>"
+    assert said.count("1 prompts given as text") == 2 and "--chat" in said
+
+
+# ---- reward models as functions ----
+
+
+def test_reward_function(tmp_path, capsys):
+    """Scores are those that transformers gives, at the last token. One of another tool has no
+    scale, which is said; of a run it is read from args.json, with --max-length and --chat."""
+    folder, row = tiny_reward_model("llama", tmp_path), pair_rows(1)[0]
+    score = reward_models.reward_function(folder, CPU, torch.float32)
+    assert "no scale" in capsys.readouterr().out and score.max_length == 256
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    texts = [
+        tokenizer.apply_chat_template([*row["prompt"], *row[side]], tokenize=False)
+        for side in ("chosen", "rejected")
+    ]
+    batch = tokenizer(texts, add_special_tokens=False, padding=True, return_tensors="pt")
+    model = AutoModelForSequenceClassification.from_pretrained(folder)
+    batch.pop("token_type_ids", None)
+    expected = model(**batch).logits[:, 0].tolist()
+    prompts, found = [row["prompt"]] * 2, [row[side] for side in ("chosen", "rejected")]
+    assert score(prompts, found) == pytest.approx(expected, abs=1e-5)
+    as_text = [answer[0]["content"] for answer in found]
+    assert score(prompts, as_text) == pytest.approx(expected, abs=1e-5)
+    record = {"stage": "reward_train", "args": {"max_length": 90, "chat": True}, "scale": [2, 0.5]}
+    (Path(folder) / "args.json").write_text(json.dumps(record))
+    scaled = reward_models.reward_function(folder, CPU, torch.float32)
+    assert scaled.max_length == 90 and "no scale" not in capsys.readouterr().out
+    prompt = row["prompt"][0]["content"]  # a text, which this one was trained to read as a turn
+    assert scaled([prompt] * 2, as_text) == pytest.approx(
+        [(x - 2) / 0.5 for x in expected], abs=1e-4
+    )
+
+
+def test_what_a_reward_model_does_not_read_is_counted(reward_folder):
+    """Two answers that differ after the cut alone score alike, so the policy could write anything
+    there. A long prompt loses its beginning, and the answer is read as a whole."""
+    score = reward_models.reward_function(reward_folder, CPU, torch.float32)
+    score.max_length = 60
+    prompts = ["a b c.", "Ask. " * 60, "a b c.", "Ask. " * 60]
+    given = ["Yes.", "Yes.", "No. " * 40, "No. " * 40]
+    one, two = score([prompts[2]] * 2, [given[2] + "!", given[2] + "?"])
+    assert one == two
+    assert score.count_cut(prompts, given) == 3
+    assert score.count_cut(prompts, given, answers_only=True) == 2
+    score.max_length = None
+    assert score.count_cut(prompts, given) == 0
+
+
+@cases("""
+family | labels | trainable
+causal | 1 | False
+reward | 3 | False
+reward | 3 | True
+""")
+def test_what_is_no_reward_model_is_refused(family, labels, trainable, tmp_path, tokenizer):
+    make = tiny_reward_model if family == "reward" else tiny_model
+    more = {"num_labels": labels} if family == "reward" else {}
+    folder = make("llama", tmp_path, **more)
+    given = folder, tokenizer, CPU, torch.float32, trainable
+    assert "--reward-model" in error_of(reward_models.load_scorer, *given)
+
+
+# ---- what a run writes and says ----
+
+
+@pytest.mark.parametrize("flags", ["--lora-rank 2", ""])
+def test_precision_of_the_written_weights(flags, trained, tmp_path):
     base, out = tiny_model("llama", tmp_path, dtype=torch.bfloat16), tmp_path / "out"
     trained(sft, pair_rows(), flags, model=base)
-    written = {w.dtype for w in load_file(out / "model.safetensors").values()}
     loaded = AutoModelForCausalLM.from_pretrained(out, dtype="auto")
-    assert written == {loaded.dtype} == {getattr(torch, dtype)}
-    for file in out.glob("adapter/*.safetensors"):  # what was trained is not rounded
+    assert loaded.dtype == torch.float32
+    for file in out.rglob("*.safetensors"):
         assert {w.dtype for w in load_file(file).values()} == {torch.float32}
+    assert (out / "adapter").exists() == bool(flags)
 
 
 GOLD = '''
@@ -367,110 +497,88 @@ def score(prompts, answers, rows):
 
 
 def test_prompts_and_gold(trained, tmp_path, llama_folder):
-    rows = [{"prompt": r["prompt"], "note": f"n{i}"} for i, r in enumerate(pair_rows(6))]
+    rows = [{"prompt": r["prompt"], "note": f"n{i}"} for i, r in enumerate(pair_rows(6, seed=9))]
     prompts, gold = write_rows(tmp_path / "prompts.jsonl", rows), tmp_path / "gold.py"
     gold.write_text(GOLD)
-    model, tokenizer = common.load_policy(llama_folder), common.load_tokenizer(llama_folder)
-    given = model, tokenizer, [row["prompt"] for row in prompting.some_prompts(rows, 64)], 12
-    drawn, again = (prompting.generate(*given, 1.0, seed=seed) for seed in (0, 1))
-    greedy = sampling.sample(*given[:3], 1, 12, 0).texts
-    assert drawn.texts != again.texts and drawn.prompt_ids == again.prompt_ids
-    assert prompting.generate(*given, 0, rows=4).texts == greedy
-    shares = [sum(c in "aeiou" for c in answer) / len(answer) for answer in drawn.texts if answer]
-    half = student_t_quantile(0.05, len(shares) - 1) * np.std(shares, ddof=1) / len(shares) ** 0.5
-    mean = np.mean(shares)
-    expected = {"val/gold": mean, "val/gold_low": mean - half, "val/gold_high": mean + half}
-    flags = ["--prompts", prompts, "--gold", f"{gold}:score", "--eval-temperature 1 --steps 2"]
-    flags += ["--max-new-tokens 12 --lr 1e-2 --warmup 0"]
+    model = common.load_model(llama_folder, CPU, torch.float32)
+    policy, tokenizer = common.Policy(model, torch.float32), common.load_tokenizer(llama_folder)
+    ids = [common.encode_prompt(tokenizer, r["prompt"]) for r in answers.some_prompts(rows, 64)]
+
+    def drawn(temperature, **more):
+        texts = [
+            ids for ids, _ in answers.generate(policy, tokenizer, ids, 12, temperature, **more)
+        ]
+        return tokenizer.batch_decode(texts, skip_special_tokens=True)
+
+    sampled, greedy = drawn(1.0, seed=0), drawn(0)
+    assert sampled != drawn(1.0, seed=1) and greedy == drawn(0, rows=4)
+    sampled = [answers.visible(text) for text in sampled]
+    shares = [sum(c in "aeiou" for c in answer) / len(answer) for answer in sampled if answer]
+    half = 1.96 * np.std(shares, ddof=1) / len(shares) ** 0.5
+    expected = [np.mean(shares), np.mean(shares) - half, np.mean(shares) + half]
+    flags = ["--prompts", prompts, "--gold", f"{gold}:score", "--steps 2 --max-new-tokens 12"]
+    flags += ["--lr 1e-2 --warmup 0"]
     # with LoRA the reference is the policy with its adapter off
     for stage, more in ((dpo, ""), (dpo, "--lora-rank 4"), (sft, "")):
         log = trained(stage, pair_rows(), *flags, more)
         first, last = (row for row in log if "val/gold" in row)
-        assert near(first, expected, rel=1e-5, abs=1e-4) and first["val/n"] == 6
+        found = [first[f"val/gold{end}"] for end in ("", "_low", "_high")]
+        assert found == pytest.approx(expected, abs=1e-4) and first["val/n"] == 6
         if stage is dpo:
-            assert first["val/kl"] == pytest.approx(0, abs=1e-4) and last["val/kl"] > 1e-3
-        shown = read(tmp_path / "out" / "samples.jsonl")[0]
-        assert shown["answer"] == greedy[0], "the first choice"
+            assert abs(first["val/kl"]) < 1e-4 and abs(last["val/kl"]) > 1e-3
+        assert read(tmp_path / "out/samples.jsonl")[0]["answer"] == greedy[0], "the first choice"
 
 
-def test_a_prompt_that_is_only_shown_is_no_evaluation(trained, tmp_path):
-    """val/n said 1 where no --prompts were answered."""
-    for stage in (dpo, sft):
-        log = trained(stage, pair_rows(), "--eval-fraction 0.5")
-        assert read(tmp_path / "out" / "samples.jsonl")
-        assert not any(key.startswith("val/") for row in log for key in row)
-
-
-def test_evaluations_answer_validation_prompts(tmp_path, llama_folder, capsys):
-    """The prompts of the test split would choose weights and then be tested on. Of messages nothing
-    is said: the draw that tries the model was of a text, and the line about text was printed."""
-    rows = [{"prompt": [{"role": "user", "content": f"{split} {i}"}], "split": split}
-            for split in ("train", "test", "val") for i in range(3)]  # fmt: skip
-    prompts = write_rows(tmp_path / "prompts.jsonl", rows)
-    args = dpo.parse_args(["--pairs", "mine.jsonl", "--prompts", str(prompts)])
-    model = common.load_policy(llama_folder), common.load_tokenizer(llama_folder)
-    common.say_once.cache_clear()
-    answered, _ = prompting.prompts_to_answer(args, *model, [])
-    assert "given as text" not in capsys.readouterr().out
-    assert {row["split"] for row in answered} == {"val"} and len(answered) == 3
+@pytest.mark.parametrize("stage", [sft, dpo], ids=lambda stage: stage.__name__)
+def test_val_is_of_prompts_that_are_not_trained_on(stage, trained, tmp_path, capsys):
+    """Four of six prompts are those of the pairs, one of them as text. A prompt that is only shown
+    is no evaluation."""
+    rows = pair_rows(8)
+    given = [{"prompt": row["prompt"]} for row in [*rows[:3], *pair_rows(2, seed=7)]]
+    given[3:] = [{"prompt": [user(f"Another prompt, {i}?")]} for i in range(2)]
+    given.append({"prompt": rows[5]["prompt"][0]["content"]})
+    prompts = write_rows(tmp_path / "prompts.jsonl", given)
+    log = trained(stage, rows, "--prompts", prompts)
+    assert {row["val/n"] for row in log if "val/n" in row} == {2}
+    assert "4 of 6 prompts are also trained on" in capsys.readouterr().out
+    log = trained(stage, rows, "--eval-fraction 0.5")
+    assert read(tmp_path / "out/samples.jsonl")
+    assert not any(key.startswith("val/") for row in log for key in row)
 
 
 @each_stage
 def test_the_screen(stage, tmp_path, capfd):
+    """A user's own data: the answer stands in the last lines, the next command names the folder of
+    this run, quoted, and nothing that the user has not got."""
     rows = pair_rows(16)
     for row in rows:
         row["prompt"][0]["content"] *= 5
         row["chosen"][0]["content"] *= 2
     data = write_rows(tmp_path / "pairs.jsonl", rows)
-    prompts = write_rows(tmp_path / "prompts.jsonl", [{"prompt": r["prompt"]} for r in rows[:3]])
-    model, out = tiny_model("llama", tmp_path, max_position_embeddings=1024), tmp_path / "out"
-    flags = ["--max-new-tokens 60 --prompts", prompts, "--gold", REWARD_FN]
-    flags = ["--eval-pairs", data] if stage is reward_train else flags
-    argv = command(stage, data, model, out, *flags, "--lr 3e-4 --batch-size 4")
+    prompts = write_rows(
+        tmp_path / "prompts.jsonl", [{"prompt": [user(f"Ask {i}.")]} for i in range(3)]
+    )
+    model, out = tiny_model("llama", tmp_path, max_position_embeddings=1024), tmp_path / "my run"
+    flags = ["--max-new-tokens 60 --prompts", prompts, "--gold", GOLD_FN]
+    flags = (
+        ["--eval-pairs", write_pairs(tmp_path / "h.jsonl", seed=3)]
+        if stage is reward_train
+        else flags
+    )
+    argv = command(stage, data, model, "OUT", *flags, "--lr 3e-4 --batch-size 4")
+    argv[argv.index("OUT")] = str(out)
     del argv[argv.index("--steps") : argv.index("--steps") + 2]
     assert stage.main(argv) == 0
-    said = capfd.readouterr()
-    lines = said.out.splitlines()
-    assert said.err == "" and max(map(len, lines)) <= 400, said
+    lines = capfd.readouterr().out.splitlines()
     places = [1 + i for i, line in enumerate(lines) if re.match(r"step \d+: ", line)]
     end = lines[places[-1] :]
-    assert places[0] <= 24 and len(end) <= 10, said.out
+    assert places[0] <= 24 and len(end) <= 10
     # 4 steps a pass: repeated to make 24, of a reward model 6
     assert len(steps(read(out / "metrics.jsonl"), "lr")) == (8 if stage is reward_train else 24)
-    own = {dpo: f"--prompts {prompts} --gold {REWARD_FN} --re", reward_train: f"--pairs {data}"}
-    assert end[-1].startswith("next: python") and own.get(stage, "") in end[-1]
+    assert end[-1].startswith("next: python") and str(out) in end[-1] and "data/" not in end[-1]
     if stage is not reward_train:
-        shown = dict(line.split(maxsplit=1) for line in end)
-        assert shown["before"] != shown["after"] and "val/gold" in shown
-
-
-GRPO = "watch.py judge.py ruler.py checks"
-EPISODES = """--env mine.py:Guess --val-episodes 2 --test-episodes 2 --group-size 2
-    --groups-per-batch 2"""
-COPIES = {  # what is copied beside common.py and parts/, the flags beside --model and --out
-    "sft": ("", "--data mine.jsonl"),
-    "reward_train": ("", "--pairs mine.jsonl"),
-    "dpo": ("", "--pairs mine.jsonl"),
-    "ppo": ("watch.py", "--prompts mine.jsonl --reward-fn mine.py:score --rollouts 8"),
-    # the recipe's own line: its rank is 32
-    "grpo_rubric": (GRPO, "data_path=rubrics.json group_size=2 groups_per_batch=2 max_tokens=4"),
-    "grpo_agent": (f"{GRPO} grpo_rubric.py", EPISODES),
-}
-MINE = """
-def score(prompts, answers, rows):
-    return [float("a" in answer) for answer in answers]
-
-class Guess:
-    name, val_key, reward_range, history, max_turns = "guess", "win", (0, 1), "all", 1
-    baselines = {"a": lambda env, rng: "a"}
-
-    def reset(self, seed):
-        return [{"role": "user", "content": f"Say a, {seed % 7}."}]
-
-    def step(self, text):
-        win = float("a" in text)
-        return None, win, True, {"win": win}
-"""
+        assert any(line.startswith("val/gold") and "before" in line for line in end)
+        assert len({row["answer"] for row in read(out / "samples.jsonl")}) > 2, "they change"
 
 
 def run_in_fork(home, argv):
@@ -493,65 +601,44 @@ def run_in_fork(home, argv):
     os._exit(1)
 
 
-@pytest.mark.parametrize("stage", COPIES)
+@each_stage
 def test_a_copy_trains_on_a_users_file(stage, tmp_path, llama_folder):
-    copied, flags = COPIES[stage]
-    home = tmp_path / "copy"
+    """A stage with common.py and parts/, and nothing else of this project."""
+    home, name = tmp_path / "copy", stage.__name__
     shutil.copytree(llama_folder, home / "model")
-    for name in [f"{stage}.py", "common.py", "parts", *copied.split()]:
-        tree = (REPO / name).is_dir()
-        (shutil.copytree if tree else shutil.copy)(REPO / name, home / name)
+    shutil.copytree(REPO / "parts", home / "parts")
+    for file in (f"{name}.py", "common.py"):
+        shutil.copy(REPO / file, home / file)
     write_pairs(home / "mine.jsonl")
-    (home / "mine.py").write_text(MINE, encoding="utf-8")
-    rubrics = [{"check": "regex:match", "pattern": "a"}]
-    rows = [{"task_id": str(i), "prompt": f"Say a, {i}.", "rubrics": rubrics} for i in range(10)]
-    (home / "rubrics.json").write_text(json.dumps(rows), encoding="utf-8")
-    flags = f"{stage}.py {flags} --steps 2 --model model --out run --device cpu"
-    flags += " --max-new-tokens 4" if stage not in ("reward_train", "grpo_rubric") else ""
+    flags = f"{name}.py {'--data' if stage is sft else '--pairs'} mine.jsonl --steps 2"
+    flags += " --model model --out run --device cpu"
+    flags += "" if stage is reward_train else " --max-new-tokens 4"
     assert run_in_fork(home, flags.split()) == 0
-    assert len([row for row in read(home / "run" / "metrics.jsonl") if "grad_norm" in row]) == 2
-    assert (home / "run" / "model.safetensors").is_file()
-    assert (home / "run" / "adapter").is_dir() == (stage == "grpo_rubric")
+    assert len(steps(read(home / "run/metrics.jsonl"), "grad_norm")) == 2
+    assert (home / "run/model.safetensors").is_file()
 
 
-@cases("""
-flags | prompts | gold
- | data/prompts.jsonl | data/recruiter.py:reward
-{} data/prefs.jsonl | data/prompts.jsonl | data/recruiter.py:reward
-{} ./data/../data/rank_train.jsonl | data/prompts.jsonl | data/recruiter.py:reward
-{} REPO/data/prefs.jsonl | data/prompts.jsonl | data/recruiter.py:reward
-{} data/mine.jsonl | None | None
-{} tests/prefs.jsonl | None | None
-{} REPO/tests/prefs.jsonl | None | None
-{} mine.jsonl | None | None
-{} data/prefs.jsonl mine.jsonl | None | None
-{} data/prefs.jsonl --prompts mine.jsonl | mine.jsonl | None
-{} data/prefs.jsonl --gold my.py:f | data/prompts.jsonl | my.py:f
-""")
-@pytest.mark.parametrize("stage, flag", [(sft, "--data"), (dpo, "--pairs")])
-def test_bundled_data_brings_its_prompts_and_score(
-    stage, flag, flags, prompts, gold, monkeypatch, llama_folder
-):
-    """Known by place and name: ./data/prefs.jsonl was none, and one's own data/mine.jsonl was. A
-    model that does not know their form gets the worked examples."""
-    monkeypatch.chdir(REPO)
-    argv = flags.format(flag).replace("REPO", str(REPO)).split()
-    examples = prompting.EXAMPLES if prompts == "data/prompts.jsonl" else None
-    for model, expected in ([], (None, 1.0)), (["--model", llama_folder], (examples, 0.7)):
-        args = stage.parse_args([*argv, *model])
-        assert (args.prompts, args.gold) == (prompts, gold)
-        assert (args.examples, args.eval_temperature) == expected
-
-
-@every_stage
+@each_stage
 def test_help(stage, monkeypatch, capsys):
-    monkeypatch.setenv("COLUMNS", "100")
+    monkeypatch.setenv("COLUMNS", "200")
     with pytest.raises(SystemExit, match="0"):
         stage.parse_args(["--help"])
-    text = capsys.readouterr().out
-    lines = text.splitlines()
+    lines = capsys.readouterr().out.splitlines()
     assert lines[0].startswith(f"usage: python {stage.__name__}.py --")
-    stage.parse_args(lines[0].split()[3:])
-    assert max(map(len, lines)) <= 100
-    shared = text.partition("flags of all trainers:")[2]
-    assert len(re.findall(r"^  --[a-z-]+", shared, re.M)) == 23
+    assert max(map(len, lines)) <= 120 and len(lines) <= 70
+    assert sum(line.startswith("  --") for line in lines) >= 25
+
+
+@each_stage
+@pytest.mark.parametrize("flag", ["--pairs none.jsonl", "--prompts none.jsonl", "--gold none.py:f"])
+def test_a_typo_ends_a_run_before_a_model_is_loaded(stage, flag, monkeypatch, tmp_path, capsys):
+    if stage is reward_train and "pairs" not in flag:
+        pytest.skip("a reward model answers no prompts")
+    flag = flag.replace("--pairs", "--data") if stage is sft else flag
+    monkeypatch.setattr(common, "load_model", lambda *a, **k: pytest.fail("a model was loaded"))
+    data = write_pairs(tmp_path / "pairs.jsonl")
+    argv = ["--data" if stage is sft else "--pairs", data, *flag.split(), "--out", tmp_path / "out"]
+    with pytest.raises((SystemExit, files.UserError)) as stop:
+        stage.main([*map(str, argv)])
+    said = capsys.readouterr().err + str(stop.value)
+    assert flag.split()[0] in said and "none." in said and not (tmp_path / "out").exists()

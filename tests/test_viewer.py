@@ -1,7 +1,8 @@
-"""parts/viewer.py: the page of `watch.py RUN --html`, on logs of every shape and in a browser."""
+"""parts/viewer.py: the page of `watch.py RUN --html`, on logs of every shape, and what it shows."""
+
+import re
 
 import watch
-from conftest import watched
 from parts import viewer
 from tiny import error_of, write_rows
 
@@ -11,6 +12,7 @@ HOSTILE = "</script><script>alert(1)</script><img src=x onerror=alert(2)>\u202e"
 def write_run(folder, rollouts=None, torn=""):
     folder.mkdir()
     curve = [{"reward/mean": k / 20, "length/mean": 40 * (1 + 2 * (k // 6))} for k in range(12)]
+    curve[3]["reward/mean"] = float("nan")  # another tool's log may hold it
     write_rows(folder / "metrics.jsonl", [{"step": k} | row for k, row in enumerate(curve)])
     if rollouts:
         write_rows(folder / "rollouts.jsonl", rollouts)
@@ -20,13 +22,14 @@ def write_run(folder, rollouts=None, torn=""):
 
 
 def answers():
-    met = [{"id": 1, "kind": "judged", "verdict": True, "weight": 2.0, "reason": f"fine {HOSTILE}"}]
-    row = {"prompt": "Assess.", "criteria": met}
-    rows = [row | {"step": 1 + i // 4, "answer": f"{i}", "reward": i / 8} for i in range(8)]
-    rows[0] |= {"answer": HOSTILE, "flags": ["judge_directed"], "judge": {"error": "timed out"}}
+    met = [{"id": 1, "verdict": True, "weight": 2.0, "reason": f"names the gap {HOSTILE}"}]
+    rows = [{"step": 1 + i // 4, "answer": f"{i}", "reward": i / 8} for i in range(8)]
+    rows = [row | {"prompt": "Assess.", "criteria": met} for row in rows]
+    rows[0] |= {"answer": HOSTILE + "</answer>", "judge": {"error": "timed out"}}
     said = {"user": "Ask.", "assistant": "Do you know SQL?"}
     said = [{"role": role, "content": content} for role, content in said.items()]
-    return [*rows, {"step": 3, "messages": said, "reward": 0.5, "error": None, "truncated": True}]
+    odd = {"step": 2, "prompt": 5, "answer": ["a"], "reward": "high", "ruler": {"score": None}}
+    return [*rows, odd, {"step": 3, "messages": said, "reward": 0.5, "error": None}]
 
 
 def page_of(run):
@@ -35,47 +38,33 @@ def page_of(run):
     return (run / "watch.html").read_text(encoding="utf-8")
 
 
-def test_page_in_a_browser(tmp_path, browser, capsys):
+def test_the_page(tmp_path, capsys):
+    """Steps 3 (the last with answers before the alarm and the end) and 1 (the first, for step 0).
+    What an answer says is text: no script, no image, no turned direction."""
     run = write_run(tmp_path / "run", answers(), torn='{"step": 3, "pro')
-    page_of(run)
+    page = page_of(run)
     assert "watch.html" in capsys.readouterr().out
-    page = browser.new_page()
-    requests, messages = watched(page)
-    page.goto((run / "watch.html").as_uri())
-    assert page.locator("article").count() == 9 and page.locator("article img").count() == 0
-    assert "R9 length_doubled" in page.locator(".marks").first.inner_text()
-    kind, visible = page.get_by_label("Kind"), page.locator("article:visible")
-    kind.select_option("flagged")
-    assert visible.count() == 1 and "[U+202E]" in visible.inner_text()
-    kind.select_option("all")
-    page.get_by_label("Text").fill("sql")
-    assert visible.count() == 1 and (len(requests), messages) == (1, [])
-    plain = browser.new_context(java_script_enabled=False).new_page()
-    plain.goto((run / "watch.html").as_uri())
-    assert plain.locator("article:visible").count() == 9
+    assert "R9 length_doubled" in re.search('<ol class="marks">.*?</ol>', page, re.S)[0]
+    cards = re.findall("<article.*?</article>", page, re.S)
+    assert len(cards) == 5 and "Do you know SQL?" in cards[0]
+    (flagged,) = (card for card in cards if "judge_directed" in card)
+    for text in ("[U+202E]", "timed out", "names the gap"):
+        assert text in flagged
+    assert not re.search("<script|<img|\u202e", page) and "Content-Security-Policy" in page
 
 
-def test_what_ruler_said(tmp_path):
-    """Its reason and the scores of both orders; where it failed, why, flagged as an error."""
-    said = {"score": 0.7, "reason": "names the gap", "pass_scores": [0.8, 0.6], "error": None}
-    lost = {"score": None, "reason": None, "pass_scores": None, "error": "HTTP 503: busy"}
-    row = {"step": 1, "prompt": "Assess.", "answer": "a"}
-    rows = [row | {"reward": 0.7, "ruler": said}, row | {"reward": None, "ruler": lost}, row]
-    page = page_of(write_run(tmp_path / "run", rows))
-    for text in ("RULER 0.80, 0.60", "names the gap", "HTTP 503: busy", "⚑ error"):
-        assert page.count(text) == 1, text
-
-
-def test_a_verdict_and_what_it_earns(tmp_path):
-    """The judge said no to a fault: no, green, nothing taken off; older logs say met or not."""
-    fault = {"id": 1, "kind": "judge", "criterion": "Asks about age.", "weight": -4, "reason": "r"}
-    criteria = [fault | {"verdict": v, "credit": not v} for v in (False, True)]
-    criteria += [fault | {"verdict": None, "credit": None}, fault | {"verdict": True, "weight": 2}]
-    row = {"step": 1, "prompt": "Assess.", "answer": "a", "reward": 0.5, "criteria": criteria}
-    card = viewer.card_of(row | {"flags": []}, [])
-    cells = [[cells[2], cells[2].tone, *cells[3:5]] for cells in card["table"]["rows"]]
-    assert cells == [["no", "green", -4, 0], ["yes", "red", -4, -4],
-                     ["unrated", "grey", -4, "–"], ["met", "green", 2, 2]]  # fmt: skip
+def test_the_steps_whose_answers_are_shown():
+    """Of each wanted step, or the last one before it that kept answers: the best two, the worst two
+    and the flagged ones, training and validation apart."""
+    row = {"prompt": "p", "reward": None}
+    rows = [row | {"step": s, "split": x, "answer": f"{s}{x}"} for s in (1, 6) for x in "tv"]
+    chosen = viewer.choose(rows, [0, 7])
+    assert [row["answer"] for row, _ in chosen] == ["6v", "6t", "1v", "1t"]
+    assert [row["answer"] for row, _ in viewer.choose(rows, [5])] == ["1v", "1t"]
+    rows = [row | {"step": 1, "answer": x * 100, "reward": i} for i, x in enumerate("abcdefg")]
+    kinds = [kinds for _, kinds in viewer.choose(rows, [1])]
+    assert [k[0] for k in kinds] == ["best"] * 2 + ["repetition"] * 2 + ["worst"] * 2
+    assert viewer.choose([], [1]) == []
 
 
 def test_folders_without_rollouts_or_with_broken_ones(tmp_path):
@@ -84,4 +73,4 @@ def test_folders_without_rollouts_or_with_broken_ones(tmp_path):
     write_rows(run / "samples.jsonl", [{"step": 0, "prompt": "p", "answer": "only here"}])
     assert "only here" in page_of(run)
     run = write_run(tmp_path / "broken", [{"step": 1, "answer": "a"}], torn="[1]\n")
-    assert "rollouts.jsonl:2: expected a row" in error_of(page_of, run)
+    assert "rollouts.jsonl:2: " in error_of(page_of, run)

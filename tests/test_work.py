@@ -1,14 +1,14 @@
 """Speed is work that is not done: what saves some is held to a count, which no machine changes. Here
 the prompt that a pair shares, the reference over epochs, the rollout's log-probs. Elsewhere:
 
-  micro-batches           test_runs.test_micro_batches_cut_but_never_reshape
-  their gradient          test_mutations.check_micro_batches, test_ppo, test_grpo
   one prefill and cache   test_common_sample.test_no_work_is_done_twice
-  rows without advantage  test_grpo.test_answers_without_advantage_cost_no_forward
-  episodes without one    test_agent.test_an_update_is_the_closed_form
-  memory of the data      test_common_text.test_token_rows_return_what_was_appended
+  rows without advantage  test_grpo.test_rows_without_advantage_need_no_forward
   the head                test_common_model.test_chunks_of_the_head_change_nothing
+  a policy's shared row   test_common_model.test_a_shared_prompt_is_two_rows
 """
+
+import json
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -18,13 +18,15 @@ import common
 import dpo
 import grpo_rubric
 import reward_train
-import test_grpo
-from parts import reward_models, rollouts, runs, shared_prompt
-from parts.pairs import batch_rows, read_pairs
+from parts import runs
+from parts.pairs import Pairs
+from parts.reward_models import load_scorer
+from parts.shared_prompt import can_share
 from test_trainers import train
-from tiny import EXTRA_FAMILIES, FAMILIES, tiny_model, write_pairs
+from tiny import EXTRA_FAMILIES, FAMILIES, tiny_model, words, write_pairs
 
 pytestmark = pytest.mark.usefixtures("quiet_process")
+CPU, FP32 = torch.device("cpu"), torch.float32
 WINDOW = dict(use_sliding_window=True, sliding_window=8)
 WINDOWS = {  # a window in every layer, in one of two, in none
     "mistral, window 8": ("mistral", dict(sliding_window=8)),
@@ -35,106 +37,121 @@ WINDOWS = {  # a window in every layer, in one of two, in none
 ALL = {**{name: (name, {}) for name in [*FAMILIES, *EXTRA_FAMILIES]}, **WINDOWS}
 
 
-def loaded(name, tmp_path, reward=False):
-    """(policy or reward model with a random head, seven pairs of uneven length, pad id)"""
-    family, config = ALL[name]
-    folder = tiny_model(family, tmp_path, **config)
-    tokenizer = common.load_tokenizer(folder)
-    pairs = read_pairs([write_pairs(tmp_path / "p.jsonl", 7)], tokenizer, 256, False)
-    assert len(set(pairs.prompts.lengths())) > 2
-    assert (pairs.chosen.lengths() != pairs.rejected.lengths()).any()
-    if not reward:
-        return common.load_policy(folder), pairs, common.pad_id(tokenizer)
-    model = reward_models.load_reward_model(folder, tokenizer)
-    torch.nn.init.normal_(model.score.weight, generator=torch.Generator().manual_seed(0))
-    return model, pairs, common.pad_id(tokenizer)
+def pairs_of(tmp_path, folder, n):
+    data = write_pairs(tmp_path / "pairs.jsonl", n)
+    args = SimpleNamespace(pairs=[data], eval_pairs=[], eval_fraction=0, chat=False, batch_size=n)
+    return Pairs(args, common.load_tokenizer(folder), 512)
 
 
-def value_and_gradient(model, score, rows, shared):
-    values = score(model, *rows, shared=shared).flatten()
-    weights = torch.randn(len(values), generator=torch.Generator().manual_seed(0))
-    total, trained = (weights * values).sum(), list(model.parameters())
-    gradients = torch.autograd.grad(total, trained, allow_unused=True)
-    return values.detach(), torch.cat([g.flatten() for g in gradients if g is not None])
+def lengths(side):
+    return np.array([len(ids) for ids in side])
 
 
 @pytest.mark.parametrize("name", ALL)
-def test_a_shared_prompt_changes_no_number(name, tmp_path):
+def test_a_shared_prompt_changes_no_score(name, tmp_path):
     """A position that goes on behind the chosen answer, an answer that sees the other one, a window
-    of columns in place of positions: each moves log-probs by tenths; fp32 rounds to 1e-6."""
-    for reward in (False, True):
-        model, pairs, pad_id = loaded(name, tmp_path, reward)
-        rows = batch_rows(pairs, [4, 0, 6, 1, 2, 3, 5], pad_id)
-        score = reward_models.reward_scores if reward else common.token_logps
-        one, two = (value_and_gradient(model, score, rows, shared) for shared in (True, False))
-        scale = two[0].abs().max().item()
-        assert (one[0] - two[0]).abs().max() < 1e-5 * (scale if reward else 1)
-        assert (one[1] - two[1]).norm() < 3e-6 * two[1].norm() and two[1].norm() > 1
-        assert reward or scale > 1
-        assert shared_prompt.can_share(model, pairs, common.pad_rows)
+    of columns in place of positions: each moves a score by percents. The trunk computes in float64,
+    for fp32 rounds a gradient by up to 4e-6 of its norm."""
+    family, config = ALL[name]
+    folder = tiny_model(family, tmp_path, **config)
+    pairs, tokenizer = pairs_of(tmp_path, folder, 7), common.load_tokenizer(folder)
+    assert len({*lengths(pairs.prompts)}) > 2
+    assert (lengths(pairs.chosen) != lengths(pairs.rejected)).any()
+    scorer, _ = load_scorer(folder, tokenizer, CPU, FP32, trainable=True)
+    generator = torch.Generator().manual_seed(0)
+    torch.nn.init.normal_(scorer.model.score.weight, generator=generator)
+    rows = pairs.batch([4, 0, 6, 1, 2, 3, 5], CPU)
+    assert can_share(scorer.model, FP32, *rows)
+    scorer.model.base_model.double()
+    weights, found = torch.randn(14, generator=generator), []
+    alone = [[x[i : i + 1, : rows[1][i].sum()] for x in rows] for i in range(14)]  # no padding
+    for scores in (scorer(*rows, shared=True), torch.cat([scorer(*row) for row in alone])):
+        gradients = torch.autograd.grad((weights * scores).sum(), [*scorer.parameters()])
+        found.append((scores.detach(), torch.cat([x.flatten() for x in gradients])))
+    (one, one_gradient), (two, two_gradient) = found
+    assert (one - two).abs().max() < 1e-6 * two.abs().max() and two.std() > 0.1
+    assert (one_gradient - two_gradient).norm() < 1e-6 * two_gradient.norm()
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_an_inexact_family_computes_two_rows(dtype, tmp_path, monkeypatch, capsys):
-    model, pairs, pad_id = loaded("mistral, window 8", tmp_path)
-    model.compute_dtype = dtype
-    assert shared_prompt.can_share(model, pairs, common.pad_rows) is True
-    real = shared_prompt.layer_masks
-    monkeypatch.setattr(shared_prompt, "layer_masks", lambda m, sees, p: real(m, sees, 0 * p))
-    assert shared_prompt.can_share(model, pairs, common.pad_rows) is False
-    assert "one shared row is not exact here (differs by" in capsys.readouterr().out
+def test_a_family_that_cannot_share_computes_two_rows(tmp_path, monkeypatch, capsys):
     monkeypatch.setitem(EXTRA_FAMILIES, "bloom", dict(hidden_size=32, n_layer=1, n_head=2))
-    bloom = common.load_policy(tiny_model("bloom", tmp_path))
-    assert shared_prompt.can_share(bloom, pairs, common.pad_rows) is False
-    assert np.array_equal(pairs.columns(), 2 * pairs.lengths())
+    folder = tiny_model("bloom", tmp_path)
+    pairs = pairs_of(tmp_path, folder, 7)
+    assert not can_share(common.load_model(folder, CPU, FP32), FP32, *pairs.batch(range(7), CPU))
+    assert "computed twice per pair" in capsys.readouterr().out
+    prompts, *answers = map(lengths, (pairs.prompts, pairs.chosen, pairs.rejected))
+    assert pairs.tokens().tolist() == (2 * (prompts + np.maximum(*answers))).tolist()
+    pairs.shared = True
+    assert pairs.tokens().tolist() == (prompts + sum(answers)).tolist()
 
 
-def test_each_prompt_is_computed_once(tmp_path, monkeypatch, llama_folder):
-    """Pair by pair, so without padding, Σ (prompt + chosen + rejected) columns have a gradient."""
-    data, tokenizer = write_pairs(tmp_path / "p.jsonl", 8), common.load_tokenizer(llama_folder)
-    pairs = read_pairs([data], tokenizer, 512)
-    parts = pairs.prompts, pairs.chosen, pairs.rejected
-    once = sum(int(part.lengths().sum()) for part in parts)
-    assert 2 * pairs.lengths().sum() > 1.4 * once
+@pytest.fixture
+def trunk(monkeypatch):
+    """Calls `trunk.note(columns, with a gradient?)` for each forward of a trained model."""
+    trunk, start = SimpleNamespace(note=None), runs.Run.start
 
-    def seen(name, stage, *flags):
-        home, loader = (common, "load_policy") if stage is dpo else (stage, "load_reward_model")
-        found, real = {True: 0, False: 0}, getattr(home, loader)
+    def noted(module, args, kwargs):
+        trunk.note(kwargs["input_ids"].numel(), torch.is_grad_enabled())
 
-        def count(module, args, kwargs):
-            columns = (args[0] if args else kwargs["input_ids"]).numel()
-            found[torch.is_grad_enabled()] += columns
+    def hooked(run, modules, *arguments, **options):
+        model = next(iter(modules.values())).model
+        model.base_model.register_forward_pre_hook(noted, with_kwargs=True)
+        return start(run, modules, *arguments, **options)
 
-        def load(*args, **kwargs):
-            model = real(*args, **kwargs)
-            model.base_model.register_forward_pre_hook(count, with_kwargs=True)
-            return model
+    monkeypatch.setattr(runs.Run, "start", hooked)
+    return trunk
 
-        with monkeypatch.context() as patch:
-            patch.setattr(home, loader, load)
-            flags += ("--micro-tokens 1 --eval-every 0",)
-            train(stage, data, llama_folder, tmp_path / name, *flags)
+
+def test_each_prompt_is_computed_once(tmp_path, trunk, llama_folder):
+    """Pair by pair, so without padding, Σ (prompt + chosen + rejected) columns have a gradient, and
+    under the reference as many, once for all epochs."""
+    pairs = pairs_of(tmp_path, llama_folder, 8)
+    twice = pairs.tokens().sum()
+    pairs.shared = True
+    once = pairs.tokens().sum()
+    assert twice > 1.4 * once
+
+    def seen(stage, flags=""):
+        found = {True: 0, False: 0}
+        trunk.note = lambda columns, gradient: found.update({gradient: found[gradient] + columns})
+        flags = f"--micro-tokens 1 --eval-every 1000 --overwrite {flags}"
+        flags += " --max-new-tokens 1" * (stage is dpo)
+        train(stage, pairs.places[0].rpartition(":")[0], llama_folder, tmp_path / "out", flags)
         return found
 
-    one = seen("one", dpo, "--max-new-tokens 1")
-    assert seen("reward", reward_train)[True] == one[True] == once
-    pairs.shared = True  # the preflight's own reference pass is one micro-batch, here one pair
-    reference = one[False] - seen("simpo", dpo, "--loss-type simpo --max-new-tokens 1")[False]
-    assert reference == once + pairs.columns().max()
-    three = seen("three", dpo, "--steps 3 --max-new-tokens 1")
-    assert three == {True: 3 * once, False: one[False]}
+    one, without = seen(dpo, "--nll-coef 0"), seen(dpo, "--loss-type simpo")
+    assert seen(reward_train)[True] == one[True] == without[True] == once
+    assert one[False] - without[False] == once
+    assert seen(dpo, "--nll-coef 0 --steps 3") == {True: 3 * once, False: one[False]}
 
 
-def test_no_forward_between_the_rollout_and_the_first_gradient(tmp_path, monkeypatch):
-    def noted(home, name, event):
-        real = getattr(home, name)
-        call = lambda *args, **kwargs: (events.append(event()), real(*args, **kwargs))[1]  # noqa: E731
-        monkeypatch.setattr(home, name, call)
+def test_no_forward_between_the_rollout_and_the_first_gradient(
+    tmp_path, trunk, llama_folder, monkeypatch
+):
+    """In fp32 the sampler's log-probs are those of the policy: none is computed again."""
+    events, sampling = [], []
+    real_sample, real_steps = grpo_rubric.sample, runs.Run.steps
 
-    events, steps, graded = [], runs.Run.steps, test_grpo.make_graded(tmp_path)
-    noted(grpo_rubric, "rollout", lambda: "rollout")
-    noted(rollouts, "token_logps", lambda: "gradient" if torch.is_grad_enabled() else "plain")
-    # the preflight compares the two on purpose
-    monkeypatch.setattr(runs.Run, "steps", lambda run: events.clear() or steps(run))
-    test_grpo.run(graded, tmp_path / "run", "--steps 3 --eval-every 0 --micro-tokens 1000000")
+    def sample(*arguments, **options):
+        events.append("rollout")
+        sampling.append(True)
+        rollout = real_sample(*arguments, **options)
+        sampling.clear()
+        return rollout
+
+    def steps(run, *arguments):  # the preflight compares the two on purpose
+        events.clear()
+        return real_steps(run, *arguments)
+
+    monkeypatch.setattr(grpo_rubric, "sample", sample)
+    monkeypatch.setattr(runs.Run, "steps", steps)
+    trunk.note = lambda _, gradient: sampling or events.append("gradient" if gradient else "plain")
+    vowel = {"check": "regex:match", "pattern": "[aeiouAEIOU]", "name": "vowel"}
+    short = {"check": "text:max_chars", "max_chars": 8, "weight": 2}
+    rows = [{"prompt": f"Ask {i}.", "rubrics": [vowel, short]} for i in range(8)]
+    data = tmp_path / "rubrics.json"
+    data.write_text(json.dumps({"train": rows, "validation": [], "test": []}))
+    flags = "--steps 3 --max-new-tokens 7 --group-size 4 --groups-per-batch 4 --micro-tokens 100000"
+    argv = words(flags, "--model", llama_folder, "--data", data, "--out", tmp_path / "out")
+    assert grpo_rubric.main(argv) == 0
     assert events == ["rollout", "gradient"] * 3

@@ -5,7 +5,7 @@ const PAUSE = 300;  // ms: the second click of a double click must not vote on t
 const LONGEST = { comment: Number($("comment").dataset.longest), "corrected answer": Number($("comment").dataset.longestEdit) };  // characters
 const SIDES = { left: "A", right: "B" };
 const session = newId();
-const kind = document.body.dataset.kind;  // pairs; thumbs: one answer, good or bad; criteria: one answer, each rated
+const kind = document.body.dataset.kind;  // pairs; criteria: one answer, each rated
 const TITLE = $("title").textContent;
 let state = null, pending = null, sending = false, delay = 1000, timer = 0;
 let name = "", key = "", shownAt = 0, active = 0, activeSince = 0;
@@ -52,12 +52,7 @@ function showItem(item) {
   const turns = typeof item.prompt === "string" ? [{ role: "prompt", content: item.prompt }] : item.prompt.slice();
   if (item.reference) turns.push({ role: "reference", content: item.reference });
   showTurns($("prompt"), turns);
-  for (const side of ["left", "right"]) {
-    $(side).classList.toggle("talk", typeof item[side] !== "string");
-    if (typeof item[side] === "string") render($(side), item[side], $("format").checked);
-    else showTurns($(side), item[side]);  // a whole conversation
-  }
-  for (const button of document.querySelectorAll("[data-edit]")) button.hidden = typeof item.left !== "string";
+  for (const side of ["left", "right"]) render($(side), item[side], $("format").checked);
 }
 
 // ---- criteria ----
@@ -236,7 +231,7 @@ function show(data, said) {
     void document.body.offsetWidth;  // restarts the fade
     document.body.classList.add("fresh");
   } else {
-    const judged = { pairs: "You compared " + count(data.votes, "pair"), thumbs: "You judged " + count(data.votes, "answer"), criteria: "You rated " + count(data.votes, "answer") }[kind];
+    const judged = { pairs: "You compared " + count(data.votes, "pair"), criteria: "You rated " + count(data.votes, "answer") }[kind];
     $("numbers").textContent = judged + ". You skipped " + (data.done - data.votes) + ".";
     view("end", "Thank you, " + name);
   }
@@ -268,7 +263,7 @@ function lock(on) {
 function choose(choice, strength) {
   if (!state || !state.item) return;
   const button = document.querySelector('[data-choice="' + choice + '"]' + (choice === "skip" ? "" : '[data-strength="' + strength + '"]'));
-  if (!button) return;  // with thumbs there is no tie and no strength
+  if (!button) return;  // with criteria there is neither side nor tie
   const { item, sha256 } = state.item;
   submit(button, choice === "skip"
     ? { event: "skip", item, sha256, choice: null, strength: null, undoes: null }

@@ -1,0 +1,196 @@
+"""parts/grpo.py: group-relative policy optimisation: the advantages, the loss, and its update.
+
+grpo_rubric.py and grpo_agent.py stand on it; an answer there may be an episode of several rows.
+"""
+
+from collections import Counter
+
+import numpy as np
+import torch
+
+from common import Policy, load_model, same_shape
+from parts import parallel, rollouts
+from parts.files import UserError, number
+from parts.lora import adapter_off
+from parts.sampling import kl_estimates
+
+# ---- the math ----
+
+
+def group_advantages(rewards_PG, scale="center"):
+    """A = r − mean of the group;  scale "std": ÷ (deviation of the group + 1e-4)
+
+    "center" is Dr. GRPO's (2503.20783), "std" the GRPO paper's (2402.03300, section 4.1.2).
+
+    rewards_PG   (P, G), one row per prompt; NaN is no reward: it is in no mean and no deviation
+    returns      (P, G), each row sums to 0; deviations are unbiased. NaN for an answer without a
+                 reward, or without another one to compare it with
+
+    A group whose rewards agree to 1e-6 says nothing: all 0.
+    >>> group_advantages(torch.tensor([[1., 0, 0, 1], [3., 1, 2, float("nan")]]))
+    tensor([[ 0.5000, -0.5000, -0.5000,  0.5000],
+            [ 1.0000, -1.0000,  0.0000,     nan]])
+    """
+    n = (~rewards_PG.isnan()).sum(1, keepdim=True)  # (P, 1)
+    centred = rewards_PG - rewards_PG.nanmean(1, keepdim=True)  # (P, G)
+    largest = centred.abs().nan_to_num().amax(1, keepdim=True)  # (P, 1)
+    if scale == "std":
+        variances = (centred**2).nansum(1, keepdim=True) / (n - 1)  # (P, 1)
+        centred = centred / (variances.sqrt() + 1e-4)
+    centred = torch.where(largest > 1e-6, centred, 0 * centred)
+    return torch.where(n > 1, centred, torch.nan)
+
+
+def grpo_loss(
+    logps, old_logps, advantages, mask, ref_logps=None,
+    clip_low=0.2, clip_high=0.28, beta=0.0, normalizer=None,
+):  # fmt: skip
+    """L = Σ max(−A·ρ, −A·clip(ρ, 1−ε_low, 1+ε_high)) + β·ρ·k3, over tokens, ÷ normalizer
+
+    [GRPO eq. 3; ε_high above ε_low and the mean over tokens: DAPO eq. 8]
+
+    ρ    = π/π_old;  k3 = e^(ref−logp) − 1 − (ref−logp) estimates KL(π‖π_ref). Its factor ρ makes
+           the gradient right after the first step, too
+    logps, old_logps, ref_logps, mask   (N, T); old and ref without gradient, ref only if beta > 0
+    advantages                          (N,)
+    normalizer   the tokens of the whole optimiser step, of which these rows may be a part, answers
+                 of advantage 0 included; by default those of mask
+    returns      the loss, and {name: (N, T)} for the log, 0 outside the mask
+
+    By hand: ρ = e^½ = 1.6487 with A = 1 is clipped at 1.28.
+    >>> one = torch.ones(1, 1)
+    >>> loss, columns = grpo_loss(one / 2, one * 0, one[0], one > 0)
+    >>> round(loss.item(), 4), columns["clip_frac"].item()
+    (-1.28, 1)
+    """
+    same_shape(logps=logps, old_logps=old_logps, mask=mask, ref_logps=ref_logps)
+    same_shape(advantages=advantages, rows=mask[:, 0])
+    log_ratio = torch.where(mask, logps - old_logps, 0.0)  # (N, T)
+    ratio = log_ratio.clamp(-20, 20).exp()  # exp(89) is inf in fp32
+    plain = -advantages[:, None] * ratio
+    bounded = -advantages[:, None] * ratio.clamp(1 - clip_low, 1 + clip_high)
+    losses, clipped = torch.maximum(plain, bounded), bounded > plain  # (N, T)
+    columns = {"ratio": ratio, "clip_frac": clipped}
+    if beta:
+        columns["kl/token"], columns["kl/k3"] = kl_estimates(logps, ref_logps, mask)
+        losses = losses + beta * ratio * columns["kl/k3"]
+    columns = {name: torch.where(mask, x.detach(), 0) for name, x in columns.items()}
+    return torch.where(mask, losses, 0.0).sum() / (normalizer or mask.sum().clamp(min=1)), columns
+
+
+# ---- the arguments ----
+
+
+def add_group_arguments(parser):
+    """The flags that grpo_rubric.py and grpo_agent.py share; an answer may be an episode."""
+    add, whole = parser.add_argument, number(int, at_least=1)
+    # fmt: off
+    add("--group-size", type=number(int, at_least=2), default=8, help="G of the paper: answers to each prompt, 4 to 16")
+    add("--groups-per-batch", type=whole, default=8, help="prompts per rollout, 4 to 64, in place of --batch-size")
+    add("--num-substeps", type=whole, default=1, help="optimiser steps per rollout, each of whole groups; with 1 nothing is clipped")
+    add("--scale", choices=("center", "std"), default="center", help="reward − group mean (Dr. GRPO), or that ÷ deviation (GRPO)")
+    add("--clip-high", type=number(above=0), default=0.28, help="the ratio is clipped below 0.8, and above 1 + this: 0.28 is DAPO's")
+    add("--beta", type=number(at_least=0), default=0.0, help="β of the paper, weight of the KL to the start; 0 needs no reference")
+    # fmt: on
+    rollouts.add_rollout_arguments(parser)
+    parser.set_defaults(eval_every=5, save_every=20, batch_size=None)  # a step is a whole rollout
+
+
+def check_groups(args):
+    """UserError for flags of the groups that contradict one another."""
+    if args.batch_size:
+        raise UserError("--batch-size: a step has whole groups; use --groups-per-batch")
+    if args.num_substeps > args.groups_per_batch:
+        raise UserError(f"--num-substeps {args.num_substeps}: more than --groups-per-batch")
+
+
+# ---- the update ----
+
+
+def load_reference(args, run, policy):
+    """The policy's start for the KL, or None without --beta: with LoRA the policy itself, whose
+    adapter is switched off; else a frozen copy."""
+    if not args.beta or args.lora_rank:
+        return policy if args.beta else None
+    reference = Policy(load_model(args.model, run.device, run.dtype), run.dtype)
+    if args.fsdp:
+        parallel.shard(reference)
+    return reference
+
+
+def update(args, run, policy, reference, optimizer, b, groups, advantages, names):
+    """--num-substeps optimiser steps on a rollout; returns the metrics of the update.
+
+    b            the rollout's (N, T) tensors, see parts/rollouts.py
+    groups       (N,) numpy, the number of each row's group; a group is never split
+    advantages   (N,); a row of NaN is left out
+    names        N texts, for an error message
+
+    Without a KL term a row of advantage 0 has no gradient: it counts in the normaliser, but needs no
+    forward; and a step of such rows is left out, for AdamW would move the weights by its moments
+    alone. With one substep the old log-probs are the policy's own, which leaves out the rounding of
+    the sampler; with several they are the rollout's.
+    """
+    lengths, valid = b["attention_mask"].sum(1).tolist(), ~advantages.isnan()  # (N,)
+    learns = valid & ((advantages != 0) | (args.beta > 0))  # (N,) rows that have a gradient
+    means, sums = rollouts.TokenMeans(), Counter()
+    if args.num_substeps > 1:
+        rollouts.rescore(run, policy, b, args.temperature)
+    order = np.random.default_rng([args.seed, run.step]).permutation(np.unique(groups))
+    for substep in np.array_split(order, args.num_substeps):
+        rows = valid & torch.from_numpy(np.isin(groups, substep))  # (N,)
+        active = rows & learns
+        if not active.any():
+            continue
+        if active.sum() < parallel.world():  # every rank needs a row
+            active = rows
+        active = active.nonzero().view(-1).tolist()
+        tokens, total = b["mask"][rows].sum().item(), 0.0  # of the whole optimiser step
+        optimizer.zero_grad()
+        for part in run.micro_batches(active, lengths):
+            mb = rollouts.cut(b, part)
+            given = mb["ids"], mb["attention_mask"], mb["mask"], args.temperature
+            logps, entropies = policy(*given)  # (n, T)
+            old_logps = logps.detach() if args.num_substeps == 1 else mb["logps"]
+            ref_logps = None
+            if args.beta:
+                with torch.no_grad(), adapter_off(reference):
+                    ref_logps, _ = reference(*given)
+            loss, columns = grpo_loss(
+                logps, old_logps, advantages[part].to(logps), mb["mask"], ref_logps,
+                clip_high=args.clip_high, beta=args.beta, normalizer=tokens,
+            )  # fmt: skip
+            run.scaler.scale(loss).backward()
+            total += loss.item()
+            gaps = (logps.detach() - mb.get("sampler_logps", mb["logps"])).abs()
+            means.add(mb["mask"], gaps * (not sums), entropy=entropies, **columns)
+        loss, grad_norm = run.clip(total, [names[i] for i in active[:4]])
+        lr = run.set_lr(run.step)
+        run.scaler.step(optimizer)
+        run.scaler.update()
+        sums.update(loss=loss, grad_norm=grad_norm, lr=lr, updates=1, forwarded=len(active))
+    row = {key: sums[key] / sums["updates"] for key in ("loss", "grad_norm", "lr") if sums}
+    row |= means.row() | {key: sums[key] for key in ("updates", "forwarded")}
+    if "kl/token" in row:  # per row, as a sum over its tokens, in nats
+        row["kl/ref"] = row.pop("kl/token") * (b["mask"][valid].sum() / valid.sum()).item()
+    return row
+
+
+# ---- the metrics of a rollout ----
+
+
+def group_row(rewards_PG, advantages_PG):
+    """The metrics of reward/* and groups/*.
+
+    >>> rewards = torch.tensor([[1.0, 0.0], [0.0, 0.0]])
+    >>> group_row(rewards, group_advantages(rewards))["reward/frac_mixed"]
+    0.5
+    """
+    compared = advantages_PG[~advantages_PG.isnan().all(1)]  # groups of two rewards or more
+    row = {
+        "reward/mean": rewards_PG.nanmean(),
+        "reward/unscored_frac": rewards_PG.isnan().float().mean(),
+        "reward/frac_mixed": compared.nan_to_num().any(1).float().mean(),
+        "groups/scored": len(compared),
+    }
+    return {key: float(value) for key, value in row.items()}
