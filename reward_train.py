@@ -207,7 +207,7 @@ def main(argv=None):
             identity("loss before step one", loss, math.log(2), 1e-4, run.dtype, place)
         *read, last = *pairs.prompts[first[0]], *pairs.chosen[first[0]]
         read, last = tokenizer.decode(read), tokenizer.decode(last)
-        print(f"row        its score is read at ▮: {read}▮{last}")
+        print("row        its score is read at ▮:", f"{read}▮{last}".replace("\n", "⏎"))
         print(f"preflight  loss before step one {loss:.4f}: ok")
         evaluate(run, scorer, pairs, ties)
 

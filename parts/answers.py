@@ -174,7 +174,7 @@ def check_policy(policy, tokenizer, ids, attention_mask, answer_mask, flag):
     strip = "".join("▮" * trained + tokenizer.decode(token) for token, trained in row)
     if len(strip) > 1200:
         strip = f"{strip[:400]} … {strip[-800:]}"
-    print(f"first row, ▮ before each trained token:\n{strip}")
+    print("row        ▮ before each trained token:", strip.replace("\n", "⏎"))
 
 
 def identity(name, value, expected, bound, dtype, flag):

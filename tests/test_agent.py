@@ -338,7 +338,7 @@ def test_a_run_leaves_what_the_header_promises(folder, tmp_path, capsys):
                 gain = (a["reward"] - b["reward"]) / 2
                 assert a["seed"] == b["seed"] and a["advantage"] == pytest.approx(gain, abs=1e-6)
         assert {key: row[key] for key in expected} == pytest.approx(expected, abs=1e-4)
-    (strip,) = re.findall(r"▮ before each trained token:\n(.*)\npreflight", printed, re.S)
+    (strip,) = re.findall(r"▮ before each trained token: (.*)\npreflight", printed, re.S)
     assert strip.startswith("<|system|>Vowels.<|end|><|user|>Go ")
     assert "<|user|>More 1.<|end|><|assistant|>▮" in strip, "the environment's words have no mark"
 
