@@ -215,6 +215,7 @@ def kl_to_start(args, run, policy, reference, prompts, answers, pad):
     """KL(π‖π_ref) per answer, in nats: the mean of log π − log π_ref over the policy's own answers,
     at the temperature they were drawn at. It is what evaluate.py compares policies at."""
     lengths, total = [len(p) + len(a) for p, a in zip(prompts, answers)], 0.0
+    reference.to(run.device)
     for part in run.micro_batches(range(len(prompts)), lengths):
         rows = pad_rows([prompts[i] for i in part], [answers[i] for i in part], pad)
         rows = [x.to(run.device) for x in rows]  # (b, T) each
@@ -222,6 +223,8 @@ def kl_to_start(args, run, policy, reference, prompts, answers, pad):
         with adapter_off(reference):
             ref_logps, _ = reference(*rows, args.eval_temperature)
         total += (logps - ref_logps).sum().item()
+    if reference is not policy:
+        reference.to("cpu")  # training takes no more of a GPU than without it
     return all_sum(total) / len(prompts)
 
 
@@ -255,7 +258,7 @@ def main(argv=None):
     model = load_model(*source, trainable=True, lora_rank=args.lora_rank, seed=args.seed)
     policy = reference = Policy(model, run.dtype)
     if args.prompts and args.loss_type != "simpo" and not args.lora_rank:  # for val/kl alone
-        reference = Policy(load_model(*source), run.dtype)
+        reference = Policy(load_model(args.model, "cpu", run.dtype), run.dtype)
     longest = pairs.batch([pairs.tokens().argmax()], run.device)
     pairs.shared = can_share(model, run.dtype, *longest)
     per_epoch, seconds = math.ceil(len(pairs.train) / args.batch_size), None

@@ -259,7 +259,7 @@ def main(argv=None):
     tokenizer, settings = load_tokenizer(args.model), (args.model, run.device, run.dtype)
     model = load_model(*settings, trainable=True, lora_rank=args.lora_rank, seed=args.seed)
     policy = Policy(model, run.dtype)
-    reference = grpo.load_reference(args, run, policy)
+    reference = rollouts.load_reference(args, run, policy)
     opening = encode_prompt(tokenizer, env.reset(VAL_SEEDS))
     optimizer = run.start({"policy": policy}, tokenizer, RATES, STEPS, [opening])
     print(f"step       {args.groups_per_batch} seeds × {g} episodes of {env.name}, each of at most "

@@ -239,7 +239,7 @@ def main(argv=None):
     settings = args.model, run.device, run.dtype
     model = load_model(*settings, trainable=True, lora_rank=args.lora_rank, seed=args.seed)
     policy = Policy(model, run.dtype)
-    reference = grpo.load_reference(args, run, policy)
+    reference = rollouts.load_reference(args, run, policy)
     p, g = min(args.groups_per_batch, len(train)), args.group_size
     per_epoch, encoded = math.ceil(len(train) / p), [ids[row.task_id] for row in train]
     optimizer = run.start({"policy": policy}, tokenizer, RATES, per_epoch, encoded)

@@ -56,7 +56,6 @@ from parts.answers import score_answers, scored
 from parts.critic import PolicyWithValues, load_critic, start_at
 from parts.files import UserError, command, existing_file, load_function, number
 from parts.flags import OUT_OF_MEMORY
-from parts.grpo import load_reference
 from parts.pairs import add_split_arguments
 from parts.reward_models import reward_function
 from parts.sampling import kl_estimates
@@ -272,7 +271,7 @@ def load_models(args, run, tokenizer, room):
     else:
         policy = Policy(model, run.dtype)
         critic = load_critic(args, run, reward, tokenizer)
-    reference = load_reference(args, run, policy)
+    reference = rollouts.load_reference(args, run, policy)
     return Models(policy, critic, reference, reward, tokenizer, room)
 
 

@@ -31,10 +31,9 @@ def command(main, out_of_memory=""):
     except KeyboardInterrupt:  # the second Ctrl-C; after the first one the step is finished
         status = 130
     except Exception as error:
-        if not isinstance(error, UserError) and isinstance(
-            error.__context__, OSError
-        ):  # torch.save hides a full disk
-            error = error.__context__
+        hidden = error.__context__  # torch.save hides a full disk
+        if isinstance(hidden, OSError) and not isinstance(error, UserError):
+            error = hidden
         is_memory = type(error).__name__ == "OutOfMemoryError"  # of torch, not imported for it
         if not is_memory and not isinstance(error, (UserError, OSError, ModuleNotFoundError)):
             raise

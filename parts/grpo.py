@@ -8,7 +8,7 @@ from collections import Counter
 import numpy as np
 import torch
 
-from common import Policy, load_model, same_shape
+from common import same_shape
 from parts import parallel, rollouts
 from parts.files import UserError, number
 from parts.lora import adapter_off
@@ -105,17 +105,6 @@ def check_groups(args):
 
 
 # ---- the update ----
-
-
-def load_reference(args, run, policy):
-    """The policy's start for the KL, or None without --beta: with LoRA the policy itself, whose
-    adapter is switched off; else a frozen copy."""
-    if not args.beta or args.lora_rank:
-        return policy if args.beta else None
-    reference = Policy(load_model(args.model, run.device, run.dtype), run.dtype)
-    if args.fsdp:
-        parallel.shard(reference)
-    return reference
 
 
 def update(args, run, policy, reference, optimizer, b, groups, advantages, names):

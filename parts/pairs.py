@@ -218,8 +218,9 @@ class Pairs:
 
     def __init__(self, args, tokenizer, max_length, keep_ties=False, columns=()):
         usable, is_eval, counts, texts = [], [], Counter(), 0
-        for name in [*args.pairs, *args.eval_pairs]:
-            for line, row in read_jsonl(name, check_pair, numbered=True, flag="--pairs"):
+        for i, name in enumerate([*args.pairs, *args.eval_pairs]):
+            flag = "--pairs" if i < len(args.pairs) else "--eval-pairs"
+            for line, row in read_jsonl(name, check_pair, numbered=True, flag=flag):
                 key, tools = prompt_key(row), row.get("tools")
                 counts["rows"] += 1
                 texts += isinstance(row["prompt"], str)
@@ -240,7 +241,7 @@ class Pairs:
                 kept = {column: row.get(column) for column in ("prompt", "tie", *columns)}
                 ids = [np.array(side, np.int32) for side in ids]
                 usable.append((*ids, f"{name}:{line}", key, kept))
-                is_eval.append(name in args.eval_pairs)
+                is_eval.append(flag == "--eval-pairs")
         if not usable:
             raise UserError(f"--pairs: no usable row ({counts_in_words(counts)})")
         self.prompts, self.chosen, self.rejected, self.places, self.keys, self.rows = zip(*usable)

@@ -24,7 +24,7 @@ from torch.distributed.checkpoint.state_dict import (
 )
 
 import watch
-from common import pad_id, pad_rows
+from common import Policy, load_model, pad_id, pad_rows
 from parts import parallel
 from parts.answers import MOST_PROMPTS, check_policy, identity, read_prompts, some_prompts
 from parts.files import UserError, number
@@ -89,6 +89,17 @@ def prompts_of_step(rows, size, seed, step):
 # ---- answers and log-probs ----
 
 
+def load_reference(args, run, policy):
+    """The policy's start for the KL, or None without --beta: with LoRA the policy itself, whose
+    adapter is switched off; else a frozen copy."""
+    if not args.beta or args.lora_rank:
+        return policy if args.beta else None
+    reference = Policy(load_model(args.model, run.device, run.dtype), run.dtype)
+    if args.fsdp:
+        parallel.shard(reference)
+    return reference
+
+
 @torch.no_grad()
 def draw(run, policy, reference, tokenizer, prompt_ids, seed):
     """(a `sampling.Rollout` of one answer to each prompt; its tensors `b`, with `ref_logps`, and of
@@ -106,7 +117,7 @@ def rollout_tensors(rollout, pad, device):
     """{"ids", "attention_mask", "mask", "logps"}, each (N, T), of a `sampling.Rollout`."""
     rows = pad_rows(rollout.prompt_ids, rollout.answer_ids, pad)
     b = {key: x.to(device) for key, x in zip(ROWS, rows)}
-    logps = torch.tensor(sum(rollout.logps, []), device=device)
+    logps = torch.tensor([x for row in rollout.logps for x in row], device=device)
     b["logps"] = torch.zeros(b["ids"].shape, device=device).masked_scatter(b["mask"], logps)
     return b
 

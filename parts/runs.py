@@ -320,8 +320,7 @@ class Run:
     def finish(self, next, step=math.inf):
         """Write the model and its card, print each headline number before and after, and the
         next command. step: where the written weights are from, if not from the end.
-        Returns the exit status: 0, or 128 + the number of the signal that stopped the run.
-        """
+        Returns the exit status: 0, or 128 + the number of the signal that stopped the run."""
         common.save_model(self.policy.model, self.tokenizer, self.out, self.args.model)
         all_sum(0)  # no rank leaves before the folder is complete
         if self.wandb:

@@ -55,10 +55,8 @@ def sample(
     order = sorted(range(len(prompt_ids)), key=lambda p: -len(prompt_ids[p]))
     order = order if alone else order[rank() :: world()]
     per_batch = max(1, rows // n)  # prompts, of similar length
-    with (
-        decoding(policy),
-        autocast(policy.model.device, policy.dtype),
-    ):  # one context, so that each weight is cast once
+    # one context for all tokens, so that each weight is cast once
+    with decoding(policy), autocast(policy.model.device, policy.dtype):
         for start in range(0, len(order), per_batch):
             part = order[start : start + per_batch]
             index = [p * n + g for p in part for g in range(n)]

@@ -12,23 +12,9 @@ import common
 import dpo
 import reward_train
 from parts import answers, pairs, runs, sampling
-from tiny import cases
+from tiny import F64, cases, close, on, t
 
 LN2 = math.log(2)
-F64 = dict(dtype=torch.float64)
-
-
-def t(*values):
-    return torch.tensor(values, **F64)
-
-
-def on(*values):
-    return torch.tensor(values, dtype=torch.bool)
-
-
-def close(a, b, tolerance=1e-7):
-    a, b = (torch.as_tensor(x, **F64) for x in (a, b))
-    return a.shape == b.shape and torch.allclose(a, b, rtol=0, atol=tolerance)
 
 
 def sigma(x):

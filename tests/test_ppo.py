@@ -14,9 +14,13 @@ from parts import files, rollouts, runs
 from parts.reward_models import reward_function
 from tiny import (
     CHATML,
+    F64,
     cases,
+    close,
     error_of,
+    on,
     pair_rows,
+    t,
     tiny_model,
     tiny_reward_model,
     tiny_tokenizer,
@@ -24,20 +28,7 @@ from tiny import (
     write_rows,
 )
 
-F64, NAN = dict(dtype=torch.float64), math.nan
-
-
-def t(*values):
-    return torch.tensor(values, **F64)
-
-
-def on(*values):
-    return torch.tensor(values, dtype=torch.bool)
-
-
-def close(a, b, tolerance=1e-7):
-    a, b = (torch.as_tensor(x, **F64) for x in (a, b))
-    return a.shape == b.shape and torch.allclose(a, b, rtol=0, atol=tolerance)
+NAN = math.nan
 
 
 REWARDS, VALUES, ALL = t([-0.1, 0, 0.2, 1]), t([0.5, 0.4, 0.3, 0.2]), on([1, 1, 1, 1])

@@ -72,6 +72,22 @@ SENTENCES = [
 SPECIALS = ["<|user|>", "<|assistant|>", "<|system|>", "<|im_start|>", "<|im_end|>", "<|reserved|>"]
 
 
+F64 = dict(dtype=torch.float64)
+
+
+def t(*values):
+    return torch.tensor(values, **F64)
+
+
+def on(*values):
+    return torch.tensor(values, dtype=torch.bool)
+
+
+def close(a, b, tolerance=1e-7):
+    a, b = (torch.as_tensor(x, **F64) for x in (a, b))
+    return a.shape == b.shape and torch.allclose(a, b, rtol=0, atol=tolerance)
+
+
 def tiny_tokenizer(
     pad="<|pad|>",
     eos="<|end|>",
