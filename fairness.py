@@ -364,7 +364,7 @@ def surfaces_of(args, twins, models):
 
 def study_twins(args, models, interviews):
     """Every model on the twins: effects, changes, and the risky questions in `interviews`."""
-    from parts.pairs import as_chat
+    from parts.messages import as_chat
 
     # (1) names and résumés
     slot = args.slot.partition("=")[0] if args.slot else "name"
@@ -508,7 +508,7 @@ def export_decisions(args, scores, groups, twins, named):
 
 def report(args):
     """all of it on the bundled base, twins, votes and the demo's runs (the default)"""
-    from parts.pairs import as_chat, check_prompt
+    from parts.messages import as_chat, check_prompt
 
     check_out(args, "decisions-*.csv")
     before, after, rewards = models = models_to_measure(args)

@@ -52,7 +52,8 @@ from parts.answers import scored
 from parts.card import shown_value
 from parts.files import UserError, command, existing_file, number
 from parts.flags import OUT_OF_MEMORY
-from parts.pairs import prompt_key, say_how_text_is_read
+from parts.messages import prompt_key
+from parts.pairs import say_how_text_is_read
 from parts.questions import talk
 from parts.rubrics import SPLITS, read_rubrics
 from parts.sampling import sample

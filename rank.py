@@ -132,7 +132,7 @@ def load_candidates(args):
 
 def read_candidate(row, args, fixed):
     """One candidate; ValueError says what is wrong with its row."""
-    from parts.pairs import check_prompt
+    from parts.messages import check_prompt
 
     own = "rename the column that tells them apart, or add one"
     fixes = {"id": own, args.blind: "see --blind"}

@@ -39,18 +39,8 @@ from common import Policy, Refused, batch_indices, encode_pair, end_ids, pad_id,
 from parts import flags, runs
 from parts.answers import Answers, add_answer_arguments, check_policy
 from parts.files import UserError, command, counts_in_words, existing_file, read_jsonl
-from parts.pairs import (
-    add_split_arguments,
-    as_chat,
-    check_answer,
-    check_pair,
-    check_prompt,
-    check_text,
-    prompt_key,
-    say_how_text_is_read,
-    split,
-    words,
-)
+from parts.messages import as_chat, check_answer, check_prompt, check_text, prompt_key, words
+from parts.pairs import add_split_arguments, check_pair, say_how_text_is_read, split
 from parts.parallel import all_sum
 
 # below 100 M parameters (made the bundled base), above (reports/real-model.md), with LoRA

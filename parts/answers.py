@@ -9,7 +9,7 @@ import torch
 from common import check_ids, encode_prompt, end_ids, max_positions, pad_id, pad_left
 from parts import parallel
 from parts.files import UserError, existing_file, load_function, number, read_jsonl
-from parts.pairs import as_chat, check_prompt, prompt_key
+from parts.messages import as_chat, check_prompt, prompt_key, visible
 
 MOST_PROMPTS = 64  # that an evaluation answers
 
@@ -23,17 +23,6 @@ def add_answer_arguments(parser):
     add("--max-new-tokens", type=number(int, at_least=1), default=96, help="most tokens of an answer")
     add("--eval-temperature", type=number(at_least=0), default=1.0, help="temperature of these answers; 0 is greedy")
     # fmt: on
-
-
-def visible(text):
-    """What is graded: the text behind the last </think>; nothing where a <think> never closes.
-
-    >>> visible("<think>hm</think> Hello"), visible("<think>hm, hello"), visible("Hello")
-    ('Hello', '', 'Hello')
-    """
-    thought, end, answer = text.rpartition("</think>")
-    answer = answer.lstrip() if end else answer
-    return "" if "<think>" in answer else answer
 
 
 def read_prompts(path, flag, chat=False):

@@ -16,8 +16,7 @@ import torch
 from torch.nn.utils.rnn import pad_sequence
 
 from common import encode, encode_prompt, end_ids, render
-from parts.answers import visible
-from parts.pairs import check_text
+from parts.messages import check_text, visible
 
 # ---- an episode ----
 

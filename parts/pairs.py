@@ -13,12 +13,11 @@ import numpy as np
 
 from common import Refused, encode_pair, pad_id, pad_rows
 from parts.files import UserError, counts_in_words, existing_file, number, read_jsonl
+from parts.messages import ASSISTANT, as_chat, check_answer, check_prompt, check_text, prompt_key
 from parts.parallel import share
 
-ROLES = ("system", "developer", "user", "assistant", "tool")
 SIDES = ("prompt", "chosen", "rejected")
 SCORES = ("score_chosen", "score_rejected")  # as UltraFeedback has them; compared, not trained on
-HUMAN, ASSISTANT = "\n\nHuman:", "\n\nAssistant:"  # of Anthropic's HH texts
 
 
 def add_pair_arguments(parser, default="data/prefs_train.jsonl"):
@@ -39,48 +38,6 @@ def add_split_arguments(parser):
 
 
 # ---- what a row must hold ----
-
-
-def check_text(row, key):
-    """ValueError unless row[key] is a text, or messages of a role and a text each, not blank."""
-    value = row.get(key)
-    messages = value if isinstance(value, list) else []
-    for message in messages:
-        if not isinstance(message, dict) or message.get("role") not in ROLES:
-            raise ValueError(f'"{key}": each message needs a "role", one of {", ".join(ROLES)}')
-        if message.get("tool_calls"):
-            message["content"] = message.get("content") or ""
-        if not isinstance(message.get("content"), str):
-            raise ValueError(f'"{key}": each message needs a "content" that is one text')
-    if not isinstance(value, str) and not messages:
-        raise ValueError(f'"{key}": expected text or a list of messages, found {value!r:.60}')
-    if not words(value):
-        raise ValueError(f'"{key}" is empty; fill it in or delete the line')
-
-
-def check_prompt(row):
-    """ValueError unless row["prompt"] is a text or a dialogue that waits for an answer."""
-    check_text(row, "prompt")
-    if roles(row["prompt"])[-1:] == ["assistant"]:
-        raise ValueError('"prompt" must end with a message to answer, not with the assistant\'s')
-    if isinstance(row.get("group"), (int, float)):
-        row["group"] = str(row["group"])
-    if row.get("group") is not None:
-        check_text(row, "group")
-
-
-def check_answer(row, key):
-    """ValueError unless row[key] is one answer of the prompt's kind."""
-    check_text(row, key)
-    if isinstance(row[key], str) != isinstance(row["prompt"], str):
-        raise ValueError(f'"prompt" and "{key}" must both be text or both be lists of messages')
-    if roles(row[key]) not in ([], ["assistant"]):
-        raise ValueError(f'"{key}" must be one message of the assistant')
-
-
-def roles(text_or_messages):
-    """The roles of messages; of a text none."""
-    return [turn["role"] for turn in text_or_messages if isinstance(turn, dict)]
 
 
 def check_pair(row):
@@ -124,14 +81,6 @@ def is_rated_below(row):
     return None not in scores and not scores[0] > scores[1]
 
 
-def as_chat(row, *keys):
-    """--chat: the texts of a row as messages, the prompt a user's, all else the assistant's."""
-    for key in keys:
-        if isinstance(row[key], str):
-            role = "user" if key == "prompt" else "assistant"
-            row[key] = [{"role": role, "content": row[key]}]
-
-
 def say_how_text_is_read(tokenizer, texts, chat):
     """One line where a model has a template and rows are text: which of the two is done."""
     if texts and (chat or tokenizer.chat_template):
@@ -140,33 +89,6 @@ def say_how_text_is_read(tokenizer, texts, chat):
 
 
 # ---- the split ----
-
-
-def words(text_or_messages):
-    """The characters of a text, or of all messages and tool calls, without blanks and case."""
-    text = text_or_messages
-    if not isinstance(text, str):
-        text = "".join(f"{turn['content']}{turn.get('tool_calls') or ''}" for turn in text)
-    return "".join(text.split()).casefold()
-
-
-def prompt_key(row):
-    """What decides on which side of a split a row stands: the words of its prompt up to the end of
-    the first user's message, whatever its form; of its "group", a prompt too, if it has one.
-
-    So one prompt as text and as messages is one prompt, and a conversation that was logged at every
-    turn is one conversation.
-    >>> prompt_key({"prompt": "What is 2+2? "})
-    'whatis2+2?'
-    >>> turns = [("user", "What is 2+2?"), ("assistant", "4"), ("user", "Sure?")]
-    >>> prompt_key({"prompt": [{"role": role, "content": text} for role, text in turns]})
-    'whatis2+2?'
-    """
-    prompt = row["prompt"] if row.get("group") is None else row["group"]
-    if isinstance(prompt, str):
-        return words(prompt.removeprefix(HUMAN).partition(ASSISTANT)[0])
-    users = [i for i, role in enumerate(roles(prompt)) if role == "user"]
-    return words(prompt[: users[0] + 1] if users else prompt)
 
 
 def held_out(key, fraction):

@@ -116,7 +116,7 @@ def seen_pairs(run, rows):
 
 def question(row):
     """The words of a prompt's last message, whatever stands before it; None without a prompt."""
-    from parts.pairs import words
+    from parts.messages import words
 
     prompt = row.get("prompt")
     return words(prompt[-1:] if isinstance(prompt, list) else prompt) if prompt else None
@@ -197,7 +197,7 @@ def raw_scorer(folder, args):
     import torch
 
     import common
-    from parts.pairs import as_chat
+    from parts.messages import as_chat
     from parts.parallel import progress
     from parts.reward_models import reward_function
 

@@ -8,9 +8,8 @@ from torch import nn
 
 import common
 from common import encode_pair, hidden_states, micro_batches, pad_id, pad_rows
-from parts.answers import visible
 from parts.files import UserError, read_record
-from parts.pairs import as_chat
+from parts.messages import as_chat, visible
 from parts.parallel import progress
 from parts.shared_prompt import shared_hidden
 

@@ -13,9 +13,10 @@ import numpy as np
 import ruler
 from judge import grade_answers
 from parts import parallel
-from parts.answers import score_answers, visible
+from parts.answers import score_answers
 from parts.files import UserError, load_function, number
 from parts.grades import ALONE, Grade
+from parts.messages import visible
 from parts.questions import talk
 from parts.reward_models import reward_function
 from parts.server import Judge, add_judge_arguments

@@ -29,7 +29,8 @@ from parts import parallel
 from parts.answers import MOST_PROMPTS, check_policy, identity, read_prompts, some_prompts
 from parts.files import UserError, number
 from parts.lora import adapter_off
-from parts.pairs import held_out, prompt_key, say_how_text_is_read
+from parts.messages import prompt_key
+from parts.pairs import held_out, say_how_text_is_read
 from parts.sampling import sample
 
 MANY_CUT = 0.05  # share of cut answers beyond which the limit should be raised

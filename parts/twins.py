@@ -219,7 +219,7 @@ def load_twins(path, resumes, people):
 
     An answer becomes a message where its prompt is made of messages.
     """
-    from parts.pairs import check_answer, check_prompt
+    from parts.messages import check_answer, check_prompt
 
     values = [person.values for person in people]
     moving = {slot for slot in values[0] if len({v[slot] for v in values}) > 1}

@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 import common
 from parts import answers, files
 from parts.files import UserError
-from parts.pairs import Pairs, check_pair, held_out, prompt_key, share_interval, split_prompt
+from parts.messages import prompt_key
+from parts.pairs import Pairs, check_pair, held_out, share_interval, split_prompt
 from tiny import CHATML, cases, pair_rows, table, tiny_model, tiny_tokenizer, write_rows
 
 settings.register_profile(

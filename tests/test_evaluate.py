@@ -30,8 +30,8 @@ from parts import (
     reward_models,
     sampling,
 )
-from parts.answers import visible
 from parts.means import wilson
+from parts.messages import visible
 from parts.stats import mean_number, number
 from tiny import cases, error_of, printed
 
