@@ -60,7 +60,7 @@ from parts.rates import (
     yardstick_size,
 )
 from parts.reports import check_out
-from parts.stats import number, share
+from parts.old_stats import number, share
 from parts.tables import read_csv
 from parts.verdicts import (
     CROSSED,

@@ -65,7 +65,7 @@ from parts.reports import (
     training_files,  # those of a run that are there
     write_report,
 )
-from parts.stats import bootstrap_ci, detectable, holm, mean_number, number, prompt_keys, sign_test
+from parts.old_stats import bootstrap_ci, detectable, holm, mean_number, number, prompt_keys, sign_test
 from parts.votes import (
     by_people,  # events without those of models
     folded,  # a name without its capitals

@@ -63,7 +63,7 @@ from parts.reports import (
     raw_scorer,
 )
 from parts.reports import labels as labels_of
-from parts.stats import number, share
+from parts.old_stats import number, share
 from parts.twins import (
     cell_notes,
     contrasts_of,

@@ -66,7 +66,7 @@ from parts.rubrics import (  # noqa: F401  (Criterion and the next two for noteb
     response_text,
 )
 from parts.server import Call, Judge, Reply, add_judge_arguments, cost_line, estimate
-from parts.stats import cohen_kappa, mean_number
+from parts.old_stats import cohen_kappa, mean_number
 
 BATCH = 64  # answers graded between two moves of the bar
 

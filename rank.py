@@ -41,7 +41,7 @@ from parts.reports import (
     training_files,
     write_report,
 )
-from parts.stats import standings
+from parts.old_stats import standings
 from parts.tables import read_csv, write_csv
 
 RANK_ORDER = "Which candidate fits this role?"  # first line of the task rank; data/README.md

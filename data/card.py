@@ -30,7 +30,7 @@ def answer_numbers(rows):
 
 def vote_numbers(rows, cast):
     """How far the five annotators agree when all vote on the same pairs; cast(row, annotator)."""
-    from parts.stats import krippendorff_alpha  # needs numpy; the data itself does not
+    from parts.old_stats import krippendorff_alpha  # needs numpy; the data itself does not
 
     voters = sorted(recruiter.ANNOTATORS)
     votes = {who: [cast(row, who)[0] for row in rows] for who in voters}

@@ -8,7 +8,7 @@ from collections import Counter, defaultdict
 from statistics import median
 
 from parts import pages
-from parts.stats import cohen_kappa, krippendorff_alpha, mean_number, share, sign_test
+from parts.old_stats import cohen_kappa, krippendorff_alpha, mean_number, share, sign_test
 from parts.votes import folded, left_out, ordinary_votes, replay
 
 

@@ -15,7 +15,7 @@ import numpy as np
 
 from parts.pages import ends
 from parts.reports import read_run, trained_prompts
-from parts.stats import Z95
+from parts.old_stats import Z95
 
 GOAL = 0.9  # sample efficiency: the cost of reaching this share of the largest gain of any run
 

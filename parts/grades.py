@@ -10,7 +10,7 @@ from tqdm import tqdm
 from parts import files, pages
 from parts.files import UserError
 from parts.server import Judge, cost_line, estimate
-from parts.stats import mean_number
+from parts.old_stats import mean_number
 
 ALONE = "one answer, or equal ones: nothing to compare"
 UNREAD = "a check cannot tell: "

@@ -13,7 +13,7 @@ from parts import pages
 from parts.files import UserError
 from parts.people import fold
 from parts.rates import LEAST, ONE, counts_of, impact_ratios, people_of
-from parts.stats import number, share
+from parts.old_stats import number, share
 from parts.verdicts import table_of
 
 LL144 = {

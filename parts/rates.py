@@ -26,7 +26,7 @@ from parts import pages
 from parts.files import UserError
 from parts.means import wilson
 from parts.pages import number as show
-from parts.stats import holm, number, share
+from parts.old_stats import holm, number, share
 from parts.two_groups import (
     breslow_day,
     clustered_difference,

@@ -23,7 +23,7 @@ from parts.blinding import unaccented
 from parts.files import UserError
 from parts.pages import number as show
 from parts.people import NAME_COLUMNS, fold, read_names
-from parts.stats import holm, number
+from parts.old_stats import holm, number
 from parts.tables import read_csv
 from parts.verdicts import MARGIN, REFERENCE, title_of, verdict
 

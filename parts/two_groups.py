@@ -13,7 +13,7 @@ from statistics import NormalDist
 import numpy as np
 
 from parts.means import student_t_p, student_t_quantile, wilson
-from parts.stats import Z90, Z95, newcombe_interval
+from parts.old_stats import Z90, Z95, newcombe_interval
 
 
 def hypergeometric(n, m, k):

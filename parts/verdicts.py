@@ -11,7 +11,7 @@ from pathlib import Path
 from parts import pages
 from parts.pages import number as show
 from parts.reports import SCHEMA, appendix, hashes, write_report
-from parts.stats import Z80, Z90, Z95
+from parts.old_stats import Z80, Z90, Z95
 
 ROOT = Path(__file__).resolve().parent.parent
 VERSION = "0.2"  # of FeedbackLoop, as in CHANGELOG.md

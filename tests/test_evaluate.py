@@ -32,7 +32,7 @@ from parts import (
 )
 from parts.means import wilson
 from parts.messages import visible
-from parts.stats import mean_number, number
+from parts.old_stats import mean_number, number
 from tiny import cases, error_of, printed
 
 NAN = math.nan

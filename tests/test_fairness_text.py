@@ -14,7 +14,7 @@ from parts import fairness_page
 from parts.files import read_jsonl
 from parts.pages import number
 from parts.rates import compare
-from parts.stats import share
+from parts.old_stats import share
 from test_audit import FORBIDDEN, columns_of, write
 from tiny import cases, error_of, read_json
 

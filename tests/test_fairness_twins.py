@@ -13,7 +13,7 @@ import common
 import fairness
 from conftest import REPO
 from parts import fairness_page, reports, twins
-from parts.stats import holm
+from parts.old_stats import holm
 from parts.twins import contrasts_of, load_names, load_twins, twin_table
 from parts.verdicts import exit_status, light, summary, verdict
 from test_audit import FORBIDDEN, assert_ours_are_theirs, with_biasguard, write

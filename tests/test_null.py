@@ -6,7 +6,7 @@ import pytest
 import evaluate
 from evaluate import compare_outcomes, paired_difference, verdict
 from parts.means import clustered_mean, score_interval
-from parts.stats import detectable
+from parts.old_stats import detectable
 from tiny import cases
 
 RUNS, MOST = 400, 0.06 + 2 * (0.06 * 0.94 / 400) ** 0.5  # a rate of 6 % shows up to this in 400

@@ -13,7 +13,7 @@ import tiny
 from conftest import REPO
 from parts import evaluation_page, fairness_page, files, frontier
 from parts.frontier import at_equal_kl, efficiency, equal_kl, overoptimised, spending
-from parts.stats import number
+from parts.old_stats import number
 from tiny import assert_shows, cases
 
 NAN = math.nan

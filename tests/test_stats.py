@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 
-from parts import means, stats, two_groups
+from parts import means, old_stats as stats, two_groups
 from parts.two_groups import clustered_difference
 
 scipy_stats = pytest.importorskip("scipy.stats")
