@@ -29,7 +29,7 @@ from pathlib import Path
 import numpy as np
 
 from parts import files, pages
-from parts.biasguard import beside, write_decisions
+from parts.old_biasguard import beside, write_decisions
 from parts.files import UserError
 from parts.ll144 import ll144_part, ll144_section
 from parts.pages import number as show
@@ -61,7 +61,7 @@ from parts.rates import (
 )
 from parts.reports import check_out
 from parts.old_stats import number, share
-from parts.tables import read_csv
+from parts.old_tables import read_csv
 from parts.verdicts import (
     CROSSED,
     FAIL_ON,

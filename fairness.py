@@ -38,7 +38,7 @@ from tqdm import tqdm
 from checks.decisions import decision_of
 from checks.risky import is_foreign, risky_questions
 from parts import files
-from parts.biasguard import beside, compared, write_decisions
+from parts.old_biasguard import beside, compared, write_decisions
 from parts.fairness_page import (
     SURFACES,
     model_name,

@@ -42,7 +42,7 @@ from parts.reports import (
     write_report,
 )
 from parts.old_stats import standings
-from parts.tables import read_csv, write_csv
+from parts.old_tables import read_csv, write_csv
 
 RANK_ORDER = "Which candidate fits this role?"  # first line of the task rank; data/README.md
 RANKED = ("rank", "id", "score", "percentile", "truncated")

@@ -8,7 +8,7 @@ import shlex
 from pathlib import Path
 
 from parts import pages
-from parts.biasguard import command_of
+from parts.old_biasguard import command_of
 from parts.pages import number as show
 from parts.rates import rate_section, rate_tables
 from parts.reports import MODELS

@@ -13,7 +13,7 @@ from functools import lru_cache
 
 from parts import files
 from parts.files import UserError
-from parts.tables import read_csv
+from parts.old_tables import read_csv
 
 YES_NO = dict.fromkeys("1 1.0 true yes y positive".split(), 1)  # pandas writes 1.0 beside blanks
 YES_NO |= dict.fromkeys("0 0.0 false no n negative".split(), 0)

@@ -179,7 +179,10 @@ def verdict(row, least, most):
         return UNMEASURED
     if p < LEVEL:
         return FOUND
-    return NONE if least <= row["low"] and row["high"] <= most else OPEN
+    low, high = row.get("low"), row.get("high")
+    if low is None or high is None:
+        return OPEN
+    return NONE if least <= low and high <= most else OPEN
 
 
 def needed(row, size):

@@ -1,75 +1,75 @@
-"""parts/tables.py: CSV as a spreadsheet writes it, and as it opens it, complete or not there."""
+"""parts/tables.py: CSV in and out, as spreadsheets write and open it.
+
+In     UTF-8, a header, a row per line. A row with more or fewer cells than the header is refused: it
+       stands below the table, or its cells were shifted. (pandas.read_csv fills short rows up.)
+Out    a cell that a spreadsheet would run as a formula gets a ' in front; the file has mode 0600
+"""
 
 import csv
 import io
 import re
 from pathlib import Path
 
-from parts.files import PRIVATE, UserError, replacing
+import pandas as pd
 
-QUOTED = r'(?:^|(?<=[,;|\t]))"(?:[^"]|"")*"'  # a cell, which may hold separators and line ends
-FOREIGN = {b"PK": "an Excel workbook", b"\xff\xfe": "UTF-16", b'{"': "JSON"}
+from parts.files import PRIVATE, UserError, brief, replacing
+
+NUMBER = r"[+-]?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?"
 
 
-def read_csv(path, flag, needed=()):
-    """(line, row) of a CSV file with a header, a row at a time; every value is a text.
+def read_csv(path, needed=(), flag="table"):
+    """A frame of texts without blanks around them; its index holds the line numbers of the file.
 
-    Cells are separated by what the header has most of: commas, semicolons or tabs, else bars.
+    Cells are separated by whichever of comma, semicolon, tab and bar gives the header most cells,
+    or by what Excel's first line says ("sep=;"). Blank rows are skipped. UserError for a file that
+    is no such table, and where one of the `needed` columns is missing or there twice.
     """
-    if not Path(path).is_file():
-        raise UserError(f"{flag} {path}: no such file; expected a CSV with a header")
-    data = Path(path).read_bytes()
-    if data[:2] in FOREIGN:
-        raise UserError(f"{flag} {path}: this is {FOREIGN[data[:2]]}; save it as CSV UTF-8")
     try:
-        text = io.StringIO(data.decode("utf-8-sig"), newline="")
-    except UnicodeDecodeError:
-        raise UserError(f"{flag} {path}: not UTF-8; save it as CSV UTF-8") from None
-    mark, skipped = separator(text)
-    reader, row = csv.DictReader(text, delimiter=mark, strict=True), None
+        text = Path(path).read_bytes().decode("utf-8-sig")
+    except (OSError, UnicodeDecodeError) as error:
+        fix = "expected a CSV in UTF-8 (a spreadsheet saves it as “CSV UTF-8”)"
+        raise UserError(f"{flag} {path}: {brief(error)}; {fix}") from None
+    said = re.match(r'"?sep=([,;|\t])"?\s*\n', text)
+    body = text[said.end() :] if said else text
+    marks = said[1] if said else ",;\t|"
+    heads = [next(csv.reader(io.StringIO(body, newline=""), delimiter=mark), []) for mark in marks]
+    head = max(heads, key=len)
+    mark, above = marks[heads.index(head)], bool(said)
+    header = [" ".join(name.split()) for name in head]
+    if wrong := [name for name in needed if header.count(name) != 1]:
+        there = f"there is {', '.join(header) or 'nothing'}"
+        raise UserError(f"{flag} {path}: expected one column {wrong[0]!r}; {there}")
+    reader = csv.reader(io.StringIO(body, newline=""), delimiter=mark, strict=True)
+    rows, lines = [], []
     try:
-        names = (re.sub(r"\s*[\r\n]+\s*", " ", name) for name in reader.fieldnames or [])
-        header = reader.fieldnames = [name.strip() for name in names]
-        if twice := [c for c in header if c and header.count(c) > 1]:
-            raise ValueError(f"two columns are called {twice[0]!r}; rename one")
-        if gone := [c for c in needed if c not in header]:
-            raise ValueError(f"no column {gone[0]!r}; there is {', '.join(header) or 'nothing'}")
+        next(reader, None)
         for row in reader:
-            if None in row or None in row.values():
-                amount = "more" if None in row else "fewer"
-                raise ValueError(f"{amount} cells than the {len(header)} columns of the header")
-            if not any(map(str.strip, row.values())):  # a row that a spreadsheet left behind
+            if not any(map(str.strip, row)):
                 continue
-            yield skipped + reader.line_num, row
-        if row is None:
-            raise ValueError("the file is empty; expected rows below a header")
+            if len(row) != len(header):
+                fix = "remove rows below the table, and quote cells that hold the separator"
+                raise ValueError(f"{len(row)} cells below a header of {len(header)}; {fix}")
+            rows.append(row)
+            lines.append(reader.line_num + above)
+        if not rows:
+            raise ValueError("no rows below the header")
     except (csv.Error, ValueError) as error:
-        raise UserError(f"{flag} {path}:{skipped + reader.line_num}: {error}") from None
+        raise UserError(f"{flag} {path}:{reader.line_num + above}: {error}") from None
+    columns = {
+        name: [cell.strip() for cell in cells] for name, cells in zip(header, zip(*rows)) if name
+    }
+    return pd.DataFrame(columns, index=lines, dtype=object)
 
 
-def separator(text):
-    """(the separator of a CSV, lines above its header) of a file, which then stands at the header:
-    what Excel's line "sep=;" says, else the comma, semicolon or tab that the header has most of
-    outside quotes, else "|"."""
-    stated, above = None, 0
-    while line := text.readline():
-        named = re.fullmatch(r'(?i)"?sep=([,;|\t])"?\s*', line)
-        if line.strip() and not named:
-            break
-        stated, above = named[1] if named else stated, above + 1
-    text.seek(text.tell() - len(line))
-    header = re.match(rf"(?:{QUOTED}|[^\r\n])*", text.getvalue()[text.tell() :])[0]
-    marks = re.sub(QUOTED, "", header)
-    mark = max(",;\t", key=marks.count)
-    return stated or (mark if mark in marks or "|" not in marks else "|"), above
-
-
-def write_csv(path, rows, mode=PRIVATE):
-    """Write rows (lists, the header first) as UTF-8 CSV, complete or not there; see `csv_cell`."""
+def write_csv(path, columns):
+    """Write {header: cells}, or a frame, as UTF-8 CSV, complete or not there; see `csv_cell`."""
+    cells = [map(csv_cell, column) for column in dict(columns).values()]
     table = io.StringIO()
-    csv.writer(table, lineterminator="\n").writerows([map(csv_cell, row) for row in rows])
+    writer = csv.writer(table, lineterminator="\n")
+    writer.writerow(map(csv_cell, columns))
+    writer.writerows(zip(*cells))
     Path(path).parent.mkdir(parents=True, exist_ok=True)
-    with replacing(path, mode) as file:
+    with replacing(path, PRIVATE) as file:
         file.write(table.getvalue().encode())
 
 
@@ -83,6 +83,3 @@ def csv_cell(value):
         return value
     formula = re.match(r"\s*[=+\-@＝＋－＠]|[\t\r\n|%]", value)
     return f"'{value}" if formula and not re.fullmatch(NUMBER, value) else value
-
-
-NUMBER = r"[+-]?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?"

@@ -1,0 +1,151 @@
+"""parts/groups.py: rates of groups, of people selected or answers preferred, compared.
+
+Reference    the declared group, else the largest. Four fifths: against the highest rate of a group
+             that is 2 % of all or more                                            [29 CFR 1607.4D]
+Ratio        of a group's rate to the reference's. In each role k of n people of the group are
+             selected, l of m of the reference, N = n + m. R = Σ k·m/N / Σ l·n/N
+                                                                           [Mantel & Haenszel 1959]
+Test         z(R) = Σ (k·m − R·l·n)/N / √V(R): is the ratio R? The interval holds each R that this
+             test leaves, so p < .05 and an interval without 1 are one condition. z(1) is the χ² test
+             of one table, and Mantel-Haenszel's of several                [Miettinen & Nurminen 1985]
+Exact        where a cell expects fewer than 5 [Mantel & Fleiss 1980] p is Fisher's, of several roles
+             that of their sum, and the ratio has no interval
+People       with several rows are clusters: V is multiplied, and exact tables are divided, by the
+             design effect, the variance clustered by person over that of rows      [Rao & Scott 1992]
+"""
+
+import functools
+
+import numpy as np
+from scipy.optimize import brentq
+from scipy.stats import hypergeom, norm, t
+
+from parts.files import UserError
+from parts.stats import LEVEL, POWER, holm, mean_share, regress, share, verdict
+
+FEWEST = 5  # people of a group, below which nothing is tested
+SMALL = 0.02  # of all people: the rules let an auditor pass over a smaller category
+FOUR_FIFTHS = 0.8  # "none larger": the interval of the ratio lies between 4/5 and 5/4
+
+
+def compare(frame, reference=None):
+    """[row] of every group, the largest first: its rate, and its test against the reference.
+
+    frame  columns "group" (None: unknown, in no comparison), "hit" 0 or 1, "role", "person"
+    row    {"group", "people", "n" rows, "selected", "rate" (estimate), "of_highest" (ratio to the
+           highest rate)}; but for the reference also "reference", the keys of `contrast`, "p_holm"
+           and "verdict"
+    """
+    known = frame[frame.group.notna()]
+    rows = []
+    for name, part in known.groupby("group"):
+        n, k, people = len(part), int(part.hit.sum()), part.person.nunique()
+        rate = share(k, n) if people == n else mean_share(part.hit, part.person)
+        rows.append({"group": name, "people": people, "n": n, "selected": k, "rate": rate})
+    rows.sort(key=lambda row: (-row["people"], row["group"]))
+    names = [row["group"] for row in rows]
+    reference = reference or names[0]
+    if reference not in names:
+        raise UserError(f"--reference {reference}: expected one of {', '.join(names)}")
+    highest = max(row["rate"]["value"] for row in rows if row["n"] >= SMALL * len(known))
+    for row in rows:
+        row["of_highest"] = row["rate"]["value"] / highest if highest else None
+        if row["group"] != reference:
+            pair = known[known.group.isin([row["group"], reference])]
+            row |= {"reference": reference} | contrast(pair, row["group"], reference)
+    for row in holm(rows):
+        if row["group"] != reference:
+            row["verdict"] = verdict(row, FOUR_FIFTHS, 1 / FOUR_FIFTHS)
+    return rows
+
+
+def contrast(pair, group, reference):
+    """The rows of two groups, compared within roles that hold both: {"ratio", "low", "high" (its
+    interval), "shortfall" (selections that the group lacks at the common rate of each role), "p",
+    "deviations" (standard deviations that p amounts to), "test", "needed" (people of both groups
+    that would find a ratio of .8 in 4 of 5 audits)}, or "p" None and a "reason"."""
+    counts = pair.groupby(["role", "group"]).hit.agg(["sum", "size"]).unstack().dropna()
+    pair = pair[pair.role.isin(counts.index)]
+    of_group = pair.group == group
+    people = [pair.person[of_group].nunique(), pair.person[~of_group].nunique()]
+    if min(people) < FEWEST:
+        return {"p": None, "reason": f"fewer than {FEWEST} people of a group in the same roles"}
+    order = [("sum", group), ("size", group), ("sum", reference), ("size", reference)]
+    k, n, l, m = table = counts[order].to_numpy().T  # (roles,) each
+    N, selected = n + m, k + l
+    if selected.sum() in (0, N.sum()):
+        return {"p": None, "reason": "all are selected" if selected.sum() else "nobody is selected"}
+    effect, freedom = 1.0, np.inf
+    if sum(people) < len(pair):
+        by_person, by_row = (
+            regress(pair.hit, of_group, clusters, pair.role)[0]["se"]
+            for clusters in (pair.person, None)
+        )
+        effect, freedom = max(1.0, (by_person / by_row) ** 2), min(people) - 1
+    expected = (n * selected / N).sum()
+    least, most = np.maximum(0, selected - m).sum(), np.minimum(n, selected).sum()
+    if min(expected - least, most - expected) < 5 * effect:
+        row = {"test": "exact", "p": exact_p(*np.rint(table / effect).astype(int))}
+    else:
+        row = {"test": "score"} | score(table, t.isf(LEVEL / 2, freedom) * effect**0.5)
+        row["p"] = float(2 * t.sf(abs(z_of(1.0, *table)) / effect**0.5, freedom))
+    up, down = (k * m / N).sum(), (l * n / N).sum()
+    row |= {"ratio": float(up / down) if down else None, "shortfall": float(down - up)}
+    row["deviations"] = float(norm.isf(row["p"] / 2))
+    if down:
+        reach = (norm.isf(LEVEL / 2) + norm.ppf(POWER)) * effect**0.5 * deviation(1.0, *table)
+        row["needed"] = int(np.ceil(sum(people) * (reach / (1 - FOUR_FIFTHS) / down) ** 2))
+    return row
+
+
+def z_of(ratio, k, n, l, m):
+    return ((k * m - ratio * l * n) / (n + m)).sum() / deviation(ratio, k, n, l, m)
+
+
+def deviation(ratio, k, n, l, m):
+    """√V(R): q is the likeliest rate of the reference if R·q is the group's, the smaller root of
+    N·R·q² − (R·(n + l) + m + k)·q + k + l; (N − 1) as Mantel and Haenszel have it of several."""
+    N = n + m
+    half = (ratio * (n + l) + m + k) / (2 * N * ratio)
+    q = half - np.sqrt(np.maximum(half**2 - (k + l) / (N * ratio), 0))
+    variance = ratio * q * (1 - ratio * q) / n + ratio**2 * q * (1 - q) / m
+    return np.sqrt(((n * m / N) ** 2 * variance * N / (N - (len(N) > 1))).sum())
+
+
+def score(table, bound):
+    """{"low", "high"}: the ratios R with |z(R)| = bound; z falls as log R grows.
+
+    >>> ends = score(np.array([[12.0], [40.0], [40.0], [80.0]]), 1.96)
+    >>> round(ends["low"], 3), round(ends["high"], 3)
+    (0.348, 0.972)
+    """
+
+    def z(log_ratio):
+        return z_of(np.exp(log_ratio), *table)
+
+    ends = {"low": 0.0, "high": None}  # where even a ratio of 0, or any high one, is left
+    if z(-20) > bound:
+        ends["low"] = float(np.exp(brentq(lambda x: z(x) - bound, -20, 20)))
+    if z(20) < -bound:
+        ends["high"] = float(np.exp(brentq(lambda x: z(x) + bound, -20, 20)))
+    return ends
+
+
+def exact_p(k, n, l, m):
+    """Two-sided p of Σ k if in each role chance decides who of n + m are the k + l selected: the
+    chance of a sum that is as likely as this one, or less.
+
+    By hand: 2 of 2 against 0 of 2. Of C(4, 2) = 6 tables two are as extreme: 1/3.
+    >>> round(exact_p(*np.array([[2], [2], [0], [2]])), 4)
+    0.3333
+    """
+    least, most = np.maximum(0, k + l - m), np.minimum(n, k + l)
+    chances = functools.reduce(
+        np.convolve,
+        [
+            hypergeom.pmf(np.arange(a, b + 1), N, of_group, selected)
+            for a, b, N, of_group, selected in zip(least, most, n + m, n, k + l)
+        ],
+    )
+    here = chances[(k - least).sum()]
+    return float(min(1.0, chances[chances <= here * (1 + 1e-7)].sum()))
