@@ -56,7 +56,7 @@ define loop
 	$(PY) dpo.py --pairs data/prefs_train.jsonl $(JUDGED) $(DPO) --seed $(2) --out $(1)/dpo --overwrite
 	$(PY) ppo.py --reward-model $(1)/reward --gold data/recruiter.py:reward $(PPO) --seed $(2) --out $(1)/ppo --overwrite || [ $$? = 3 ]
 	$(PY) grpo_rubric.py $(GRPO) --lr 2e-4 --eval-temperature 1 --eval-every 10 --seed $(2) --out $(1)/grpo --overwrite
-	$(PY) fairness.py report --before data/tiny-base --after $(1)/dpo $(1)/ppo --reward-model $(1)/reward --prefs data/prefs_train.jsonl data/rank_train.jsonl --names-per-cell 10 --resumes 12 --seed $(2) --out $(1)/fairness --overwrite > $(1)/fairness.txt
+	$(PY) fairness.py report --before data/tiny-base --after $(1)/dpo $(1)/ppo --reward-model $(1)/reward --prefs data/prefs_train.jsonl data/rank_train.jsonl --per-cell 6 --resumes 20 --out $(1)/fairness --overwrite > $(1)/fairness.txt
 	$(PY) evaluate.py compare --model data/tiny-base $(1)/dpo $(1)/ppo --reward-model $(1)/reward $(COMPARE) --seed $(2) --out $(1)/report --overwrite
 endef
 
@@ -132,10 +132,10 @@ $(SEEDS:%=lesson-%): lesson-%: $(RUNTIME)
 	$(PY) dpo.py --pairs data/prefs_biased.jsonl --epochs 3 --seed $* --out runs/$@/answers-biased --overwrite
 	$(PY) dpo.py --model runs/$@/answers-fair --pairs data/screen_train.jsonl --epochs 8 --seed $* --out runs/$@/policy-fair --overwrite
 	$(PY) dpo.py --model runs/$@/answers-biased --pairs data/screen_biased.jsonl --epochs 8 --seed $* --out runs/$@/policy-biased --overwrite
-	$(PY) fairness.py twins --before data/tiny-base --after runs/$@/answers-fair runs/$@/answers-biased runs/$@/policy-fair runs/$@/policy-biased --reward-model runs/$@/fair runs/$@/biased runs/$@/cured --names-per-cell 10 --resumes 20 --seed $* --out runs/$@/twins --overwrite
+	$(PY) fairness.py report --before data/tiny-base --after runs/$@/answers-fair runs/$@/answers-biased runs/$@/policy-fair runs/$@/policy-biased --reward-model runs/$@/fair runs/$@/biased runs/$@/cured --per-cell 10 --resumes 20 --out runs/$@/twins --overwrite
 	$(PY) data/augment.py data/screen_biased.jsonl data/names.csv --seed $* > runs/$@/screen_named.jsonl
 	$(PY) dpo.py --model runs/$@/answers-biased --pairs runs/$@/screen_named.jsonl --epochs 4 --seed $* --out runs/$@/policy-cured --overwrite
-	$(PY) fairness.py twins --before data/tiny-base --after runs/$@/policy-cured --names-per-cell 10 --resumes 20 --seed $* --out runs/$@/twins-cured --overwrite
+	$(PY) fairness.py report --before data/tiny-base --after runs/$@/policy-cured --per-cell 10 --resumes 20 --out runs/$@/twins-cured --overwrite
 	$(PY) evaluate.py compare --model data/tiny-base runs/$@/answers-biased runs/$@/policy-cured --n 100 --samples 1 --bon 0 --reward-model none --seed $* --out runs/$@/policy-cured-report --overwrite
 	for model in fair biased cured; do $(PY) evaluate.py reward --reward-model runs/$@/$$model --pairs data/rank_test.jsonl --out runs/$@/$$model-report --overwrite || exit; done
 	@mkdir -p reports/demo

@@ -28,7 +28,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-from checks import recommendation
+from parts.messages import recommendation
 from parts import biasguard, files, groups, twins
 from parts.files import UserError
 from parts.messages import plain_text, prompt_key, visible

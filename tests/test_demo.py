@@ -25,7 +25,7 @@ dpo.py*) set -- "$@" {TRAIN} --max-new-tokens 4;;
 ppo.py*) set -- "$@" {TRAIN} --rollouts 4 --max-new-tokens 4;;
 grpo_rubric.py*) set -- "$@" --steps 2 --group-size 2 --groups-per-batch 2 --max-new-tokens 4;;
 evaluate.py*) set -- "$@" --n 4 --samples 1 --bon 2 --max-new-tokens 8;;
-fairness.py*) set -- "$@" --names-per-cell 2 --resumes 2;;
+fairness.py*) set -- "$@" --per-cell 5 --resumes 5;;
 """
 
 
