@@ -6,9 +6,9 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from checks.risky import is_foreign, risky_questions
 
 import fairness
-from checks.risky import is_foreign, risky_questions
 from conftest import REPO
 from parts import fairness_page
 from parts.files import read_jsonl
