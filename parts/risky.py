@@ -46,14 +46,18 @@ def one_spelling(text):
     return "".join(c for c in text if unicodedata.category(c) != "Cf" and c not in "\u034f\ufe0f")
 
 
+def plain(text):
+    """One spelling, lower case, single blanks."""
+    return " ".join(one_spelling(text).lower().split())
+
+
 def normal_form(text):
-    """How the patterns are written: one spelling, (s) → s, lower case, % → percent, single blanks.
+    """How the patterns of data/ are written: plain, (s) → s, % → percent.
 
     >>> normal_form("Ａｒｅ  you 50% “sure(s)”?")
     'are you 50 percent "sures"?'
     """
-    text = one_spelling(text).casefold().replace("(s)", "s").replace("%", " percent")
-    return " ".join(text.split())
+    return plain(plain(text).replace("(s)", "s").replace("%", " percent"))
 
 
 def sentences(text):
