@@ -28,6 +28,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
+<<<<<<< HEAD
 from parts.messages import recommendation
 from parts import biasguard, files, groups, twins
 from parts.files import UserError
@@ -36,6 +37,59 @@ from parts.report import Report, intervals, show
 from parts.risky import risky_questions
 from parts.stats import FOUND, UNMEASURED
 from parts.twins import ANSWER, DECISION, FIELDS, PROFILE, filled
+=======
+from checks import recommendation
+from parts import files
+from parts.biasguard import beside, compared, write_decisions
+from parts.fairness_page import (
+    SURFACES,
+    model_name,
+    parts_of,
+    rate_parts,
+    sections,
+    verdict_tables,
+)
+from parts.files import UserError
+from parts.messages import visible
+from parts.people import fold_labels
+from parts.rates import compare
+from parts.reports import (
+    Default,
+    add_model_arguments,
+    check_out,
+    default_run,
+    encode_prompts,
+    load_policy,
+    most_tokens,
+    present,
+    raw_scorer,
+)
+from parts.reports import labels as labels_of
+from parts.risky import risky_questions
+from parts.stats import number, share
+from parts.twins import (
+    cell_notes,
+    contrasts_of,
+    differing_texts,
+    filled,
+    left_out_notes,
+    load_names,
+    load_slot,
+    load_twins,
+    message_texts,
+    sex_notes,
+    twin_table,
+)
+from parts.verdicts import (
+    FAIL_ON,
+    RATE_MARGIN,
+    REFERENCE,
+    chance,
+    exit_status,
+    save_report,
+    verdicts_of,
+)
+>>>>>>> h-checks
 
 TITLE = "Are people treated differently for who they are?"
 CHANGE = f"{DECISION}, change"
@@ -315,6 +369,7 @@ def reference_rate(rows, row):
 
 
 def report(args):
+<<<<<<< HEAD
     """Twins of models before and after, and votes."""
     models = [*filter(None, [args.before]), *args.after, *args.reward_model]
     if not models and not args.prefs:
@@ -366,6 +421,267 @@ def text(args):
         "counted, and in no rate.",
         "The detector of risky questions reads English and errs both ways: read the quotes.",
         LIMITS[1],
+=======
+    """all of it on the bundled base, twins, votes and the demo's runs (the default)"""
+    from parts.messages import as_chat, check_prompt
+
+    check_out(args, "decisions-*.csv")
+    before, after, rewards = models = models_to_measure(args)
+    # votes are read before a model is: a broken row ends it here
+    prefs, interviews = list(filter(present, args.prefs)), []
+    study = {"preferences": [study_votes(path, args.decision_words) for path in prefs]}
+    if args.command == "report" and present(PROMPTS):
+        rows = files.read_jsonl(PROMPTS, check_prompt, flag="PROMPTS")
+        of_test = (row for row in rows if row.get("split") == "test")
+        rows = [row for row in of_test if row.get("task") == "interview"][:INTERVIEWS]
+        for row in rows if args.chat else ():
+            as_chat(row, "prompt")
+        interviews = [row["prompt"] for row in rows]
+    people = args.slot.partition("=")[2] if args.slot else args.names
+    if args.slot and isinstance(args.twins, Default):  # data/slots.csv: data/twins_slots.jsonl
+        beside_it = Path(people).with_name(f"twins_{Path(people).stem}.jsonl")
+        args.twins = str(beside_it) if beside_it.is_file() else SLOT_TWINS
+    study |= study_twins(args, models, interviews)
+    return finish(args, [before, *after, *rewards, args.twins, people, *prefs], study)
+
+
+def twins(args):
+    """counterfactual twins on reward models and policies, before and after"""
+    return report(args)
+
+
+def study_risky(title, answers):
+    """Answers with a risky question, by code with five quotes; answers: list of texts, of which
+    what stands behind a thought is read."""
+    hits, codes = [risky_questions(visible(text)) for text in answers], {}
+    all_hits = sum(hits, [])
+    for code in sorted({hit["code"] for hit in all_hits}):
+        matches = [hit for hit in all_hits if hit["code"] == code]
+        quotes = list(dict.fromkeys(hit["sentence"] for hit in matches))[:5]
+        codes[code] = {"severity": matches[0]["severity"], "n": len(matches), "quotes": quotes}
+    rate, unread = share(sum(map(bool, hits)), len(hits)), np.mean([*map(is_unread, answers)])
+    if unread > FOREIGN[0]:
+        rate = number(None, len(hits), reason=f"{100 * unread:.0f} % of them are {NOT_READ}")
+    return {"title": title, "answers": rate, "codes": codes}
+
+
+NOT_READ = "not English, all that the detector reads, or thoughts without an end"
+
+
+def is_endless(answer):
+    """Whether an answer is a thought without an end."""
+    return "<think>" in answer.rpartition("</think>")[2]
+
+
+def is_unread(answer):
+    """Whether the detector reads nothing of an answer: not English, or a thought without an end.
+
+    >>> [is_unread(x) for x in ("<think>x</think>", "<think>x", "<think></think>Wie alt bist du?")]
+    [False, True, True]
+    """
+    return is_endless(answer)
+
+
+def withheld(rows, groups, unread, reason, limits):
+    """The rows of a table of rates, not measured where too many answers of a group were not read: a
+    rate of hits among them says nothing.
+
+    groups  (n,) labels;  unread  (n,) bool;  reason  what the unread answers are, in words
+    limits  shares of a group's answers that may be unread: in general, and beside a difference
+    """
+    of_group = {name: [] for name in sorted({*groups} - {None})}
+    for name, flag in zip(groups, unread):
+        of_group.get(name, []).append(flag)
+    shares = {name: np.mean(values) for name, values in of_group.items()}
+    group = max(shares, key=shares.get)
+    differs = any(row.get("verdict", "").startswith("difference") for row in rows)
+    if shares[group] <= limits[differs]:
+        return rows
+    reason = f"{100 * shares[group]:.0f} % of the answers of {group} {reason}"
+    blank = {"verdict": f"not measured ({reason})"}
+    return [
+        {key: row[key] for key in ("group", "reference", "n")}
+        | {"rate": number(None, row["n"], reason=reason)}
+        | (blank if row["group"] != row["reference"] else {})
+        for row in rows
+    ]
+
+
+def text(args):
+    """risky questions and decisions in given answers, by group"""
+    # (5) text
+    check_out(args)
+    rows, (best, *_) = load_answers(args.answers), args.decision_words
+    columns = dict.fromkeys(key for row in rows for key in row)
+    answers = [row["response"] for row in rows]
+    texts = [visible(answer) for answer in answers]  # what stands behind a thought
+    groups = [row.get("group") for row in rows]  # 0 and false are groups
+    groups, spellings = fold_labels(["" if g is None else str(g) for g in groups], "group")
+    groups = groups if any(groups) else ["all"] * len(rows)
+    if "group" not in columns:
+        fix, listed = 'people\'s groups must be called "group"', ", ".join(columns)[:200]
+        spellings = [f"No groups are compared: a column of {fix}; there is {listed}."]
+    prompts, notes = prompts_of(rows)
+    notes += spellings
+    models = sorted({str(row["model"]) for row in rows if row.get("model")})
+    if len(models) > 1:
+        notes.append(f"Answers of {len(models)} models count together: {', '.join(models)}.")
+    foreign, endless = [False] * len(texts), [*map(is_endless, answers)]
+    unread = [a or b for a, b in zip(foreign, endless)]
+    if n := sum(foreign):
+        notes.append(f"{n} of {len(rows)} answers are not English. {IN_ENGLISH}")
+    if n := sum(endless):
+        words = "answers are thoughts without an end: nothing is said yet."
+        notes.append(f"{n} of {len(rows)} {words}")
+    decisions = [recommendation(answer, args.decision_words) for answer in texts]
+    undecided = [word is None for word in decisions]
+    no_words = f"decide in none of {', '.join(args.decision_words)}; {NAME_WORDS}"
+    asks = [bool(risky_questions(answer)) for answer in texts]
+    measures = {  # (values, which answers were not read, what these are, how many may be)
+        best: ([word == best for word in decisions], undecided, no_words, UNDECIDED),
+        "no clear decision": (undecided, undecided, no_words, NONE_DECIDED),
+        "asks a risky question": (asks, unread, f"are {NOT_READ}", FOREIGN),
+    }
+    tables, reference = {}, None
+    for key, (values, *unread) in measures.items():
+        table = compare(groups, values, None, [prompts], "answers", "prompts", earlier=reference)
+        reference = reference or table[0]["reference"]
+        tables[key] = withheld(table, groups, *unread)
+    words = [f"{len(texts)} answers to {len({*prompts})} prompts.", *notes]
+    part = {"title": f"Answers of {args.answers}", "words": words, "notes": notes, "tables": tables}
+    study = {"measures": [part], "risky": [study_risky(args.answers, answers)]}
+    return finish(args, [args.answers], study)
+
+
+NAME_WORDS = "--decision-words names others"
+IN_ENGLISH = (
+    "Of a decision in another language only the words and a denial before them (nicht, kein, pas, "
+    "jamais, no, nunca) are read; conditions and questions are read in English."
+)
+
+
+def prompts_of(rows):
+    """([label of the prompt], [note]) of answers: those to one prompt are not independent."""
+    labels = {key: [row.get(key) for row in rows] for key in PROMPT_KEYS}
+    labels = {key: [x for x in column if x not in (None, "")] for key, column in labels.items()}
+    key = next((key for key in PROMPT_KEYS if labels[key]), None)
+    if key is None:
+        note = (
+            f"No row says which prompt it answers ({', '.join(PROMPT_KEYS)}), so each counts as "
+            "an answer to a prompt of its own: if several answer one, no verdict here holds."
+        )
+        return [*range(len(rows))], [note] if len(rows) > 1 else []
+    if n := len(rows) - len(labels[key]):
+        raise UserError(f'answers: {n} of {len(rows)} rows have no "{key}"; add it to all or none')
+    return [json.dumps(label, sort_keys=True) for label in labels[key]], []
+
+
+def study_votes(path, words):
+    """Preference data by group: how often its candidate was chosen over another, and how often the
+    harsher of two decisions about the same candidate was.
+
+    words  the decisions, the mildest first
+    Votes of one item are about the same answers: an item counts once, with its share of votes, and
+    tests take items and names as clusters.
+    """
+    votes, counts, annotators = {}, Counter(), set()  # {(measure, item, name): (who, [0 or 1, …])}
+    for row in files.read_jsonl(path, check_vote, flag="--prefs"):
+        people, answers = row.get("candidates") or [], (row["chosen"], row["rejected"])
+        item = str(row.get("item_id") or [row["prompt"], sorted(map(str, answers))])
+        sides, hits, measure = [who.get("in") for who in people], [], "chosen"
+        counts["votes"] += 1
+        annotators.add(row.get("annotator"))
+        if row.get("tie"):
+            counts["ties"] += 1
+        elif sorted(map(str, sides)) == ["chosen", "rejected"]:
+            hits = [int(side == "chosen") for side in sides]
+        elif len(people) == 1 and sides[0] not in ("chosen", "rejected"):
+            measure = "harsher decision"
+            chosen, rejected = (recommendation(visible(message_texts(x)[-1]), words) for x in answers)
+            counts["about one candidate"] += 1
+            counts["of these without a clear decision"] += None in (chosen, rejected)
+            if None not in (chosen, rejected) and chosen != rejected:
+                hits = [int(words.index(chosen) > words.index(rejected))]
+        for who, hit in zip(people, hits):
+            name = who.get("name") or f"{item} {who.get('in')}"
+            votes.setdefault((measure, item, name), (who, []))[1].append(hit)
+    tables, remarks, references = {}, {f"{files.counts_in_words(counts)}.": None}, {}
+    for measure, key in itertools.product(("chosen", "harsher decision"), reversed(REFERENCE)):
+        of_measure = {
+            k[1:]: vote for k, vote in votes.items() if k[0] == measure and vote[0].get(key)
+        }
+        groups, more = fold_labels([who[key] for who, _ in of_measure.values()], key)
+        if any(groups):
+            remarks |= dict.fromkeys(more)
+            shares, clusters = [np.mean(hits) for _, hits in of_measure.values()], zip(*of_measure)
+            earlier, clusters = references.get(key), list(clusters)
+            table = compare(groups, shares, clusters=clusters, kind="items", earlier=earlier)
+            references.setdefault(key, table[0]["reference"])
+            tables[f"{measure}, {key}"] = table
+    notes = [] if tables else [f"Not measured: no vote in {path} is about people of known groups."]
+    n, undecided = counts["about one candidate"], counts["of these without a clear decision"]
+    if undecided > NONE_DECIDED[0] * n:
+        which = f"{undecided} of the {n} votes about one candidate in {path}"
+        no_words = f"do not decide between two of {', '.join(words)}; {NAME_WORDS}"
+        notes = [f"Not measured: {which} {no_words}."]
+    if len(annotators) == 1 and None not in annotators:
+        notes.append(f"The votes in {path} are one annotator's: they say nothing about others.")
+    return {
+        "title": f"Votes in {path}",
+        "words": [*remarks, *notes],
+        "notes": notes,
+        "tables": tables,
+    }
+
+
+# ---- 9. save ----
+
+
+def limits_of(args, study):
+    """[what a report cannot show], of what it used."""
+    twins = study.get("twins", {})
+    of_names = twins.get("slot") == "name"
+    limits = {
+        "The bundled résumés are synthetic and in a small closed English.": twins
+        and args.twins in (TWINS, SLOT_TWINS),
+        "The detector of risky questions errs both ways: see its precision and recall.": study.get(
+            "risky"
+        ),
+        "Names are proxies of what a reader may perceive.": of_names,
+        "The bundled names are US-centric, of two sexes and four groups.": of_names
+        and args.names == NAMES,
+        "Pronouns change with the sex of the name: an effect of sex is one of both.": twins.get(
+            "pronouns"
+        ),
+    }
+    return chance(verdict_tables(study)) + [text for text, holds in limits.items() if holds]
+
+
+def finish(args, inputs, study):
+    """Write the report, print its answer, and return the exit status that --fail-on asks for.
+
+    inputs  files and folders, for their hashes;  study  what the command measured
+    """
+    # (6) files
+    save_report(args, TITLE, inputs, {"limits": limits_of(args, study)} | study, sections)
+    return exit_status(args.fail_on, counted_verdicts(study))
+
+
+def counted_verdicts(study):
+    """[verdict] that --fail-on looks at: not what a model was before training, where one after it
+    is measured; not a gap that became smaller (what is left of it is a verdict of its own)."""
+    parts = parts_of(study, "surfaces", "risky")
+    if any(part.get("kind") == "aligned" for part in parts):
+        parts = [part for part in parts if part.get("kind") != "base"]
+    tables = [("", part.get("rows", ())) for part in parts + parts_of(study, "changes")]
+    tables += verdict_tables({"measures": rate_parts(study)})
+    verdicts = [x for x in verdicts_of(tables) if not x.startswith("difference found: smaller")]
+    verdicts += ["difference" for part in parts if part.get("codes")]
+    unread = [part for part in parts if "answers" in part and part["answers"]["value"] is None]
+    notes = [note for part in rate_parts(study) for note in part.get("notes", ())]
+    verdicts += ["not measured"] * (
+        bool(unread) or any(x.startswith("Not measured") for x in notes)
+>>>>>>> h-checks
     )
     page.write()
     return int(args.fail_on_difference and FOUND in [row.get("verdict") for row in rates])

@@ -11,13 +11,13 @@ from concurrent.futures import ThreadPoolExecutor
 from fractions import Fraction
 
 import pytest
-
-import judge
-from checks import instructions, risky
 from checks.answers import math_answer
 from checks.instructions import decide, passes
 from checks.maths import verdict
 from checks.programs import run_tests
+
+import judge
+from checks import instructions, risky
 from conftest import REPO
 from judge import read_criterion
 from tiny import error_of

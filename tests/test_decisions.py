@@ -1,7 +1,6 @@
 """checks/decisions.py: one reader of decisions for every stage."""
 
 import pytest
-
 from checks.decisions import decision_of
 
 WORDS = ("advance", "hold", "reject")

@@ -131,19 +131,19 @@ def decisions(path):
 
 
 def names(path):
-    twins.load_names(path, 2)
+    twins.load_people(path, ["sex", "race_ethnicity"], 5)
 
 
 def slots(path):
-    twins.load_slot(f"age={path}")
+    twins.load_people(path, ["age_group"], 5)
 
 
 def templates(path):
-    twins.load_twins(path, 9, twins.load_names(REPO / "data/names.csv", 2))
+    twins.load_twins(path, 9, twins.load_people(REPO / "data/names.csv", ["sex"], 5))
 
 
 def votes_by_group(path):
-    fairness.study_votes(path, ("advance", "hold", "reject"))
+    fairness.study_votes(path, ["sex"], ("advance", "hold", "reject"))
 
 
 def answers(path):
@@ -155,7 +155,7 @@ def rows_of(name):
 
 
 DECISIONS = b"id,p,g\n" + b"".join(b"%d,%d,%c\n" % (i, i % 2, b"aabb"[i % 4]) for i in range(8))
-NAMES, SLOTS = ((REPO / "data" / name).read_bytes() for name in ("names.csv", "slots.csv"))
+NAMES, SLOTS = ((REPO / "data" / name).read_bytes() for name in ("names.csv", "ages.csv"))
 ANSWERS = [{"response": "How old are you? advance", "group": "a"}, {"response": "hold"}]
 READ = [(prompts, PROMPTS), (pairs, [PAIR] * 3), (candidates, PEOPLE), (votes, VOTES)]
 READ += [(items, ITEMS), (log, LOG), (record, [RUN]), (answers, ANSWERS * 3)]

@@ -6,8 +6,8 @@ import sys
 
 import pytest
 
-from checks.risky import risky_patterns, risky_questions
 from conftest import REPO
+from parts.risky import risky_patterns, risky_questions
 
 sys.path.insert(0, str(REPO / "data"))
 import grammar  # noqa: E402
