@@ -137,7 +137,7 @@ def table(name, pairs):
     return lines
 
 
-def main(argv=None):
+def parse_args(argv=None):
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)  # fmt: skip
     add = parser.add_argument
     # fmt: off
@@ -151,7 +151,11 @@ def main(argv=None):
     add("--threads", type=int, default=1, help="of every process (default %(default)s)")
     add("--device-batch", type=int, nargs="+", default=[1, 2, 4], help="rows per forward that are tried for TRL (default 1 2 4)")
     # fmt: on
-    args = parser.parse_args(argv)
+    return parser.parse_args(argv)
+
+
+def main(argv=None):
+    args = parse_args(argv)
     model = Path(args.model).resolve()
     with tempfile.TemporaryDirectory(prefix="bench-") as folder:
         tokenizer = Tokenizer.from_file(f"{model}/tokenizer.json")
