@@ -298,7 +298,8 @@ def main(argv=None):
         if run.evaluates(step):
             evaluate(args, run, policy, reference, pairs, answers)
 
-    words = "--model", args.model, args.out, "--prompts", args.prompts or "YOUR_PROMPTS.jsonl"
+    words = ["--model", args.model, args.out, *["--chat"] * args.chat]
+    words += ["--prompts", args.prompts or "YOUR_PROMPTS.jsonl"]
     return run.finish(f"python evaluate.py compare {shlex.join(words)}")
 
 

@@ -471,7 +471,8 @@ def main(argv=None):
 
     scorer = args.gold or args.reward_fn
     scorer = ("--gold", scorer) if scorer else ("--reward-model", args.reward_model)
-    words = "--model", args.model, args.out, "--prompts", args.prompts, *scorer
+    words = ["--model", args.model, args.out, *["--chat"] * args.chat]
+    words += ["--prompts", args.prompts, *scorer]
     return guard.finish(f"python evaluate.py compare {shlex.join(words)}")
 
 

@@ -275,7 +275,8 @@ def main(argv=None):
         if run.evaluates(step):
             evaluate(run, policy, rows, held, pad, answers)
 
-    return run.finish(f"python dpo.py --model {shlex.quote(args.out)} --pairs YOUR_PAIRS.jsonl")
+    words = ["--model", args.out, *["--chat"] * args.chat, "--pairs", "YOUR_PAIRS.jsonl"]
+    return run.finish(f"python dpo.py {shlex.join(words)}")
 
 
 if __name__ == "__main__":

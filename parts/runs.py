@@ -262,7 +262,8 @@ class Run:
         self.open()
         self.log(metrics)
         shown = [f"{key} {shown_value(metrics, key)}" for key in self.headline if key in metrics]
-        parallel.say(f"step {self.step}: {'  '.join(shown)}")
+        if shown:
+            parallel.say(f"step {self.step}: {'  '.join(shown)}")
         self.write("samples.jsonl", samples)
 
     def write(self, name, rows):
@@ -335,7 +336,8 @@ class Run:
             values = [shown_value(row, key) for row in rows if row.get(key) is not None]
             if values:
                 numbers.append(f"{key:24} before {values[0]}  after {values[-1]}")
-        print("\n".join(numbers))
+        if numbers:
+            print("\n".join(numbers))
         if not rank():
             write_card(self.out, self.record, numbers, self.step, self.state.get("ended"))
         print(f"wrote {self.out}: the model, README.md, args.json, logs, checkpoint/\nnext: {next}")

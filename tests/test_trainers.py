@@ -581,6 +581,18 @@ def test_the_screen(stage, tmp_path, capfd):
         assert len({row["answer"] for row in read(out / "samples.jsonl")}) > 2, "they change"
 
 
+@pytest.mark.parametrize("stage", [sft, dpo], ids=lambda stage: stage.__name__)
+@pytest.mark.parametrize("flag", ["", "--chat"])
+def test_the_next_command_reads_prompts_as_this_run_did(stage, flag, trained, capsys):
+    """Text prompts that were trained as messages were compared as text to continue. A run without
+    held-out rows and --prompts measures nothing before step one, and says no empty "step 0:"."""
+    rows = [{"prompt": f"Ask {i}.", "chosen": "Yes.", "rejected": "No."} for i in range(4)]
+    trained(stage, rows, flag)
+    lines = capsys.readouterr().out.splitlines()
+    assert ("--chat" in lines[-1].split()) == bool(flag)
+    assert not any(re.fullmatch(r"step \d+:\s*", line) for line in lines) and "" not in lines
+
+
 def run_in_fork(home, argv):
     """`python argv` with `home` as its folder, in a fork that forgets this project; the status."""
     child = os.fork()
