@@ -76,6 +76,8 @@ def train():
     flags += f" --model {folder / ('reward' if task == 'reward' else 'model')}"
     flags += f" {'--data' if task == 'sft' else '--pairs'} {folder / 'pairs.jsonl'}"
     flags += {"dpo": " --nll-coef 0 --max-new-tokens 1", "sft": " --max-new-tokens 1"}.get(task, "")
+    if settings["micro_tokens"]:
+        flags += f" --micro-tokens {settings['micro_tokens']}"
     stage.main(flags.split())
     rows = [json.loads(line) for line in open(out / "metrics.jsonl")]
     return {"losses": [row["loss"] for row in rows if "grad_norm" in row]}

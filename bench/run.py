@@ -148,6 +148,7 @@ def parse_args(argv=None):
     add("--rounds", type=int, default=3, help="runs of each side (default %(default)s)")
     add("--lr", type=float, default=1e-5, help="learning rate of both (default %(default)s)")
     add("--new-tokens", type=int, default=64, help="longest answer of sample (default %(default)s)")
+    add("--micro-tokens", type=int, help="of our trainers (default: theirs)")
     add("--threads", type=int, default=1, help="of every process (default %(default)s)")
     add("--device-batch", type=int, nargs="+", default=[1, 2, 4], help="rows per forward that are tried for TRL (default 1 2 4)")
     # fmt: on
@@ -168,7 +169,7 @@ def main(argv=None):
             Path(folder, f"{name}.jsonl").write_text(text, encoding="utf-8")
         settings = dict(task=args.task, folder=folder, lr=args.lr, batch=BATCH)
         run_child(args, "ours.py", **settings | {"task": "prepare", "model": str(model)})
-        settings["new_tokens"] = args.new_tokens
+        settings |= {"new_tokens": args.new_tokens, "micro_tokens": args.micro_tokens}
         ends = [*range(0, tokenizer.get_vocab_size(), 64)]
         cases = {args.task: ends}
         if args.task == "sample":
