@@ -49,8 +49,7 @@ import watch
 from common import Policy, batch_indices, load_model, load_tokenizer, pad_id
 from parts import flags, grpo, rewards, rollouts, runs
 from parts.answers import scored
-from parts.card import shown_value
-from parts.files import UserError, command, existing_file, number
+from parts.files import UserError, command, existing_file, number, shown_value
 from parts.flags import OUT_OF_MEMORY
 from parts.messages import prompt_key
 from parts.pairs import say_how_text_is_read

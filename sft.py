@@ -226,7 +226,6 @@ def main(argv=None):
     longest = min(args.max_length, common.max_positions(config))
     rows, train, held = load_rows(args, tokenizer, longest)
     pad, lengths, seconds = pad_id(tokenizer), [len(row.ids) for row in rows], None
-    common.check_ids(config, [pad], *(row.ids for row in rows))
     shown = [{"prompt": rows[i].prompt} for i in (*held, *train)[:2]]
     answers = Answers(args, tokenizer, config, shown, {rows[i].key for i in train})
 

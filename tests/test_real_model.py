@@ -229,7 +229,7 @@ def test_transformers_reads_the_same_model(real, finished):
     ids = [common.encode_prompt(own, prompt) for prompt in prompts]
     policy = policy_of(out, FP32)
     rollout = sampling.sample(policy, own, ids, max_new_tokens=16, temperature=0)
-    generated = [row for row, _ in answers.generate(policy, own, ids, 16, temperature=0)]
+    generated = answers.generate(policy, own, ids, 16, temperature=0)
     for prompt, prompt_ids, answer_ids, again in zip(prompts, ids, rollout.answer_ids, generated):
         theirs = tokenizer.apply_chat_template(
             prompt, add_generation_prompt=True, return_tensors="pt", return_dict=True
