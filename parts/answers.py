@@ -2,13 +2,15 @@
 
 import hashlib
 import math
+import traceback
+from types import FunctionType
 
 import numpy as np
 import torch
 
 from common import check_ids, encode_prompt, end_ids, max_positions, pad_id, pad_left
 from parts import parallel
-from parts.files import UserError, existing_file, load_function, number, read_jsonl
+from parts.files import UserError, brief, existing_file, load_function, number, read_jsonl
 from parts.messages import as_chat, check_prompt, prompt_key, visible
 
 MOST_PROMPTS = 64  # that an evaluation answers
@@ -71,7 +73,16 @@ def score_answers(function, flag, rows, prompts, texts):
     cannot score. Asked on rank 0 alone; it reads what is graded, see `visible`."""
     scores = None
     if not parallel.rank():
-        scores = function(prompts, [visible(text) for text in texts], rows)
+        try:
+            scores = function(prompts, [visible(text) for text in texts], rows)
+        except Exception as error:
+            if not isinstance(function, FunctionType):  # ours: a reward model's
+                raise
+            file = function.__code__.co_filename
+            frames = traceback.extract_tb(error.__traceback__)
+            line = [frame.lineno for frame in frames if frame.filename == file][-1]
+            said = f"{function.__name__} raised {type(error).__name__}: {brief(error)}"
+            raise UserError(f"{flag} {file}:{line}: {said}") from error
         try:
             # [:] refuses a dict and a set, which would be read by key; + 0.0 a text such as "1"
             scores = [x if x is None else float(x + 0.0) for x in scores[:]]

@@ -150,7 +150,7 @@ def opened(files, flags=""):
     optimizer = run.start({"policy": policy}, tokenizer, (1e-3,) * 3, 5, [[1]])
     run.step = 1
     prompts = [tokenizer.encode(f"Ask {i}.") for i in range(4)]
-    b = rollouts.rollout_tensors(sample(policy, tokenizer, prompts, 4, 7, seed=3), 0, run.device)
+    b = rollouts.rollout_tensors(sample(policy, tokenizer, prompts, 4, 7, seed=3), run.device)
     generator = torch.Generator().manual_seed(7)
     advantages = grpo.group_advantages(torch.rand(4, 4, generator=generator)).view(-1)
     return SimpleNamespace(
