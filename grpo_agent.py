@@ -146,17 +146,17 @@ def training_seeds(args, step):
 def draw_turns(args, policy, tokenizer, live, temperature, seed):
     """A text for each live episode; None where the context is full."""
     room = rollouts.prompt_room(args, policy.model.config)
-    prompts = [next_prompt(tokenizer, episode) for episode in live]
-    fit, texts = [i for i, ids in enumerate(prompts) if len(ids) <= room], [None] * len(live)
-    rollout = sample(
-        policy, tokenizer, [prompts[i] for i in fit], 1, args.max_new_tokens, temperature, seed,
-        numbers=[live[i].number for i in fit], alone=True,
+    prompts = {episode: next_prompt(tokenizer, episode) for episode in live}
+    prompts = {episode: ids for episode, ids in prompts.items() if len(ids) <= room}
+    drawn = sample(
+        policy, tokenizer, [*prompts.values()], 1, args.max_new_tokens, temperature, seed,
+        numbers=[episode.number for episode in prompts], alone=True,
     )  # fmt: skip
-    for row, i in enumerate(fit):
-        texts[i] = rollout.texts[row]
-        live[i].draws.append((prompts[i], rollout.answer_ids[row], rollout.logps[row]))
-        live[i].truncated |= not rollout.finished[row]
-    return texts
+    for i, (episode, ids) in enumerate(prompts.items()):
+        episode.draws.append((ids, drawn.answer_ids[i], drawn.logps[i]))
+        episode.truncated |= not drawn.finished[i]
+    texts = dict(zip(prompts, drawn.texts))
+    return [texts.get(episode) for episode in live]
 
 
 # ---- the loop ----
@@ -165,9 +165,9 @@ def draw_turns(args, policy, tokenizer, live, temperature, seed):
 def rule(args, judge, standard, episodes):
     """Put RULER's score in the place of each episode's reward: None where the judge failed, for a
     whole group. Returns the judge's metrics."""
-    before = Counter(judge.counts)
+    before, g = Counter(judge.counts), args.group_size
     talks = [episode.messages for episode in episodes]
-    groups = [talks[i : i + args.group_size] for i in range(0, len(talks), args.group_size)]
+    groups = [talks[i : i + g] for i in range(0, len(talks), g)]
     # rank 0 asks for all
     grades = [] if rank() else ruler.ruler_groups(groups, judge, standard, args.judge_passes)
     for episode, grade in zip(episodes, sum(gather(grades), []), strict=True):

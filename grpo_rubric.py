@@ -109,8 +109,8 @@ def load_data(args):
         middle = n + (len(rows) - n) // 2
         splits = dict(zip(SPLITS, (rows[:n], rows[n:middle], rows[middle:])))
     train, *held_out = (splits[name] for name in SPLITS)
-    trained = {key(row) for row in train}
-    val, test = ([row for row in part if key(row) not in trained] for part in held_out)
+    trained = {row_key(row) for row in train}
+    val, test = ([row for row in part if row_key(row) not in trained] for part in held_out)
     left_out = sum(map(len, held_out)) - len(val) - len(test)
     print(f"data       {file.describe()}\nrows       training {len(train)}, validation {len(val)}, "
           f"test {len(test)}; left out, for they are trained on: {left_out}")  # fmt: skip
@@ -121,7 +121,7 @@ def load_data(args):
     return train, val, test
 
 
-def key(row):
+def row_key(row):
     """What two rows with the same prompt share."""
     return prompt_key(row.raw | {"prompt": row.prompt})
 
@@ -163,23 +163,32 @@ class Models:
     graders: rewards.Graders
 
 
+def total_reward(weights, grades):
+    """(N,) the weighted sum of the scores, NaN where one is missing.
+
+    weights   {name: weight}; of a reward that only validates 1
+    grades    {name: N `Grade`s}
+    """
+    scores = rewards.scores_of(grades).items()  # (N,) each
+    return sum(weights.get(name, 1.0) * column for name, column in scores)
+
+
 def answer(args, models, rows, n, names, temperature, seed):
     """Steps (1) and (2): n answers to the prompt of each row, graded by names of rewards. The
     tensors of `rollouts.rollout_tensors`, and
 
     rows, texts, finished   lists of N: the row of each answer, its text, did it end by itself?
     grades                  {name: N `Grade`s}
-    rewards                 (N,) the weighted sum of the scores, NaN where one is missing
+    rewards                 (N,) `total_reward`
     """
     policy, tokenizer = models.policy, models.tokenizer
     prompts = [models.ids[row.task_id] for row in rows]
     drawn = sample(policy, tokenizer, prompts, n, args.max_new_tokens, temperature, seed)
     rows = [row for row in rows for _ in range(n)]
     grades = models.graders.grade(rows, drawn.texts, names, n)
-    scores = rewards.scores_of(grades).items()
     return rollouts.rollout_tensors(drawn, policy.model.device) | {
         "rows": rows, "texts": drawn.texts, "finished": drawn.finished, "grades": grades,
-        "rewards": sum(args.reward.get(name, 1.0) * column for name, column in scores),
+        "rewards": total_reward(args.reward, grades),
     }  # fmt: skip
 
 

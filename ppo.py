@@ -70,7 +70,7 @@ HEADLINE = ("val/score", "val/gold", "val/kl", "reward/mean")  # printed at each
 # ---- the math ----
 
 
-def shape_rewards(scores, logps, ref_logps, mask, kl_coef, finished=None, no_end_penalty=1.0):
+def shape_rewards(scores, logps, ref_logps, mask, kl_coef, finished=None, end_penalty=1.0):
     """r_t = −β·(log π − log π_ref)_t; at the last action + score − penalty·[not finished]
 
     [Ziegler eq. 2]
@@ -91,7 +91,7 @@ def shape_rewards(scores, logps, ref_logps, mask, kl_coef, finished=None, no_end
     same_shape(scores=scores, rows=mask[:, 0], finished=finished)
     kl = kl_estimates(logps, ref_logps, mask)[0]  # (B, T): k1 of (k1, k3)
     if finished is not None:
-        scores = scores - no_end_penalty * ~finished  # (B,)
+        scores = scores - end_penalty * ~finished  # (B,)
     is_last = mask & (mask.cumsum(1) == mask.sum(1, keepdim=True))  # (B, T)
     return torch.where(is_last, scores[:, None], 0.0) - kl_coef * kl, kl
 

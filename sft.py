@@ -160,8 +160,8 @@ def conversations(keys, is_text):
 
 class Rows:
     """Encoded rows. ids, masks: of row i its tokens and which of them are trained, (T,) each;
-    places, keys, prompts: its file and line, the key of its prompt, and a prompt to show; train,
-    held: the row numbers on each side of the split."""
+    tokens, places, keys, prompts: how many these are, its file and line, the key of its prompt, and
+    a prompt to show; train, held: the row numbers on each side of the split."""
 
     def __init__(self, args, tokenizer, max_length):
         usable, counts, trained = [], Counter(), set()
@@ -189,15 +189,12 @@ class Rows:
         if not usable:
             raise UserError(f"--data: no usable row ({counts_in_words(counts)})")
         self.ids, self.masks, self.places, self.keys, self.prompts, is_text = zip(*usable)
-        keys, self.pad = conversations(self.keys, is_text), pad_id(tokenizer)
+        self.tokens, self.pad = np.array([*map(len, self.ids)]), pad_id(tokenizer)
+        keys = conversations(self.keys, is_text)
         self.train, self.held = split(keys, [False] * len(keys), args.eval_fraction)
         sides = f"training {len(self.train)}, held out {len(self.held)}"
         print(f"data       {counts_in_words(counts)}; {sides}")
         say_how_text_is_read(tokenizer, counts["prompts given as text"], args.chat)
-
-    def tokens(self):
-        """(n,) tokens of each row."""
-        return np.array([len(ids) for ids in self.ids])
 
     def batch(self, indices, device):
         """(ids, attention_mask, answer_mask), (b, T) each."""
@@ -214,7 +211,7 @@ class Rows:
 def mean_loss(run, policy, rows, indices):
     """−log π per trained token of the rows with these numbers, of all ranks."""
     loss = tokens = 0
-    for part in run.micro_batches(indices, rows.tokens()):
+    for part in run.micro_batches(indices, rows.tokens):
         batch = rows.batch(part, run.device)
         logps, _ = policy(*batch)
         loss -= logps.sum().item()
@@ -257,14 +254,13 @@ def main(argv=None):
         print(f"preflight  log-probs are the model's, loss before step one {loss:.4f}: ok")
         evaluate(run, policy, rows, answers)
 
-    tokens = rows.tokens()
     for step in run.steps(seconds):
         order = args.seed, step, args.keep_order
         places, epoch = batch_indices(len(rows.train), args.batch_size, *order)
         batch, total = rows.train[places], 0.0
         trained = sum(rows.masks[i].sum().item() for i in batch)  # tokens of the whole step
         optimizer.zero_grad()
-        for part in run.micro_batches(batch, tokens):
+        for part in run.micro_batches(batch, rows.tokens):
             # (2) policy: log-probs of the answer tokens
             logps, _ = policy(*rows.batch(part, run.device))  # (b, T)
             # (3) loss: the negative of their mean over the whole optimiser step
@@ -276,7 +272,7 @@ def main(argv=None):
         lr = run.set_lr(step)
         run.scaler.step(optimizer)
         run.scaler.update()
-        counts = {"tokens": tokens[batch].sum(), "trained_tokens": trained}
+        counts = {"tokens": rows.tokens[batch].sum(), "trained_tokens": trained}
         run.log({"epoch": epoch, "loss": loss, "lr": lr, "grad_norm": grad_norm, **counts})
         # (5) now and then: held-out loss, sample answers and their score
         if run.evaluates(step):

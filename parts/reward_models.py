@@ -116,10 +116,11 @@ class RewardFunction:
         for part in progress(parts, "scoring", delay=3):
             rows = pad_rows(*zip(*(read[i] for i in part)), pad_id(self.tokenizer))
             scores[part] = self.scorer(*(x.to(self.scorer.model.device) for x in rows)).cpu()
-        if whole != read and not self.told:
+        cut = sum(a != b for a, b in zip(whole, read))
+        if cut and not self.told:
             self.told = True
-            say(f"reward     prompts and answers beyond {self.max_length} tokens are not read whole; "
-                "an answer whose end is cut gets no score")  # fmt: skip
+            say(f"reward     the model reads {self.max_length} tokens, so {cut} of {len(read)} rows in "
+                "part; an answer that loses its end has no score")  # fmt: skip
         scores = ((scores.double() - self.mean) / self.std).tolist()
         return [x if a == b else None for x, (_, a), (_, b) in zip(scores, whole, read)]
 
