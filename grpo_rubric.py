@@ -197,7 +197,7 @@ def evaluate(args, run, models, rows, name):
     graders = models.graders
     b = answer(args, models, rows, 1, [graders.metric], args.eval_temperature, args.seed)
     scores = [grade.score for grade in b["grades"][graders.metric]]
-    metrics = rollouts.val_row(*rollouts.lengths(b)) | scored("val/score", scores)
+    metrics = rollouts.val_row(*rollouts.lengths_of(b)) | scored("val/score", scores)
     metrics["val/n"] -= scores.count(None)
     if graders.gold:
         metrics |= scored("val/gold", graders.gold_scores(rows, b["texts"]))
@@ -209,7 +209,7 @@ def evaluate(args, run, models, rows, name):
 
 def rollout_row(b):
     """The metrics of a rollout: the parts of the reward, lengths, texts."""
-    metrics = rollouts.length_row(*rollouts.lengths(b), int(b["attention_mask"].sum()))
+    metrics = rollouts.length_row(*rollouts.lengths_of(b), int(b["attention_mask"].sum()))
     for name, group in b["grades"].items():
         scores = [grade.score for grade in group]
         metrics |= {f"reward/{name}": scored("mean", scores)["mean"]}

@@ -339,7 +339,7 @@ def preflight(args, run, models, rows):
 
 def rollout_row(args, b, kl_ref, kl_coef):
     """The metrics of a rollout: means over its answers, and explained_variance over its actions."""
-    lengths, cut = rollouts.lengths(b)
+    lengths, cut = rollouts.lengths_of(b)
     kls = {"kl/ref": kl_ref, "kl/coef": kl_coef} if kl_coef else {}
     return {
         "reward/mean": b["scores"].mean().item(), "reward/std": b["scores"].std().item(),
@@ -364,7 +364,7 @@ def evaluate(args, guard, models, gold, rows):
     if args.beta:
         metrics["val/kl"] = (b["logps"] - b["ref_logps"]).sum(1).mean().item()
     samples = [{"prompt": p, "answer": a} for _, p, a in list(zip(*given))[:2]]
-    guard.evaluation(metrics | rollouts.val_row(*rollouts.lengths(b)), samples)
+    guard.evaluation(metrics | rollouts.val_row(*rollouts.lengths_of(b)), samples)
 
 
 # ---- the run ----

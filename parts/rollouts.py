@@ -65,8 +65,7 @@ def prompt_room(args, config):
 def split_prompts(args, tokenizer):
     """(training rows, at most MOST_PROMPTS validation rows) of --prompts: by the rows' "split" if
     they have one; else --eval-fraction of the prompts is held out by hash, of a small file
-    LEAST_VALIDATION, at most half. A validation prompt is not trained on.
-    """
+    LEAST_VALIDATION, at most half. A validation prompt is not trained on."""
     rows = read_prompts(args.prompts, "--prompts")
     texts = sum(isinstance(row["prompt"], str) for row in rows)
     say_how_text_is_read(tokenizer, texts, args.chat)
@@ -89,10 +88,8 @@ def split_prompts(args, tokenizer):
 
 
 def prompts_of_step(rows, size, seed, step):
-    """(`size` rows for this step, counted from 1; the pass over all rows in which they begin).
-
-    They come in an endless row of seeded permutations, so that a small file repeats.
-    """
+    """(`size` rows for this step, counted from 1; the pass over all rows in which they begin): from
+    an endless row of seeded permutations, so that a small file repeats."""
     passes, places = np.divmod(np.arange((step - 1) * size, step * size), len(rows))
     order = {e: np.random.default_rng([seed, e]).permutation(len(rows)) for e in {*passes}}
     return [rows[order[e][place]] for e, place in zip(passes, places)], passes[0]
@@ -230,17 +227,14 @@ class UpdateMeans:
         return row | {"ratio/max": max(ratios), "sample_gap": max(gaps)}
 
 
-def lengths(b):
+def lengths_of(b):
     """Of each answer of a rollout: its tokens; was it cut?"""
     return b["mask"].sum(1).tolist(), [not ended for ended in b["finished"]]
 
 
 def length_row(lengths, is_cut, tokens):
-    """The metrics of length/* and the counts of a rollout.
-
-    lengths, is_cut   tokens of each answer; did it lack its end?
-    tokens            of prompts and answers together
-    """
+    """The metrics of length/* and the counts of a rollout. lengths, is_cut: see `lengths_of`;
+    tokens: of prompts and answers together."""
     return {
         "length/mean": fmean(lengths), "length/min": min(lengths),
         "length/max": max(lengths), "length/truncated_frac": fmean(is_cut),

@@ -405,6 +405,22 @@ def test_repetition():
     assert text_row(["a" * 10**6])["text/repetition"] == 1, "a megabyte does not hang the run"
 
 
+def test_the_page(tmp_path, capsys):
+    """What is printed, and curves in which the alarms are marked; a NaN of another tool's log is no
+    point of a curve, and a folder's name is text."""
+    run = tmp_path / "<b>run"
+    run.mkdir()
+    rows = [{"step": k, "reward/mean": k / 20, "length/mean": 40 * (1 + 2 * (k // 6))} for k in range(12)]
+    rows[3]["reward/mean"] = math.nan
+    (run / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    assert watch.main([str(run), "--html"]) == 0
+    said, page = capsys.readouterr().out, (run / "watch.html").read_text("utf-8")
+    assert "R9 length_doubled" in said and str(run / "watch.html") in said
+    for text in ("No reason to stop.", "R9 length_doubled", "reward/mean", "length/mean", "<svg"):
+        assert text in page
+    assert "<b>run" not in page and "<script" not in page and "val/gold</h" not in page
+
+
 # ---- runs of known truth ----
 
 
