@@ -410,7 +410,10 @@ def test_the_page(tmp_path, capsys):
     point of a curve, and a folder's name is text."""
     run = tmp_path / "<b>run"
     run.mkdir()
-    rows = [{"step": k, "reward/mean": k / 20, "length/mean": 40 * (1 + 2 * (k // 6))} for k in range(12)]
+    rows = [
+        {"step": k, "reward/mean": k / 20, "length/mean": 40 * (1 + 2 * (k // 6))}
+        for k in range(12)
+    ]
     rows[3]["reward/mean"] = math.nan
     (run / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     assert watch.main([str(run), "--html"]) == 0
