@@ -152,7 +152,7 @@ def encode_pair(tokenizer, prompt, *answers, max_length=None, tools=None):
 
 def pad_rows(prompts, answers, pad):
     """(ids, attention_mask, answer_mask), each (B, T), right-padded."""
-    rows = [torch.tensor([*p, *a]) for p, a in zip(prompts, answers, strict=True)]
+    rows = [torch.tensor([*p, *a], dtype=torch.long) for p, a in zip(prompts, answers, strict=True)]
     ids = pad_sequence(rows, True, pad)  # (B, T)
     lengths = torch.tensor([[len(p), len(row)] for p, row in zip(prompts, rows)])  # (B, 2)
     column = torch.arange(ids.shape[1])
