@@ -16,9 +16,8 @@ Conventions  `choice` names an answer (a, b), never a side. The server draws the
                                  "item_id": "item-04", "item_sha256": "…", "annotator": "ann",
                                  "shown": {"left": "b", "right": "a"}, "choice": "a",
                                  "strength": 2, "reasons": ["accuracy"], "comment": "",
-                                 "gold_pass": false, "undoes": null, "ms_active": 8120,
-                                 "ts_server": "…Z", "guidelines_sha256": "…", "app": "…",
-                                 "browser_sha256": "…"}
+                                 "gold_pass": false, "undoes": null, "ts_server": "…Z",
+                                 "guidelines_sha256": "…", "browser_sha256": "…"}
              The printed link holds a token, and stays the same for a folder. A pseudonym belongs
              to the browser that voted under it first: its cookie's hash is in the log.
 Left out     1. accounts, TLS: put a reverse proxy in front   2. rankings of more than two answers
@@ -26,8 +25,8 @@ Left out     1. accounts, TLS: put a reverse proxy in front   2. rankings of mor
 Run          python annotate.py --items data/items.jsonl
              python annotate.py draw --model runs/dpo --model-b runs/ppo --out runs/ab
              python annotate.py agreement --out runs/ab      python annotate.py export --out runs/ab
-Writes       annotations.jsonl, items.jsonl, args.json and prefs.jsonl in --out, mode 0600
-Reference    Cohen 1960; Krippendorff 2011, Computing Krippendorff's alpha-reliability; Wilson 1927
+Writes       annotations.jsonl, items.jsonl, session.json and prefs.jsonl in --out, mode 0600
+Reference    Fleiss 1971, Measuring nominal scale agreement among many raters; Wilson 1927
 """
 
 import errno
@@ -37,10 +36,8 @@ import os
 import random
 import secrets
 import signal
-import socket
 import sys
 import threading
-from argparse import ArgumentTypeError
 from collections import Counter
 from datetime import datetime, timezone
 from pathlib import Path
@@ -57,13 +54,12 @@ try:
 except ImportError:  # Windows: a second server on the same folder is not noticed
     fcntl = None
 
-APP = "annotate 4"
 TEMPLATES = Path(__file__).resolve().parent / "parts/templates"
 REASONS = "accuracy, relevance, tone, invented facts, risky question, fairness concern".split(", ")
 LONGEST_COMMENT = 4000  # characters
-SENT = (  # by the page, and written as they are
-    "event event_id annotator strength reasons comment undoes ms_active guidelines_sha256"
-).split()
+# what the page sends, and the log has as it was sent
+SENT = "event event_id annotator strength reasons comment undoes guidelines_sha256".split()
+SETTINGS = {"overlap": 1, "guidelines": None}  # kept in session.json, with the token
 BROWSER = "annotate-browser"  # the cookie that tells browsers apart
 COOKIES = dict(max_age=400 * 86400, httponly=True, samesite="Lax")
 HEADERS = {
@@ -81,29 +77,22 @@ HEADERS = {
 
 
 def plan(annotator, items):
-    """{item id: answer on the left}, in this annotator's order.
+    """{item id: {"left": answer, "right": answer}}, in this annotator's order.
 
     Sides go in pairs of items: the first is a coin toss, the second its opposite, so after any even
     number of items each answer was on the left exactly half the time.
-    >>> plan("ann", "pqrs")
+    >>> {item: shown["left"] for item, shown in plan("ann", "pqrs").items()}
     {'s': 'b', 'q': 'a', 'p': 'b', 'r': 'a'}
     """
     draw, order, sides, left = random.Random(annotator), [*items], {}, None
     draw.shuffle(order)
     for at, item in enumerate(order):
         left = other(left) if at % 2 else draw.choice("ab")
-        sides[item] = left
+        sides[item] = {"left": left, "right": other(left)}
     return sides
 
 
 # ---- 4. the arguments ----
-
-
-def host_name(text):
-    """An argparse type: a host name or an IPv4 address."""
-    if ":" in text or "/" in text:
-        raise ArgumentTypeError(f"{text}: expected a host name or IPv4 address alone")
-    return text.lower()
 
 
 def parse_args(argv=None):
@@ -121,12 +110,12 @@ def parse_args(argv=None):
         adders[name] = command.add_argument
     add = adders["serve"]
     # fmt: off
-    add("--items", help="JSONL of id, prompt, a, b, optional task, a_model, b_model, gold (default: items.jsonl in --out, else data/items.jsonl)")
-    add("--overlap", type=number(int, at_least=0), help="votes wanted per item, 1 to 5; 0: everyone sees every item (default: as before in --out, else 1)")
-    add("--guidelines", help="text file shown before and during the session (default: as before in --out, else a text for the bundled tasks)")
-    add("--host", type=host_name, default="127.0.0.1", help="name or IPv4 address to listen on")
+    add("--items", help="JSONL of id, prompt, a, b, optional task, gold … (default: items.jsonl in --out, else data/items.jsonl)")
+    add("--overlap", type=number(int, at_least=0), help="votes per item; 0: everyone sees every item (default: as last time in --out, else 1)")
+    add("--guidelines", type=files.existing_file, help="text file for annotators (default: as last time in --out, else a text for the bundled tasks)")
+    add("--host", default="127.0.0.1", help="name or IPv4 address to listen on")
     add("--port", type=number(int, at_least=0, below=65536), default=5050, help="port; 0: any free one")
-    add("--allow-host", type=host_name, action="append", default=[], metavar="NAME", help="also answer under this host name, such as a tunnel's")
+    add("--allow-host", action="append", default=[], metavar="NAME", help="also answer under this host name, such as a tunnel's")
     add("--release", action="append", default=[], metavar="NAME", help="let another browser continue under this pseudonym")
     adders["export"]("--ties", choices=("keep", "drop"), default="keep", help="drop: for tools that do not know ties")
     # fmt: on
@@ -139,28 +128,23 @@ def parse_args(argv=None):
 #  "a": [{"role": "assistant", …}], "b": [{"role": "assistant", …}], "a_model": "…", "gold": null}
 
 
-def read_settings(args):
-    """{"overlap", "guidelines", "token"}: of the flags, else those of the last start in --out."""
-    record = files.read_record(args.out, "--out") or {"stage": "annotate", "args": {}}
-    saved = record["args"]
-    if record["stage"] != "annotate" or saved.get("criteria") or saved.get("thumbs"):
-        raise UserError(f"--out {args.out}: holds no comparison of answers; choose another --out")
-    new = {"overlap": 1, "guidelines": None, "token": secrets.token_urlsafe(32)}
-    settings = {key: saved.get(key, new[key]) for key in new}
-    given = {"overlap": args.overlap, "guidelines": args.guidelines}
-    return settings | {key: value for key, value in given.items() if value is not None}
-
-
 def read_items(args):
-    """{id: item} of --items, else of --out, else the bundled ones; UserError if the two differ."""
+    """{item id: item} of --out, if it holds some, else of --items; UserError if the two differ."""
     file = Path(args.out) / "items.jsonl"
-    if not file.exists():
-        return load_items(args.items or "data/items.jsonl")
-    items = load_items(file, "--out")
-    if args.items and load_items(args.items) != items:
+    saved = load_items(file, "--out") if file.exists() else None
+    items = load_items(args.items or "data/items.jsonl") if args.items or not saved else saved
+    if saved not in (None, items):
         fix = "leave --items out to continue with those, or choose another --out"
         raise UserError(f"--out {args.out}: holds other items than {args.items}; {fix}")
     return items
+
+
+def read_settings(args):
+    """{"overlap", "guidelines", "token"}: of the flags, else as at the last start in --out."""
+    file, given = Path(args.out) / "session.json", {key: vars(args)[key] for key in SETTINGS}
+    saved = files.parse_json(file.read_text("utf-8")) if file.exists() else {}
+    given = {key: value for key, value in given.items() if value is not None}
+    return SETTINGS | {"token": secrets.token_urlsafe(32)} | saved | given
 
 
 # ---- 8. the loop ----
@@ -252,14 +236,11 @@ class Queue:
     def screen(self, sides, item_id):
         """An item as the page shows it. A vote comes back with its number in this annotator's order
         and a hash of what is on the screen, which does not tell which answer is a."""
-        item, left = self.items[item_id], sides[item_id]
-        shown = {
-            "prompt": plain(item["prompt"]),
-            "left": plain_text(item[left]),
-            "right": plain_text(item[other(left)]),
-        }
-        digest = sha256(json.dumps(shown, sort_keys=True))
-        return shown | {"number": [*sides].index(item_id), "sha256": digest}
+        item, shown = self.items[item_id], sides[item_id]
+        page = {side: plain_text(item[answer]) for side, answer in shown.items()}
+        page["prompt"] = plain(item["prompt"])
+        digest = sha256(json.dumps(page, sort_keys=True))
+        return page | {"number": [*sides].index(item_id), "sha256": digest}
 
     # (4) a vote: checked, un-blinded, appended, fsync, and only then acknowledged
     def record(self, body, browser):
@@ -277,8 +258,7 @@ class Queue:
                 return "you voted on that item in another window"
             if body["sha256"] != self.screen(sides, item_id)["sha256"]:
                 return "the server has other items now"
-        item, left = self.items[item_id], sides[item_id]
-        shown = {"left": left, "right": other(left)}
+        item, shown = self.items[item_id], sides[item_id]
         choice = {**shown, "tie": "tie", "both_bad": "both_bad", None: None}[body["choice"]]
         event = {key: body[key] for key in SENT} | {
             "schema": votes.SCHEMA,
@@ -288,7 +268,6 @@ class Queue:
             "choice": choice,
             "gold_pass": choice == item["gold"] if item["gold"] and choice else None,
             "ts_server": datetime.now(timezone.utc).strftime("%Y-%m-%dT%H:%M:%S.%fZ"),
-            "app": APP,
             "browser_sha256": browser,
         }
         votes.check_event(event)
@@ -298,7 +277,7 @@ class Queue:
         return None
 
 
-def make_app(queue, guidelines, token, hosts, port):
+def make_app(queue, guidelines, token, hosts):
     """The Flask app: answers whoever has the token, under one of the host names."""
     from flask import Flask, abort, redirect, render_template, request
     from werkzeug.exceptions import HTTPException
@@ -307,7 +286,7 @@ def make_app(queue, guidelines, token, hosts, port):
         "annotate", template_folder=TEMPLATES, static_folder=TEMPLATES, static_url_path="/static"
     )
     app.config.update(TRUSTED_HOSTS=hosts, MAX_CONTENT_LENGTH=128 * 1024)
-    cookie, lock = f"annotate-{port}", threading.Lock()
+    cookie, lock = f"annotate-{sha256(token)[:8]}", threading.Lock()
 
     @app.before_request
     def check_visitor():
@@ -347,15 +326,16 @@ def make_app(queue, guidelines, token, hosts, port):
             state = queue.state(name)
         return (state | {"error": problem}, 409) if problem else state
 
+    @app.errorhandler(Exception)
     def explain(error):
-        """One short sentence; KeyError and the like: a body that the page does not send."""
+        """One short sentence; a KeyError or the like comes of a body that the page does not send."""
+        if isinstance(error, HTTPException):
+            return {"error": error.description}, error.code
+        print(f"not acknowledged: {error!r}", file=sys.stderr)
         if isinstance(error, OSError):
-            print(f"{error}; the vote was not acknowledged", file=sys.stderr)
             return {"error": f"the server cannot write its file ({error.strerror})"}, 507
-        return {"error": getattr(error, "description", str(error))}, getattr(error, "code", 400)
+        return {"error": str(error)}, 400
 
-    for kind in (HTTPException, OSError, KeyError, TypeError, ValueError, RecursionError):
-        app.register_error_handler(kind, explain)
     return app
 
 
@@ -365,34 +345,24 @@ def serve(args):
 
     out, settings, items = Path(args.out), read_settings(args), read_items(args)
     guidelines = Path(settings["guidelines"] or TEMPLATES / "guidelines.txt").read_text("utf-8")
-    if args.host == "0.0.0.0" and not args.allow_host:
-        fix = "add --allow-host NAME, the name or address in the annotators' address bar"
-        raise UserError(f"--host {args.host}: {fix}")
-    try:
-        listener = socket.create_server((args.host, args.port), backlog=128)
-    except OSError as error:
-        reason = f"{files.brief(error)}; try --port 0, or an address of this machine"
-        raise UserError(f"--host {args.host} --port {args.port}: {reason}") from None
-    port = listener.getsockname()[1]
     out.mkdir(mode=0o700, parents=True, exist_ok=True)
     log = Log(out, items)
     for name in args.release:
-        if name not in log.owners:
+        if not log.owners.pop(name, None):
             raise UserError(f"--release {name}: nobody has voted under that name")
-        del log.owners[name]
-    record = {"stage": "annotate", "args": settings}
-    files.write_jsonl(out / "args.json", [record], mode=files.PRIVATE)
-    files.write_jsonl(out / "items.jsonl", items.values(), mode=files.PRIVATE)
-
-    hosts = ["127.0.0.1", "localhost", args.host, *args.allow_host]
-    app = make_app(Queue(items, log, settings["overlap"]), guidelines, settings["token"], hosts, port)
-    logging.getLogger("werkzeug").setLevel("ERROR")  # neither texts nor addresses on the screen
-    server = make_server(args.host, port, app, threaded=True, fd=listener.fileno())
-    print(f"{out}: {len(items)} items, {len(replay(log.events.values()))} votes so far; Ctrl-C stops")
-    if len(hosts) > 3 or args.host not in hosts[:2]:
+    hosts, queue = ["127.0.0.1", "localhost"], Queue(items, log, settings["overlap"])
+    if args.allow_host or args.host not in hosts:
         print("warning: no TLS: anyone listening on the network can read everything")
-    name = args.allow_host[0] if args.host == "0.0.0.0" else args.host
-    print(f"http://{name}:{port}/?token={settings['token']}", flush=True)
+    hosts += [args.host, *args.allow_host]
+    app = make_app(queue, guidelines, settings["token"], hosts)
+    logging.getLogger("werkzeug").setLevel("ERROR")  # neither texts nor addresses on the screen
+    server = make_server(args.host, args.port, app, threaded=True)
+    files.write_json(out / "session.json", settings, mode=files.PRIVATE)
+    files.write_jsonl(out / "items.jsonl", items.values(), mode=files.PRIVATE)
+    n_votes = len(replay(log.events.values()))
+    print(f"{out}: {len(items)} items, {n_votes} votes so far, --overlap {settings['overlap']}")
+    link = f"http://{args.host}:{server.server_port}/?token={settings['token']}"
+    print(f"{link}\nCtrl-C stops", flush=True)
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         server.serve_forever()

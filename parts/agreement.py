@@ -6,7 +6,7 @@ Votes are compared by answer (a, b, tie, both bad), never by side; gold items ar
 import itertools
 from collections import Counter, defaultdict
 from math import sqrt
-from statistics import fmean, median
+from statistics import fmean
 
 from parts.votes import ordinary_votes, replay, standing
 
@@ -40,46 +40,43 @@ def sign_test(heads, n):
     return min(1.0, 2 * tail / 2**n)
 
 
-def cohen_kappa(pairs):
-    """κ = (observed − chance)/(1 − chance)      [Cohen 1960]
+def raw_agreement(items, name=None):
+    """(share, low, high) of equal pairs of choices on one item; None without a pair.
 
-    pairs      (choice of the first person, choice of the second), one pair per item
-    observed   share of equal pairs
-    chance     Σ over choices of (share of the first)·(share of the second): how often they would
-               agree if each chose independently, as often as now
-    returns    1: full agreement, 0: that of chance, None: chance alone would make all pairs equal
+    items   {annotator: choice} of each item
+    name    of one person: only pairs with this person
+
+    The share is taken within each item, then averaged over items. The interval is Wilson's with the
+    number of items as n, because pairs on one item are not independent.
+    """
+    shares = []
+    for choices in items:
+        pairs = [two for two in itertools.combinations(choices, 2) if name in (None, *two)]
+        if pairs:
+            shares.append(fmean(choices[x] == choices[y] for x, y in pairs))
+    share = fmean(shares or [0])
+    return (share, *wilson(share, len(shares))) if shares else None
+
+
+def fleiss_kappa(items):
+    """κ = (P̄ − P̄ₑ)/(1 − P̄ₑ)      [Fleiss 1971; of two people, Scott's π]
+
+    items     the choices of two or more people on each item, as {annotator: choice}
+    P̄         the raw agreement: share of equal pairs of choices on an item, mean over items
+    P̄ₑ        Σ (share of each choice)²: the raw agreement of choices drawn by chance
+    returns   1: full agreement, 0: that of chance, None: all choices are equal, or no item
 
     κ is low, although most pairs are equal, where one choice prevails.
-    >>> pairs = [("a", "a")] * 20 + [("a", "b")] * 5 + [("b", "a")] * 10 + [("b", "b")] * 15
-    >>> round(cohen_kappa(pairs), 4)
-    0.4
+    By hand: choices (a, a), (a, b), (b, b): P̄ = 2/3, P̄ₑ = 1/4 + 1/4, κ = (1/6)/(1/2).
+    >>> items = [{"ann": "a", "ben": "a"}, {"ann": "a", "ben": "b"}, {"ann": "b", "ben": "b"}]
+    >>> round(fleiss_kappa(items), 3)
+    0.333
     """
-    n, (first, second) = len(pairs), map(Counter, zip(*pairs))
-    observed = sum(x == y for x, y in pairs) / n
-    chance = sum(first[choice] * second[choice] for choice in first) / n**2
-    return (observed - chance) / (1 - chance) if chance < 1 else None
-
-
-def krippendorff_alpha(units):
-    """α = 1 − D_observed/D_expected, for nominal choices      [Krippendorff 2011]
-
-    units        the choices on each item, of any number of people
-    D(choices)   ordered pairs of different choices, divided by their number − 1
-    D_observed   the sum of D over items with two choices or more
-    D_expected   D of all these choices as if they were on one item
-    returns      1: full agreement, 0: that of chance, None: nothing to compare, or no difference
-
-    >>> round(krippendorff_alpha([["a", "a"], ["a", "b"], ["b", "b"]]), 3)
-    0.444
-    """
-
-    def disagreement(count):
-        n = count.total()
-        return (n**2 - sum(k**2 for k in count.values())) / (n - 1)
-
-    counts = [Counter(choices) for choices in units if len(choices) > 1]
-    expected = disagreement(sum(counts, Counter())) if counts else 0
-    return 1 - sum(map(disagreement, counts)) / expected if expected else None
+    counts = Counter(choice for choices in items for choice in choices.values())
+    by_chance = sum((k / counts.total()) ** 2 for k in counts.values())
+    if len(counts) < 2:
+        return None
+    return (raw_agreement(items)[0] - by_chance) / (1 - by_chance)
 
 
 # ---- votes ----
@@ -96,63 +93,35 @@ def position_bias(votes):
     return left, len(decided), sign_test(left, len(decided))
 
 
-def compared(votes):
-    """[(item id, {annotator: choice})] of each two people who voted on one ordinary item."""
+def shared_items(votes):
+    """[{annotator: choice}] of each ordinary item on which two or more people voted."""
     items = defaultdict(dict)
     for vote in ordinary_votes(votes):
         items[vote["item_id"]][vote["annotator"]] = vote["choice"]
-    twos = {item_id: itertools.combinations(sorted(c.items()), 2) for item_id, c in items.items()}
-    return [(item_id, dict(two)) for item_id in twos for two in twos[item_id]]
-
-
-def raw_agreement(pairs):
-    """(share, low, high) of equal pairs of `compared`, or None without a pair.
-
-    The share of each item's pairs is averaged over items. The interval is Wilson's with the number
-    of items as n, because pairs on one item are not independent.
-    """
-    equal = defaultdict(list)
-    for item_id, choices in pairs:
-        equal[item_id].append(len({*choices.values()}) == 1)
-    share = fmean(map(fmean, equal.values())) if equal else 0.0
-    return (share, *wilson(share, len(equal))) if equal else None
+    return [choices for choices in items.values() if len(choices) > 1]
 
 
 def print_agreement(events):
     """What the events of a log say about its annotators, as text."""
     votes = replay(events)
-    pairs, (left, n, p) = compared(votes), position_bias(votes)
-    verdict = "biased" if p < 0.05 else "no bias shown"
-    print(f"left side preferred  {left} of {n}, sign test p = {p:.3f}: {verdict}")
-    if pairs:
-        units = defaultdict(list)
-        for vote in ordinary_votes(votes):
-            units[vote["item_id"]].append(vote["choice"])
-        print(f"raw agreement        {text(raw_agreement(pairs))} of pairs of votes on one item")
-        print(f"Krippendorff's α     {text(krippendorff_alpha(units.values()))}")
+    items, (left, n, p) = shared_items(votes), position_bias(votes)
+    print(f"left side preferred  {left} of {n}, sign test p = {p:.3f}{'  ← biased' * (p < 0.05)}")
+    if items:
+        print(f"raw agreement        {text(raw_agreement(items))}, on {len(items)} items")
+        print(f"Fleiss' κ            {text(fleiss_kappa(items))}")
     else:
-        reason = "no item has votes of two people; serve with --overlap 2 to collect them"
-        print(f"agreement            unknown: {reason}")
-    two_people = defaultdict(list)
-    for item_id, choices in pairs:
-        two_people[" and ".join(choices)].append((item_id, choices))
-    rows = [("", "items", "raw agreement", "κ")]
-    for names, both in two_people.items():
-        kappa = cohen_kappa([[*choices.values()] for _, choices in both])
-        rows.append((names, len(both), text(raw_agreement(both)), text(kappa)))
-    print_table(rows)
-    rows = [("annotator", "votes", "skips", "median seconds", "left", "gold", "with others")]
+        print("agreement            unknown: no item has votes of two people; serve --overlap 2")
+    rows = [("annotator", "votes", "skips", "left preferred", "gold right", "agrees with others")]
     for name in sorted({event["annotator"] for event in events}):
         own = standing([event for event in events if event["annotator"] == name])
         votes = replay(own)
         left, n, _ = position_bias(votes)
-        times = [vote["ms_active"] / 1000 for vote in votes if vote["ms_active"] is not None]
         gold = [vote["gold_pass"] for vote in votes if vote["gold_pass"] is not None]
-        agreed = text(raw_agreement([pair for pair in pairs if name in pair[1]]))
-        seconds = text(median(times) if times else None)
-        sides, passed = f"{left} of {n}", f"{sum(gold)} of {len(gold)}"
-        rows.append((name, len(votes), len(own) - len(votes), seconds, sides, passed, agreed))
-    print_table(rows)
+        shares = f"{left} of {n}", f"{sum(gold)} of {len(gold)}", text(raw_agreement(items, name))
+        rows.append((name, len(votes), len(own) - len(votes), *shares))
+    widths = [max(map(len, map(str, column))) for column in zip(*rows)]
+    for row in rows:
+        print("  ".join(str(cell).ljust(width) for cell, width in zip(row, widths)))
 
 
 def text(number):
@@ -160,10 +129,3 @@ def text(number):
     if isinstance(number, tuple):
         return "{:.0%} [{:.0%}, {:.0%}]".format(*number)
     return "–" if number is None else f"{number:.2f}"
-
-
-def print_table(rows):
-    """The rows in columns, the first of them a heading; nothing if there is no other."""
-    widths = [max(len(str(cell)) for cell in column) for column in zip(*rows)]
-    for row in rows if len(rows) > 1 else ():
-        print("  ".join(str(cell).ljust(width) for cell, width in zip(row, widths)))

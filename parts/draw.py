@@ -30,57 +30,52 @@ def draw(args):
     from common import load_tokenizer
     from parts.answers import read_prompts, some_prompts
 
-    out = Path(args.out)
-    for name in ("items.jsonl", "args.json"):  # of a session, or of a training run
-        if (out / name).exists():
-            raise UserError(f"--out {out}: already holds {name}; choose another --out")
+    out, model_b = Path(args.out), args.model_b or args.model
+    if (out / "items.jsonl").exists():
+        raise UserError(f"--out {out}: already holds items.jsonl; choose another --out")
     rows = read_prompts(args.prompts, "--prompts", args.chat)
     rows = [row for row in rows if args.split in (None, row.get("split"))]
     if len({type(row["prompt"]) for row in rows}) != 1:
         reason = f'with "split": "{args.split}"' if args.split else "all texts or all messages"
         raise UserError(f"--prompts {args.prompts}: expected prompts {reason}")
     rows = some_prompts(rows, args.limit) if args.limit else rows
-    flag, model_b = ("--model-b", args.model_b) if args.model_b else ("--model", args.model)
-    load_tokenizer(model_b, flag)  # a wrong name is told before the other model has answered
+    load_tokenizer(model_b, "--model-b")  # a wrong name is told before --model has answered
     out.mkdir(mode=0o700, parents=True, exist_ok=True)
-    texts = zip(
-        sample("--model", args.model, rows, args, seed=2 * args.seed),
-        sample(flag, model_b, rows, args, seed=2 * args.seed + 1),
-    )
-    items = []
-    for row, (a, b) in zip(rows, texts, strict=True):
-        a, b = (text if text.strip() else "(no answer)" for text in (a, b))  # it can lose
-        if a == b:
-            continue
-        if not isinstance(row["prompt"], str):
-            a, b = ([{"role": "assistant", "content": text}] for text in (a, b))
-        people = [c for c in row.get("candidates") or [] if c.get("in") == "prompt"]
-        item = {"id": f"item-{len(items):05d}", "task": row.get("task"), "prompt": row["prompt"]}
-        item |= {"a": a, "b": b, "a_model": args.model, "b_model": model_b, "candidates": people}
-        items.append(item)
-    print(f"{len(items)} items from {len(rows)} prompts; left out: {len(rows) - len(items)} with equal answers")
+    answers_a = sample("--model", args.model, rows, args, seed=2 * args.seed)
+    answers_b = sample("--model-b", model_b, rows, args, seed=2 * args.seed + 1)
+    models, items = {"a_model": args.model, "b_model": model_b}, []
+    for row, a, b in zip(rows, answers_a, answers_b, strict=True):
+        if a != b:
+            asked = {key: row.get(key) for key in ("task", "prompt", "candidates")}
+            items.append({"id": f"item-{len(items)}", **asked, "a": a, "b": b, **models})
+    print(f"{len(rows)} prompts; left out: {len(rows) - len(items)} with equal answers")
     if not items:
         raise UserError(f"--temperature {args.temperature:g}: all answers are equal; raise it")
     files.write_jsonl(out / "items.jsonl", items, mode=files.PRIVATE)
-    print(f"wrote {out / 'items.jsonl'}\nnext: python annotate.py --out {out}")
+    print(f"{out / 'items.jsonl'}: {len(items)} items\nnext: python annotate.py --out {out}")
 
 
 def sample(flag, name, rows, args, seed):
-    """One answer to each prompt, as text."""
+    """One answer to each prompt, of the prompt's kind: texts, or lists of one message."""
     import common
     from parts import parallel, sampling
 
     tokenizer, (device, dtype) = common.load_tokenizer(name, flag), parallel.pick(args.device, "auto")
-    policy = common.Policy(common.load_model(name, device, dtype, flag=flag), dtype)
-    room = common.max_positions(policy.model.config) - args.max_new_tokens
-    if room < 1:
-        raise UserError(f"--max-new-tokens {args.max_new_tokens}: no room for a prompt; lower it")
-    ids = [common.encode_prompt(tokenizer, row["prompt"], room) for row in rows]
-    common.check_ids(policy.model.config, *ids)
+    model, most = common.load_model(name, device, dtype, flag=flag), args.max_new_tokens
+    ids = [common.encode_prompt(tokenizer, row["prompt"]) for row in rows]
+    common.check_ids(model.config, *ids)
+    longest = max(map(len, ids))
+    if longest + most > common.max_positions(model.config):
+        reason = f"the longest prompt has {longest} tokens, and {name} no positions for both"
+        raise UserError(f"--max-new-tokens {most}: {reason}; lower it, or shorten the prompt")
     print(f"drawing {len(rows)} answers from {name}", flush=True)
-    settings = dict(max_new_tokens=args.max_new_tokens, temperature=args.temperature, seed=seed)
-    rollout = sampling.sample(policy, tokenizer, ids, **settings)
+    policy = common.Policy(model, dtype)
+    rollout = sampling.sample(
+        policy, tokenizer, ids, max_new_tokens=most, temperature=args.temperature, seed=seed
+    )
     if cut := len(rows) - sum(rollout.finished):
-        limit = f"--max-new-tokens {args.max_new_tokens}"
-        print(f"{cut} of {len(rows)} answers were cut at {limit}; raise it")
-    return rollout.texts
+        print(f"{cut} of {len(rows)} answers were cut at --max-new-tokens {most}; raise it")
+    texts = [text if text.strip() else "(no answer)" for text in rollout.texts]  # it can lose
+    if isinstance(rows[0]["prompt"], str):
+        return texts
+    return [[{"role": "assistant", "content": text}] for text in texts]

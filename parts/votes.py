@@ -11,30 +11,21 @@ To read votes:     items = load_items("runs/ab/items.jsonl", "--votes")
 
 import hashlib
 import json
-import unicodedata
 from collections import Counter, defaultdict
 
 from parts import files
 from parts.files import UserError
-from parts.messages import check_answer, check_prompt, plain_text
+from parts.messages import check_answer, check_prompt, check_text, plain_text
 
 SCHEMA = 1  # of annotations.jsonl and prefs.jsonl; rises when a key changes its meaning
 ITEM = "id task prompt a b a_model b_model gold candidates".split()  # the columns that are read
-STRENGTHS = {"a": (1, 2, 3), "b": (1, 2, 3), "tie": (0,), "both_bad": (0,), None: (None,)}
+MESSAGE = {"role", "content"}  # the keys of a message that are shown
 SHOWN = {"left": "a", "right": "b"}, {"left": "b", "right": "a"}
-TEXTS = "event event_id item_id item_sha256 annotator comment ts_server guidelines_sha256 app"
-NULL = type(None)
-EVENT = {  # the keys of a line of annotations.jsonl and their types; others are not read
-    **dict.fromkeys(TEXTS.split(), (str,)),
-    "schema": (int,),
-    "shown": (dict,),
-    "choice": (str, NULL),  # null: a skip or an undo
-    "strength": (int, NULL),  # 0 a tie or both bad, 1 slightly, 2 clearly, 3 much better
-    "reasons": (list,),
-    "gold_pass": (bool, NULL),  # was the known better answer chosen? null: not a gold item
-    "undoes": (str, NULL),  # the event_id that an undo takes back
-    "ms_active": (int, NULL),  # how long the item was on the screen, in ms
-}
+# 1 slightly, 2 clearly, 3 much better; a skip and an undo have neither choice nor strength
+CHOICES = [*((answer, strength) for answer in "ab" for strength in (1, 2, 3))]
+CHOICES += [("tie", 0), ("both_bad", 0), (None, None)]
+NOT_COMPARED = "judge", "repeat_of", "thumbs"  # true or a name in such votes of older versions
+TEXTS = "event_id item_id item_sha256 annotator comment ts_server guidelines_sha256".split()
 
 # ---- items ----
 
@@ -49,17 +40,15 @@ def check_item(row):
     """
     if type(row.get("id")) in (int, float):  # as Label Studio, doccano and pandas write it
         row["id"] = str(row["id"]).removesuffix(".0")
+    check_text(row, "id")
     check_prompt(row)
-    for side in "ab":
-        check_answer(row, side)
-    messages = [m for key in ("prompt", "a", "b") for m in row[key] if isinstance(m, dict)]
-    if hidden := {k for m in messages for k in m if m[k] and k not in ("role", "content")}:
-        raise ValueError(f'"{hidden.pop()}" of a message is not shown; write it into "content"')
-    for key in ("id", "task", "a_model", "b_model"):
-        if not isinstance(row.get(key) or "", str):
-            raise ValueError(f'"{key}" is {row[key]!r:.40}; expected text')
-    if not row.get("id"):
-        raise ValueError('"id" is missing; expected text or a number that no other line has')
+    check_answer(row, "a")
+    check_answer(row, "b")
+    for message in [*row["prompt"], *row["a"], *row["b"]]:  # a text has letters here
+        if isinstance(message, dict) and any(message[key] for key in message.keys() - MESSAGE):
+            raise ValueError('the page shows "role" and "content" alone; write all else into them')
+    if any(not isinstance(row.get(key) or "", str) for key in ("task", "a_model", "b_model")):
+        raise ValueError('"task", "a_model" and "b_model" must be text')
     if row.get("gold") not in (None, "a", "b"):
         raise ValueError(f'"gold" is {row["gold"]!r:.40}; expected "a", "b" or null')
     people = row.get("candidates") or []
@@ -73,19 +62,18 @@ def load_items(path, flag="--items"):
     What is left out, and columns that are not read, are counted on the screen. UserError names the
     flag, the file and the line.
     """
-    items, lines, counts = {}, {}, Counter()  # lines: {id: number of its line}
+    items, counts = {}, Counter()
     for line, row in files.read_jsonl(path, check_item, numbered=True, flag=flag):
-        if row["id"] in lines:
-            reason = f'line {lines[row["id"]]} has the "id" {row["id"]!r}, too'
-            raise UserError(f"{flag} {path}:{line}: {reason}; give each item its own")
-        lines[row["id"]] = line
+        if row["id"] in items:
+            reason = f'an earlier line has the "id" {row["id"]!r}, too; give each item its own'
+            raise UserError(f"{flag} {path}:{line}: {reason}")
         counts.update(f"column {key!r}, not read" for key in row if row[key] and key not in ITEM)
         if plain_text(row["a"]).strip() == plain_text(row["b"]).strip():
             counts["left out: equal answers"] += 1
         else:
             items[row["id"]] = {key: row.get(key) for key in ITEM}
     if counts:
-        print(f"{path}: {files.counts_in_words({'rows': len(lines)} | counts)}")
+        print(f"{path}: {files.counts_in_words({'items': len(items)} | counts)}")
     if len({type(item["prompt"]) for item in items.values()}) != 1:
         expected = "an item with two different answers, and all prompts texts or all messages"
         raise UserError(f"{flag} {path}: expected {expected}")
@@ -106,52 +94,46 @@ def sha256(text):
 
 
 def is_name(text):
-    """Is this a pseudonym? 1 to 32 letters of any script with their marks, digits, . - and _
-
-    >>> is_name("Zoë-2"), is_name("अमित"), is_name("<b>"), is_name("two words")
-    (True, True, False, False)
-    """
-    kinds = (character in "._-" or unicodedata.category(character)[0] in "LMN" for character in text)
-    return len(text) in range(1, 33) and all(kinds)
+    """Is this a pseudonym? 1 to 32 characters that can be seen."""
+    return isinstance(text, str) and 0 < len(text) <= 32 and text.isprintable()
 
 
 def check_event(event):
     """ValueError unless this is a line of annotations.jsonl: a vote, a skip or an undo."""
-    wrong = [key for key in EVENT if type(event.get(key, ...)) not in EVENT[key]]
-    if not wrong:
-        is_right = {
-            "schema": event["schema"] == SCHEMA,
-            "event": event["event"] in ("vote", "skip", "undo"),
-            "annotator": is_name(event["annotator"]),
-            "shown": event["shown"] in SHOWN,
-            "choice": (event["event"] == "vote") == (event["choice"] is not None),
-            "strength": event["strength"] in STRENGTHS.get(event["choice"], ()),
-            "undoes": (event["event"] == "undo") == (event["undoes"] is not None),
-            "ms_active": 0 <= (event["ms_active"] or 0) < 2**53,
-        }
-        wrong = [key for key in is_right if not is_right[key]]
-    if wrong:
+    if not isinstance(event, dict):
+        raise ValueError("expected an object")
+    kind, choice, strength = (event.get(key) for key in ("event", "choice", "strength"))
+    is_right = {key: isinstance(event.get(key), str) for key in TEXTS} | {
+        "schema": event.get("schema") == SCHEMA,
+        "event": kind in ("vote", "skip", "undo"),
+        "annotator": is_name(event.get("annotator")),
+        "shown": event.get("shown") in SHOWN,
+        "choice": (kind == "vote") == (choice is not None),
+        "strength": (choice, strength) in CHOICES and strength is not True,
+        "reasons": isinstance(event.get("reasons"), list),
+        "gold_pass": event.get("gold_pass") in (None, True, False),
+        "undoes": isinstance(event.get("undoes"), str if kind == "undo" else type(None)),
+    }
+    if wrong := [key for key in is_right if not is_right[key]]:
         value = json.dumps(event.get(wrong[0], "missing"))[:40]
         raise ValueError(f'"{wrong[0]}" is {value}, which annotate.py does not write')
 
 
 def read_log(path, items=None):
-    """The events of annotations.jsonl in order, each with the keys of EVENT at least.
+    """The events of annotations.jsonl in order; see `check_event` for their keys.
 
     path    of the log. A last line without a line end was cut by a crash, and no event
     items   {id: item}: each event must be on the text of one of these
 
-    Of older versions, votes of a model and on items shown twice are left out, and counted on the
-    screen. UserError names file and line of anything else that is no comparison by a person.
+    Votes that are no comparison by a person (see NOT_COMPARED) are left out, and counted on the
+    screen. UserError names file and line of what is no event.
     """
     if not path.is_file():
         raise UserError(f"{path}: no such file; annotate.py writes the votes into its --out")
-    events, counts = [], Counter()
-    for line, text in enumerate(path.read_bytes().split(b"\n")[:-1], 1):  # a text may hold U+2028
+    events, lines = [], path.read_bytes().split(b"\n")[:-1]  # a text may hold U+2028
+    for line, text in enumerate(lines, 1):
         try:
             event = files.parse_json(text.decode())
-            if not isinstance(event, dict) or event.get("thumbs"):
-                raise ValueError("expected an object, a comparison of two answers")
             check_event(event)
             item = (items or {}).get(event["item_id"])
             if items and not (item and item_sha256(item) == event["item_sha256"]):
@@ -159,12 +141,10 @@ def read_log(path, items=None):
                 raise ValueError(f"no item {event['item_id']!r} with the same texts; {fix}")
         except (ValueError, RecursionError) as error:
             raise UserError(f"{path}:{line}: {error}") from None
-        if event.get("judge") or event.get("repeat_of"):
-            counts["votes of models" if event.get("judge") else "votes on repeated items"] += 1
-        else:
+        if not any(event.get(key) for key in NOT_COMPARED):
             events.append(event)
-    if counts:
-        print(f"{path}: left out: {files.counts_in_words(counts)}")
+    if left_out := len(lines) - len(events):
+        print(f"{path}: left out: {left_out} votes by models, on one answer, or on repeated items")
     return events
 
 

@@ -5,7 +5,7 @@ const PAUSE = 300;  // ms: the second click of a double click must not vote on t
 const SHOWN = 2000;  // ms that "Saved: …" stays on the screen
 const LONGEST = Number(document.body.dataset.longest);  // characters of a comment
 let state = null, pending = null, sending = false, delay = 1000, timer = 0, savedTimer = 0;
-let name = "", shownAt = 0, active = 0, activeSince = 0;
+let name = "", shownAt = 0;
 
 function newId() {
   return Array.from(crypto.getRandomValues(new Uint8Array(16)), (b) => b.toString(16).padStart(2, "0")).join("");
@@ -125,15 +125,7 @@ function show(data, words) {
     view("end", "Thank you, " + name);
   }
   shownAt = performance.now();
-  active = 0;
-  activeSince = document.hidden ? 0 : shownAt;
 }
-
-document.addEventListener("visibilitychange", () => {
-  const now = performance.now();
-  if (activeSince) active += now - activeSince;
-  activeSince = document.hidden ? 0 : now;
-});
 
 function trouble(words, again) {
   $("banner").hidden = !words;
@@ -173,10 +165,8 @@ function undo() {
 }
 
 function submit(button, body) {
-  const now = performance.now();
-  if (pending || now - shownAt < PAUSE || tooLong(body.comment)) return;
-  const ms = Math.round(active + (activeSince ? now - activeSince : 0));
-  pending = { ...body, event_id: newId(), annotator: name, ms_active: ms, guidelines_sha256: document.body.dataset.guidelines };
+  if (pending || performance.now() - shownAt < PAUSE || tooLong(body.comment)) return;
+  pending = { ...body, event_id: newId(), annotator: name, guidelines_sha256: document.body.dataset.guidelines };
   local("pending-" + name, JSON.stringify(pending));
   lock(true);
   button.classList.add("chosen");
