@@ -141,7 +141,7 @@ function say(words) {  // for two seconds
 
 function lock(on) {
   for (const button of document.querySelectorAll("[data-choice], #undo")) button.disabled = on;
-  for (const field of document.querySelectorAll("#reasons input, #comment")) field.disabled = on;
+  $("reasons").inert = $("comment-field").inert = on;
   if (!on) for (const button of document.querySelectorAll(".chosen, .old")) button.classList.remove("chosen", "old");
 }
 
