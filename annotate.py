@@ -2,7 +2,7 @@
 
 Objective    votes that can be trusted: blind, sides balanced, on disk before the page moves on
 Algorithm    (1) items: a file of answer pairs, or answers drawn from one or two models
-             (2) the log: one line per vote, replayed at every start
+             (2) the log: one line per vote, replayed at every start (`Log` in parts/votes.py)
              (3) each annotator's list: shuffled, sides half and half
              (4) a vote: checked, un-blinded, appended, fsync, and only then acknowledged
              (5) export: the votes that stand → prefs.jsonl for reward_train.py, dpo.py and TRL
@@ -29,10 +29,8 @@ Writes       annotations.jsonl, items.jsonl, session.json and prefs.jsonl in --o
 Reference    Fleiss 1971, Measuring nominal scale agreement among many raters; Wilson 1927
 """
 
-import errno
 import json
 import logging
-import os
 import random
 import secrets
 import signal
@@ -49,16 +47,12 @@ from parts.files import UserError, number
 from parts.messages import plain_text
 from parts.votes import load_items, other, plain, read_log, replay, sha256, standing
 
-try:
-    import fcntl
-except ImportError:  # Windows: a second server on the same folder is not noticed
-    fcntl = None
-
 TEMPLATES = Path(__file__).resolve().parent / "parts/templates"
 REASONS = "accuracy, relevance, tone, invented facts, risky question, fairness concern".split(", ")
 LONGEST_COMMENT = 4000  # characters
 # what the page sends, and the log has as it was sent
 SENT = "event event_id annotator strength reasons comment undoes guidelines_sha256".split()
+LOCAL = "127.0.0.1", "localhost"  # what only browsers of this machine reach
 SETTINGS = {"overlap": 1, "guidelines": None}  # kept in session.json, with the token
 BROWSER = "annotate-browser"  # the cookie that tells browsers apart
 COOKIES = dict(max_age=400 * 86400, httponly=True, samesite="Lax")
@@ -101,23 +95,22 @@ def parse_args(argv=None):
         argv.insert(0, "serve")
     parser = files.parser("annotate.py command [flags]", __doc__.splitlines()[0])
     parser.epilog = "example: python annotate.py --overlap 2; flags: annotate.py serve --help"
-    commands, adders = parser.add_subparsers(dest="command", required=True, prog="annotate.py"), {}
+    commands = parser.add_subparsers(dest="command", required=True, prog="annotate.py")
     for name, run in COMMANDS.items():
         command = commands.add_parser(
             name, help=run.__doc__, description=run.__doc__, formatter_class=parser.formatter_class
         )
         command.add_argument("--out", default="runs/annotate", help="folder of the session")
-        adders[name] = command.add_argument
-    add = adders["serve"]
+    add, ties = (commands.choices[name].add_argument for name in ("serve", "export"))
     # fmt: off
     add("--items", help="JSONL of id, prompt, a, b, optional task, gold … (default: items.jsonl in --out, else data/items.jsonl)")
-    add("--overlap", type=number(int, at_least=0), help="votes per item; 0: everyone sees every item (default: as last time in --out, else 1)")
-    add("--guidelines", type=files.existing_file, help="text file for annotators (default: as last time in --out, else a text for the bundled tasks)")
+    add("--overlap", type=number(int, at_least=0), help="votes per item; 0: everyone sees every item (default: as last time, else 1)")
+    add("--guidelines", type=files.existing_file, help="text file for annotators (default: as last time, else one for the bundled tasks)")
     add("--host", default="127.0.0.1", help="name or IPv4 address to listen on")
     add("--port", type=number(int, at_least=0, below=65536), default=5050, help="port; 0: any free one")
     add("--allow-host", action="append", default=[], metavar="NAME", help="also answer under this host name, such as a tunnel's")
     add("--release", action="append", default=[], metavar="NAME", help="let another browser continue under this pseudonym")
-    adders["export"]("--ties", choices=("keep", "drop"), default="keep", help="drop: for tools that do not know ties")
+    ties("--ties", choices=("keep", "drop"), default="keep", help="drop: for tools that do not know ties")
     # fmt: on
     draw.add_arguments(commands.choices["draw"])
     return parser.parse_args(argv)
@@ -131,9 +124,10 @@ def parse_args(argv=None):
 def read_items(args):
     """{item id: item} of --out, if it holds some, else of --items; UserError if the two differ."""
     file = Path(args.out) / "items.jsonl"
-    saved = load_items(file, "--out") if file.exists() else None
-    items = load_items(args.items or "data/items.jsonl") if args.items or not saved else saved
-    if saved not in (None, items):
+    if not file.exists():
+        return load_items(args.items or "data/items.jsonl")
+    items = load_items(file, "--out")
+    if args.items and load_items(args.items) != items:
         fix = "leave --items out to continue with those, or choose another --out"
         raise UserError(f"--out {args.out}: holds other items than {args.items}; {fix}")
     return items
@@ -141,59 +135,13 @@ def read_items(args):
 
 def read_settings(args):
     """{"overlap", "guidelines", "token"}: of the flags, else as at the last start in --out."""
-    file, given = Path(args.out) / "session.json", {key: vars(args)[key] for key in SETTINGS}
+    file = Path(args.out) / "session.json"
     saved = files.parse_json(file.read_text("utf-8")) if file.exists() else {}
-    given = {key: value for key, value in given.items() if value is not None}
+    given = {key: vars(args)[key] for key in SETTINGS if vars(args)[key] is not None}
     return SETTINGS | {"token": secrets.token_urlsafe(32)} | saved | given
 
 
 # ---- 8. the loop ----
-
-
-class Log:
-    """(2) annotations.jsonl of one server: what `append` returned from is on disk.
-
-    events   {event id: event}, as in the file
-    owners   {pseudonym: hash of the cookie of the browser that voted under it last}
-    """
-
-    def __init__(self, out, items):
-        self.path, self.events, self.owners = Path(out) / "annotations.jsonl", {}, {}
-        if fcntl:
-            self.folder = os.open(out, os.O_RDONLY)
-            try:
-                fcntl.flock(self.folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except OSError:
-                reason = "another server uses this folder; stop it, or choose another --out"
-                raise UserError(f"--out {out}: {reason}") from None
-        if self.path.exists():
-            data = self.path.read_bytes()
-            if torn := len(data) - data.rfind(b"\n") - 1:
-                print(f"{self.path}: removed half a line at the end, which was never acknowledged")
-                os.truncate(self.path, len(data) - torn)
-            for event in read_log(self.path, items):
-                self.remember(event)
-
-    def remember(self, event):
-        self.events[event["event_id"]] = event
-        if event.get("browser_sha256"):
-            self.owners[event["annotator"]] = event["browser_sha256"]
-
-    def append(self, event):
-        """Write the event's line and wait for the disk; on an OSError the file stays as it was."""
-        line = json.dumps(event, ensure_ascii=False).encode() + b"\n"
-        file = os.open(self.path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, files.PRIVATE)
-        size = os.fstat(file).st_size
-        try:
-            if os.write(file, line) < len(line):
-                raise OSError(errno.ENOSPC, "no space left on the disk")
-            os.fsync(file)
-        except OSError:
-            os.ftruncate(file, size)
-            raise
-        finally:
-            os.close(file)
-        self.remember(event)
 
 
 class Queue:
@@ -220,9 +168,9 @@ class Queue:
             open_ids = [undone["item_id"], *(i for i in open_ids if i != undone["item_id"])]
         item = self.screen(sides, open_ids[0]) if open_ids else None
         if undone:
-            side_of = {answer: side for side, answer in undone["shown"].items()}
-            item["old"] = {key: undone[key] for key in ("strength", "reasons", "comment")}
-            item["old"]["choice"] = side_of.get(undone["choice"], undone["choice"])
+            sides_of = {answer: side for side, answer in undone["shown"].items()}
+            old = {key: undone[key] for key in ("choice", "strength", "reasons", "comment")}
+            item["old"] = old | {"choice": sides_of.get(old["choice"], old["choice"])}
         n_own = sum(event["event"] == "vote" for event in own)
         return {
             "item": item,
@@ -310,8 +258,10 @@ def make_app(queue, guidelines, token, hosts):
 
     @app.get("/")
     def page():
-        texts = {"guidelines": guidelines, "sha256": sha256(guidelines), "reasons": REASONS}
-        return render_template("annotate.html", longest=LONGEST_COMMENT, **texts)
+        return render_template(
+            "annotate.html", guidelines=guidelines, sha256=sha256(guidelines), reasons=REASONS,
+            longest=LONGEST_COMMENT,
+        )  # fmt: skip
 
     @app.post("/<any(next, vote):action>")
     def act(action):
@@ -346,14 +296,13 @@ def serve(args):
     out, settings, items = Path(args.out), read_settings(args), read_items(args)
     guidelines = Path(settings["guidelines"] or TEMPLATES / "guidelines.txt").read_text("utf-8")
     out.mkdir(mode=0o700, parents=True, exist_ok=True)
-    log = Log(out, items)
+    log = votes.Log(out, items)
     for name in args.release:
         if not log.owners.pop(name, None):
             raise UserError(f"--release {name}: nobody has voted under that name")
-    hosts, queue = ["127.0.0.1", "localhost"], Queue(items, log, settings["overlap"])
-    if args.allow_host or args.host not in hosts:
+    queue, hosts = Queue(items, log, settings["overlap"]), {args.host, *args.allow_host, *LOCAL}
+    if len(hosts) > len(LOCAL):
         print("warning: no TLS: anyone listening on the network can read everything")
-    hosts += [args.host, *args.allow_host]
     app = make_app(queue, guidelines, settings["token"], hosts)
     logging.getLogger("werkzeug").setLevel("ERROR")  # neither texts nor addresses on the screen
     server = make_server(args.host, args.port, app, threaded=True)
@@ -381,12 +330,11 @@ def write_prefs(out, items, events, ties="keep"):
     ordinary = votes.ordinary_votes(every_vote)
     rows, path = votes.to_prefs(items, ordinary, ties), out / "prefs.jsonl"
     files.write_jsonl(path, rows, mode=files.PRIVATE)
-    n = Counter(vote["choice"] for vote in ordinary)
-    counts = f"{n['tie']} ties, {n['both_bad']} both bad"
-    gold = len(every_vote) - len(ordinary)
-    print(f"{path}: {len(rows)} rows from {len(ordinary)} votes ({counts}); left out: {gold} on gold items")
-    if alone := sum(row["n_votes"] == 1 for row in rows):
-        print(f'{alone} rows are of items with one vote: there "agreement" is 1.0 and says nothing')
+    n, n_gold = Counter(vote["choice"] for vote in ordinary), len(every_vote) - len(ordinary)
+    counts = f"{n['tie']} ties, {n['both_bad']} both bad; left out: {n_gold} on gold items"
+    print(f"{path}: {len(rows)} rows from {len(ordinary)} votes, {counts}")
+    if n_alone := sum(row["n_votes"] == 1 for row in rows):
+        print(f'"agreement" says nothing in {n_alone} rows, those of items with one vote')
     print(f"next: python dpo.py --model MODEL --pairs {path}")
 
 

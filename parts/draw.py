@@ -60,7 +60,10 @@ def sample(flag, name, rows, args, seed):
     import common
     from parts import parallel, sampling
 
-    tokenizer, (device, dtype) = common.load_tokenizer(name, flag), parallel.pick(args.device, "auto")
+    tokenizer, (device, dtype) = (
+        common.load_tokenizer(name, flag),
+        parallel.pick(args.device, "auto"),
+    )
     model, most = common.load_model(name, device, dtype, flag=flag), args.max_new_tokens
     ids = [common.encode_prompt(tokenizer, row["prompt"]) for row in rows]
     common.check_ids(model.config, *ids)

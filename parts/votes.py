@@ -9,13 +9,21 @@ To read votes:     items = load_items("runs/ab/items.jsonl", "--votes")
 `choice` names an answer of the item, never a side of the screen; `shown` has the sides.
 """
 
+import errno
 import hashlib
 import json
+import os
 from collections import Counter, defaultdict
+from pathlib import Path
 
 from parts import files
 from parts.files import UserError
 from parts.messages import check_answer, check_prompt, check_text, plain_text
+
+try:
+    import fcntl
+except ImportError:  # Windows: a second server on the same folder is not noticed
+    fcntl = None
 
 SCHEMA = 1  # of annotations.jsonl and prefs.jsonl; rises when a key changes its meaning
 ITEM = "id task prompt a b a_model b_model gold candidates".split()  # the columns that are read
@@ -102,7 +110,8 @@ def check_event(event):
     """ValueError unless this is a line of annotations.jsonl: a vote, a skip or an undo."""
     if not isinstance(event, dict):
         raise ValueError("expected an object")
-    kind, choice, strength = (event.get(key) for key in ("event", "choice", "strength"))
+    keys = ("event", "choice", "strength", "gold_pass", "undoes")
+    kind, choice, strength, gold_pass, undoes = (event.get(key, ...) for key in keys)
     is_right = {key: isinstance(event.get(key), str) for key in TEXTS} | {
         "schema": event.get("schema") == SCHEMA,
         "event": kind in ("vote", "skip", "undo"),
@@ -111,8 +120,8 @@ def check_event(event):
         "choice": (kind == "vote") == (choice is not None),
         "strength": (choice, strength) in CHOICES and strength is not True,
         "reasons": isinstance(event.get("reasons"), list),
-        "gold_pass": event.get("gold_pass") in (None, True, False),
-        "undoes": isinstance(event.get("undoes"), str if kind == "undo" else type(None)),
+        "gold_pass": gold_pass in (None, True, False),
+        "undoes": isinstance(undoes, str if kind == "undo" else type(None)),
     }
     if wrong := [key for key in is_right if not is_right[key]]:
         value = json.dumps(event.get(wrong[0], "missing"))[:40]
@@ -188,6 +197,52 @@ def replay(events):
 def ordinary_votes(votes):
     """Without those on gold items, whose better answer was known."""
     return [vote for vote in votes if vote["gold_pass"] is None]
+
+
+class Log:
+    """annotations.jsonl of the one server that may write it: what `append` returned from is on disk.
+
+    events   {event id: event}, as in the file
+    owners   {pseudonym: hash of the cookie of the browser that voted under it last}
+    """
+
+    def __init__(self, out, items):
+        self.path, self.events, self.owners = Path(out) / "annotations.jsonl", {}, {}
+        if fcntl:
+            self.folder = os.open(out, os.O_RDONLY)
+            try:
+                fcntl.flock(self.folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError:
+                reason = "another server uses this folder; stop it, or choose another --out"
+                raise UserError(f"--out {out}: {reason}") from None
+        if self.path.exists():
+            data = self.path.read_bytes()
+            if torn := len(data) - data.rfind(b"\n") - 1:
+                print(f"{self.path}: removed half a line at the end, which was never acknowledged")
+                os.truncate(self.path, len(data) - torn)
+            for event in read_log(self.path, items):
+                self.remember(event)
+
+    def remember(self, event):
+        self.events[event["event_id"]] = event
+        if event.get("browser_sha256"):
+            self.owners[event["annotator"]] = event["browser_sha256"]
+
+    def append(self, event):
+        """Write the event's line and wait for the disk; on an OSError the file stays as it was."""
+        line = json.dumps(event, ensure_ascii=False).encode() + b"\n"
+        file = os.open(self.path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, files.PRIVATE)
+        size = os.fstat(file).st_size
+        try:
+            if os.write(file, line) < len(line):
+                raise OSError(errno.ENOSPC, "no space left on the disk")
+            os.fsync(file)
+        except OSError:
+            os.ftruncate(file, size)
+            raise
+        finally:
+            os.close(file)
+        self.remember(event)
 
 
 # ---- pairs to train on ----

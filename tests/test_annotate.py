@@ -50,12 +50,12 @@ class Session:
         self.folder = Path(folder)
         self.folder.mkdir(exist_ok=True)
         write_rows(self.folder / "items.jsonl", items.values())
-        self.log = annotate.Log(self.folder, items)
+        self.log = votes.Log(self.folder, items)
         queue = annotate.Queue(items, self.log, overlap)
         self.app = annotate.make_app(queue, "Be fair.", "s3cret", ["127.0.0.1", "tunnel.example"])
 
-    def visitor(self, cookies=True):
-        client = self.app.test_client(use_cookies=cookies)
+    def visitor(self):
+        client = self.app.test_client()
         client.get("/?token=s3cret", base_url=LOCAL)
         return client
 
@@ -132,11 +132,11 @@ def export(folder, *flags):
 # ---- agreement ----
 
 
-def vote_of(item, who, choice, left="a", **changes):
+def vote_of(item, who, choice, left="a"):
     vote = {"event": "vote", "event_id": f"{item}{who}", "item_id": item, "annotator": who}
     shown = {"left": left, "right": votes.other(left)}
     strength = 2 if choice in ("a", "b") else 0
-    return vote | {"choice": choice, "shown": shown, "strength": strength, "gold_pass": None} | changes
+    return vote | {"choice": choice, "shown": shown, "strength": strength, "gold_pass": None}
 
 
 # rows: subjects, columns: how many of 14 raters chose each of five categories
@@ -156,33 +156,23 @@ def test_kappa_of_the_textbooks_table():
 
 
 @pytest.mark.parametrize(
-    ("left", "n", "biased"),
-    [(5, 5, False), (6, 6, True), (0, 6, True), (50, 100, False), (61, 100, True), (0, 0, False)],
+    ("left", "n", "p"), [(5, 5, 0.0625), (6, 6, 0.03125), (61, 100, 0.0352), (0, 0, 1)]
 )
-def test_a_side_is_preferred_where_the_sign_test_says_so(left, n, biased):
-    """5 of 5 has p = 2/32 = .0625; it was flagged by one rule and not by another."""
+def test_a_side_is_preferred_where_the_sign_test_says_so(left, n, p):
+    """5 of 5 has p = 2/32 and was flagged by one rule and not by another; ties are no preference.
+    The p of 61 of 100 is scipy's."""
     decided = [vote_of(str(k), "ann", "a", "ab"[k >= left]) for k in range(n)]
-    ties = [vote_of(f"t{k}", "ann", "tie") for k in range(3)]
-    gold = [vote_of(f"g{k}", "ann", "a", gold_pass=True) for k in range(9)]
-    assert agreement.position_bias(decided + ties + gold)[:2] == (left, n)
-    p = agreement.position_bias(decided)[2]
-    assert (p < 0.05) == biased
-    scipy = pytest.importorskip("scipy.stats")
-    assert n == 0 or p == pytest.approx(scipy.binomtest(left, n).pvalue, rel=1e-9)
+    ties = [vote_of("tie", "ann", "tie"), vote_of("gold", "ann", "a") | {"gold_pass": True}]
+    found = agreement.position_bias(decided + ties)
+    assert found == (left, n, pytest.approx(p, abs=5e-5))
 
 
 def test_agreement_is_over_items():
     """Six people who agree on 8 of 12 items and split 3 to 3 on the rest: (8 + 4·6/15)/12 = .8.
     The 180 pairs of votes made [.74, .85] of it; twelve items say less."""
-    events = [
-        vote_of(f"{n}", f"p{k}", choice)
-        for n in range(12)
-        for k, choice in enumerate("aaaaaa" if n < 8 else "aaabbb")
-    ]
-    share, low, high = agreement.raw_agreement(agreement.shared_items(events))
-    assert share == pytest.approx((8 + 4 * 6 / 15) / 12)
-    assert (low, high) == pytest.approx(agreement.wilson(share, 12))
-    assert low < 0.64 and high > 0.9
+    items = [dict(enumerate("aaaaaa" if n < 8 else "aaabbb")) for n in range(12)]
+    share, low, high = agreement.raw_agreement(items)
+    assert share == pytest.approx((8 + 4 * 6 / 15) / 12) and low < 0.64 and high > 0.9
 
 
 def test_agreement_compares_answers_not_sides(tmp_path, capsys):
@@ -214,7 +204,9 @@ def test_sides_are_balanced_at_any_time():
     assert order != list(annotate.plan("ben", items))
     lefts = [sides[item]["left"] == "a" for item in order]
     assert all(sum(lefts[: 2 * k]) == k for k in range(31))
-    first = Counter(next(iter(annotate.plan(f"ann{k}", items).values()))["left"] for k in range(400))
+    first = Counter(
+        next(iter(annotate.plan(f"ann{k}", items).values()))["left"] for k in range(400)
+    )
     assert 150 < first["a"] < 250  # a fair coin
 
 
@@ -232,72 +224,45 @@ def test_overlap(tmp_path, overlap, n_open):
 
 
 def test_blind_on_the_wire(tmp_path):
-    """No id, model, gold or side ever reaches a browser, before or after a vote."""
+    """No id, model, gold or side ever reaches a browser, before or after a vote; nor does a counter
+    that stops at a gold item, or a gold item that cannot be undone."""
     extra = {"a_model": "checkpoint-alpha", "b_model": "checkpoint-beta", "note": "unblinding"}
     rows = item_rows(60, gold=range(0, 60, 7), **extra)
     session = Session(tmp_path, [row | {"id": f"gold-{row['id']}"} for row in rows])
     rater, sent = session.rater(), []
     while rater.state["item"]:
-        sent.append(json.dumps(rater.state))
-        rater.vote(("left", "right", "tie", "skip", "undo")[len(sent) % 5])
+        for choice in (rater.worse(), "undo", rater.better()):
+            sent.append(json.dumps(rater.state))
+            rater.vote(choice)
+        counts = [rater.state[key] for key in ("votes", "done", "others", "all")]
+        assert counts == [len(sent) // 3, len(sent) // 3, 0, 60]
     sent.append(session.visitor().get("/", base_url=LOCAL).get_data(as_text=True))
     hidden = "checkpoint|alpha|beta|gold|item-0|_model|unblinding|shown|" + str(tmp_path)
-    assert len(sent) > 60 and not re.search(hidden, "".join(sent))
-
-
-def test_gold_cannot_be_told_apart(tmp_path):
-    """A counter that stopped at a gold item would give it away."""
-    session = Session(tmp_path, item_rows(12, gold={1, 5, 9}))
-    rater, n = session.rater(), 0
-    while rater.state["item"]:
-        n += 1
-        for choice, expected in ((rater.worse(), n), ("undo", n - 1), (rater.better(), n)):
-            rater.vote(choice)
-            assert (rater.state["votes"], rater.state["done"]) == (expected, expected)
-            assert (rater.state["others"], rater.state["all"]) == (0, 12)
+    assert len(sent) == 181 and not re.search(hidden, "".join(sent))
     passed = [e["gold_pass"] for e in log_of(tmp_path) if e["gold_pass"] is not None]
-    assert passed == [False, True] * 3 and len(export(tmp_path)) == 9
+    assert passed == [False, True] * 9 and len(export(tmp_path)) == 51
 
 
 # ---- the log ----
 
 
-def test_a_line_of_the_log(tmp_path):
-    session, comment = Session(tmp_path, item_rows(3)), "bad\u2028line, 😀 and \x00"
-    rater = session.rater()
-    rater.vote("left", reasons=["accuracy", "tone"], comment=comment)
+def test_an_undo_shows_the_old_vote(tmp_path):
+    """What was said with it, too; the log keeps both lines, of the same keys."""
+    rater = Session(tmp_path, 5).rater()
     rater.vote("skip")
-    assert (rater.state["done"], rater.state["votes"]) == (2, 1), "a skip is no vote"
+    shown, comment = rater.state["item"], "bad\u2028line, 😀 and \x00"
+    assert (rater.state["done"], rater.state["votes"]) == (1, 0), "a skip is no vote"
+    skip = log_of(tmp_path)[0]["event_id"]
+    rater.vote("right", strength=3, reasons=["accuracy", "tone"], comment=comment)
+    assert rater.send(rater.body("undo", undoes=skip))[0] == 409, "not the last vote"
     rater.vote("undo")
-    vote, skip, undo = votes.read_log(tmp_path / "annotations.jsonl", session.log.events and None)
-    assert vote.keys() == skip.keys() == undo.keys()
-    assert (vote["comment"], vote["reasons"]) == (comment, ["accuracy", "tone"])
-    assert vote["choice"] == vote["shown"]["left"] and undo["undoes"] == skip["event_id"]
-    assert (tmp_path / "annotations.jsonl").stat().st_mode & 0o777 == 0o600
-
-
-def test_an_undo_shows_the_old_vote_and_a_restart_forgets_nothing(tmp_path):
-    session = Session(tmp_path, 5)
-    rater = session.rater()
-    first = rater.state["item"]
-    rater.vote("left", comment="why", reasons=["tone"])
-    second = rater.state["item"]
-    rater.vote("right", strength=3)
-    old = log_of(tmp_path)[0]["event_id"]
-    assert rater.send(rater.body("undo", undoes=old))[0] == 409, "not the last vote"
+    old = {"choice": "right", "strength": 3, "reasons": ["accuracy", "tone"], "comment": comment}
+    assert rater.state["item"] == shown | {"old": old} and rater.state["undoes"] == skip
+    skip, vote, undo = votes.read_log(tmp_path / "annotations.jsonl")
+    assert skip.keys() == vote.keys() == undo.keys() and vote["comment"] == comment
+    assert vote["choice"] == vote["shown"]["right"] and undo["undoes"] == vote["event_id"]
     rater.vote("undo")
-    vote = {"choice": "right", "strength": 3, "reasons": [], "comment": ""}
-    assert rater.state["item"] == second | {"old": vote} and rater.state["undoes"] == old
-    rater.vote("undo")
-    vote = {"choice": "left", "strength": 2, "reasons": ["tone"], "comment": "why"}
-    assert rater.state["item"] == first | {"old": vote} and rater.state["undoes"] is None
-    session.log.owners.clear()
-    before = session.rater().state
-    session.close()
-    session = Session(tmp_path, 5)
-    session.log.owners.clear()
-    rater = session.rater()
-    assert rater.state == before
+    assert rater.state["item"]["old"]["choice"] is None and rater.state["undoes"] is None
     rater.vote("tie")
     assert [vote["choice"] for vote in votes.replay(log_of(tmp_path))] == ["tie"]
 
@@ -408,36 +373,30 @@ def test_an_impostor_is_refused(tmp_path):
 
 ITEM = {"id": 17, "prompt": "Assess.", "a": "Good fit.", "b": "Poor fit."}
 MESSAGE = [{"role": "user", "content": "x"}]
-CALL = [{"role": "assistant", "content": "x", "tool_calls": [{"id": 1}]}]
+ANSWER = [{"role": "assistant", "content": "x"}]
 
 
 @pytest.mark.parametrize(
     ("change", "expected"),
-    [
-        ({"id": 17.0}, "17"),
-        ({"id": 1.5}, "1.5"),
-        ({"id": "0017"}, "0017"),
-        ({"id": True}, ValueError("id")),
-        ({"id": None}, ValueError("id")),
-        ({"id": ""}, ValueError("id")),
-        ({"prompt": None}, ValueError("prompt")),
-        ({"a": "  "}, ValueError("a")),
-        ({"b": MESSAGE}, ValueError("b")),
-        ({"gold": "c"}, ValueError("gold")),
-        ({"task": 3}, ValueError("task")),
-        ({"candidates": "x"}, ValueError("candidates")),
-        ({"prompt": MESSAGE, "a": CALL, "b": CALL}, ValueError("content")),
-    ],
-    ids=str,
+    [('{"id": 17.0}', "17"), ('{"id": 1.5}', "1.5"), ('{"id": "0017"}', "0017")],
 )
-def test_an_item_is_read_or_refused(change, expected):
-    row = ITEM | change
-    if isinstance(expected, str):
+def test_an_id_is_text_or_a_number(change, expected):
+    row = ITEM | json.loads(change)
+    votes.check_item(row)
+    assert row["id"] == expected
+
+
+@pytest.mark.parametrize(
+    "change",
+    ['{"id": true}', '{"id": null}', '{"id": ""}', '{"prompt": null}', '{"a": "  "}',
+     '{"b": [{"role": "assistant", "content": "x"}]}', '{"gold": "c"}', '{"task": 3}',
+     '{"candidates": "x"}', '{"content": 1, "a": [{"role": "assistant", "content": "x", "tool_calls": [1]}]}'],
+)  # fmt: skip
+def test_an_item_is_refused_by_its_key(change):
+    row = ITEM | json.loads(change)
+    row |= {"prompt": MESSAGE, "b": ANSWER} if "content" in row else {}
+    with pytest.raises(ValueError, match=f'"{next(iter(json.loads(change)))}"'):
         votes.check_item(row)
-        assert row["id"] == expected
-    else:
-        with pytest.raises(ValueError, match=f'"{expected}"'):
-            votes.check_item(row)
 
 
 def test_items_left_out_and_columns_not_read_are_counted(tmp_path, capsys):
@@ -449,9 +408,10 @@ def test_items_left_out_and_columns_not_read_are_counted(tmp_path, capsys):
     assert "items 2, column 'system', not read 1, left out: equal answers 1" in told
     write_rows(path, [*rows, ITEM | {"id": "3"}])
     assert re.search(r"--items .*:4: .*\"id\" '3'", error_of(votes.load_items, path))
-    mixed = ITEM | {"prompt": MESSAGE, "a": [{"role": "assistant", "content": "x"}], "b": CALL}
-    del mixed["b"][0]["tool_calls"], mixed["id"]
-    write_rows(path, [ITEM, mixed | {"id": "m", "b": [{"role": "assistant", "content": "y"}]}])
+    write_rows(
+        path,
+        [ITEM, {"id": "m", "prompt": MESSAGE, "a": ANSWER, "b": [ANSWER[0] | {"content": "y"}]}],
+    )
     assert "all messages" in error_of(votes.load_items, path)
 
 
@@ -488,38 +448,37 @@ def test_draw(tmp_path, llama_folder, monkeypatch):
     def draw(out, *more):
         flags = f"--prompts {prompts} --model {llama_folder} --max-new-tokens 8 --device cpu"
         command("draw", tmp_path / out, *flags.split(), *more)
-        return list(votes.load_items(tmp_path / out / "items.jsonl").values())
+        items = votes.load_items(tmp_path / out / "items.jsonl").values()
+        assert 6 <= len(items) <= 8 and all(row["a"] != row["b"] for row in items)
+        return {(row["a_model"], row["b_model"]) for row in items}
 
-    for row in draw("one"):
-        assert row["a"] != row["b"] and row["a_model"] == row["b_model"] == llama_folder
-    items = draw("two", "--model-b", second)
-    assert {(row["a_model"], row["b_model"]) for row in items} == {(llama_folder, second)}
-    assert 6 <= len(items) <= 8 and len({row["id"] for row in items}) == len(items)
-    assert "differ" not in (line := error_of(draw, "x", "--temperature", "1e-6"))
-    assert "--temperature" in line
+    assert draw("one") == {(llama_folder, llama_folder)}
+    assert draw("two", "--model-b", second) == {(llama_folder, second)}
+    assert "--temperature" in error_of(draw, "x", "--temperature", "1e-6")
     monkeypatch.setattr(sampling, "sample", None)
-    for flags in (["one"], ["y", "--prompts", mixed], ["z", "--model-b", "no/such"]):
-        line = error_of(draw, *flags)
-        assert re.search({"one": "items.jsonl", "y": "--prompts", "z": "--model-b"}[flags[0]], line)
-    assert "--max-new-tokens 300" in error_of(draw, "w", "--max-new-tokens", "300")
+    assert "items.jsonl" in error_of(draw, "one")
+    refused = {"--prompts": mixed, "--model-b": "no/such", "--max-new-tokens": "300"}
+    for flag, value in refused.items():
+        assert flag in error_of(draw, "y", flag, value)
 
 
 # ---- what is refused ----
 
-BAD_LINES = [
-    {"item_id": ["x"]}, {"item_id": "item-9"}, {"item_sha256": "0"}, {"annotator": ""}, [],
-    {"undoes": "x"}, {"choice": "left"}, {"shown": {}}, {"strength": True}, {"schema": 2}, "oops",
-    {"event": "undo", "undoes": None, "choice": None, "strength": None},
-]  # fmt: skip
 
-
-@pytest.mark.parametrize("change", BAD_LINES, ids=str)
+@pytest.mark.parametrize(
+    "change",
+    ['{"item_id": ["x"]}', '{"item_id": "item-9"}', '{"item_sha256": "0"}', '{"annotator": ""}',
+     '{"undoes": "x"}', '{"choice": "left"}', '{"shown": {}}', '{"strength": true}', '{"schema": 2}',
+     '{"gold_pass": "missing"}', '{"undoes": "missing"}',
+     '{"event": "undo", "choice": null, "strength": null}', "[]", "oops"],
+)  # fmt: skip
 def test_a_broken_log_is_refused_by_line(tmp_path, change):
-    session = Session(tmp_path, 3)
-    session.rater().vote()
+    Session(tmp_path, 3).rater().vote()
     path = tmp_path / "annotations.jsonl"
-    line = json.dumps(log_of(tmp_path)[0] | change if isinstance(change, dict) else change)
-    path.write_bytes(path.read_bytes() + line.encode() + b"\n")
+    if change.startswith("{"):
+        event = log_of(tmp_path)[0] | json.loads(change)
+        change = json.dumps({key: value for key, value in event.items() if value != "missing"})
+    path.write_bytes(path.read_bytes() + change.encode() + b"\n")
     assert "annotations.jsonl:2: " in error_of(command, "export", tmp_path)
 
 
@@ -538,37 +497,36 @@ def test_flags_are_refused_in_one_line(tmp_path, monkeypatch, argv):
     assert not Path("out/annotations.jsonl").exists()
 
 
-BAD_BODIES = [
-    {"event": "delete"}, {"event_id": ["x"]}, {"annotator": "x\n"}, {"annotator": "x" * 33},
-    {"choice": "a"}, {"choice": None}, {"choice": "tie"}, {"strength": 4}, {"strength": True},
-    {"event": "undo"}, {"event": "skip"}, {"reasons": ["no-such-tag"]}, {"reasons": [["tone"]]},
-    {"comment": "\ud800"}, {"comment": "x" * 4001}, {"comment": "x" * 200_000}, {"undoes": []},
-]  # fmt: skip
+BODIES = r"""{"event": "delete"} {"event_id": ["x"]} {"annotator": "x\n"} {"annotator": ""} {"choice": "a"}
+{"choice": null} {"choice": "tie"} {"strength": 4} {"strength": true} {"event": "undo"} {"event": "skip"}
+{"reasons": ["no-such-tag"]} {"reasons": [["tone"]]} {"comment": "\ud800"} {"undoes": []}"""
 
 
 def test_bad_bodies_are_refused_and_not_written(tmp_path):
     rater = Session(tmp_path, 2).rater()
-    for change in BAD_BODIES:
+    changes = [json.loads(body) for body in re.findall(r"\{.*?\}", BODIES)]
+    for change in [*changes, {"comment": "x" * 4001}, {"comment": "x" * 200_000}]:
         status, reply = rater.send(rater.body("left") | change)
         assert status in (400, 409, 413) and len(reply["error"]) < 200, change
     assert log_of(tmp_path) == []
-    rater.vote("left", comment="é" * 4000)
 
 
 @pytest.mark.parametrize(
     ("header", "value", "status"),
-    [("Host", host, 400) for host in ("evil.test", "localhost.evil.test", "tunnel.example.", "")]
-    + [("Origin", site, 403) for site in ("http://evil.test", "http://127.0.0.1:8000", "null")]
-    + [("Cookie", "annotate-x=1", 401), ("Content-Type", "text/plain", 415), ("X", "y", 200)],
+    [
+        ("Origin", "http://evil.test", 403),
+        ("Origin", "http://127.0.0.1:8000", 403),
+        ("Origin", "null", 403),
+        ("Content-Type", "text/plain", 415),
+        ("Origin", LOCAL, 200),
+    ],
 )
 def test_another_site_cannot_vote(tmp_path, header, value, status):
     session = Session(tmp_path, 4)
     client = session.visitor()
     body = json.dumps(session.rater("ann", client).body("left"))
-    cookies = "; ".join(f"{c.key}={c.value}" for c in client._cookies.values())
-    headers = {"Content-Type": "application/json", "Cookie": cookies} | {header: value}
-    post = session.app.test_client(use_cookies=False).post
-    reply = post("/vote", data=body, headers=headers, base_url=LOCAL)
+    headers = {"Content-Type": "application/json"} | {header: value}
+    reply = client.post("/vote", data=body, headers=headers, base_url=LOCAL)
     assert reply.status_code == status and len(log_of(tmp_path)) == (status == 200)
 
 
@@ -577,21 +535,20 @@ def test_token_and_headers(tmp_path):
     client, base = Session(tmp_path, 2).app.test_client(), "https://tunnel.example"
     for path in ("/", "/static/annotate.js", "/?token=wrong", "/?token=é"):
         assert client.get(path, base_url=base).status_code == 401
-    assert client.post("/next", json={}, base_url=base).status_code == 401
+    for host in ("evil.test", "localhost.evil.test", "tunnel.example.", "127.0.0.2"):
+        assert client.get("/?token=s3cret", base_url=f"http://{host}").status_code == 400
     reply = client.get("/?token=s3cret", base_url=base)
     assert reply.status_code == 302 and "s3cret" not in reply.headers["Location"]
     assert all("HttpOnly" in c and "SameSite=Lax" in c for c in reply.headers.getlist("Set-Cookie"))
-    broken = [b"{", b"[" * 50_000, b"\xff", b"[]", b"x" * 300_000]
-    json_type = {"Content-Type": "application/json"}
-    replies = [client.post("/vote", data=b, base_url=base, headers=json_type) for b in broken]
-    assert [reply.status_code for reply in replies] == [400, 400, 400, 400, 413]
-    for path, status in {"/": 200, "/static/annotate.css": 200, "/vote": 405, "/x": 404}.items():
-        replies.append(client.get(path, base_url=base))
-        assert replies[-1].status_code == status
-    for reply in replies:
+    broken = {b"{": 400, b"[" * 50_000: 400, b"\xff": 400, b"[]": 400, b"x" * 300_000: 413}
+    for given, status in ({"/": 200, "/static/annotate.css": 200, "/vote": 405} | broken).items():
+        if isinstance(given, str):
+            reply = client.get(given, base_url=base)
+        else:
+            reply = client.post("/vote", data=given, base_url=base, content_type="application/json")
+        assert reply.status_code == status
         assert annotate.HEADERS.items() <= dict(reply.headers).items()
-    policy = annotate.HEADERS["Content-Security-Policy"]
-    assert "default-src 'none'" in policy and "unsafe" not in policy
+    assert "unsafe" not in annotate.HEADERS["Content-Security-Policy"]
 
 
 # ---- the server ----
@@ -604,7 +561,10 @@ class Server:
         command = [sys.executable, "-u", "annotate.py", *map(str, flags), "--port", str(port)]
         pipe = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
         self.process = subprocess.Popen(
-            command, cwd=REPO, **pipe, preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL)
+            command,
+            cwd=REPO,
+            **pipe,
+            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
         )
         self.text, found = "", None
         while not found and (line := self.process.stdout.readline()):
@@ -637,7 +597,9 @@ def test_start_stop_and_go_on(tmp_path):
     """The same link, items and overlap after a restart; one server per folder; the pairs at exit."""
     rows = [write_rows(tmp_path / f"{n}.jsonl", item_rows(n)) for n in (6, 7)]
     out, again = tmp_path / "run", ["--out", str(tmp_path / "run"), "--port", "0"]
-    first = Server("--out", out, "--overlap", 3, "--items", rows[0], "--allow-host", "tunnel.example")
+    first = Server(
+        "--out", out, "--overlap", 3, "--items", rows[0], "--allow-host", "tunnel.example"
+    )
     browser = first.browser()
     first.rater("ann", browser).vote("left")
     assert "no TLS" in first.text
@@ -648,8 +610,6 @@ def test_start_stop_and_go_on(tmp_path):
     second = Server("--out", out, port=first.port)
     assert second.link == first.link and "1 votes so far, --overlap 3" in second.text
     second.rater("ann", browser).vote("right")
-    with pytest.raises(AssertionError, match="another browser"):
-        second.rater("ann")
     assert second.stop() == 0
     third = Server("--out", out, "--release", "ann", "--overlap", 1)
     assert third.rater("ann").state["votes"] == 2 and "--overlap 1" in third.text

@@ -98,7 +98,9 @@ def test_ten_items_by_keyboard(serve, open_tab, tmp_path):
     tab.vote("3", "tie")
     tab.vote("u", "Undone: tie")  # the tie was a slip
     assert page.locator(".old").get_attribute("data-choice") == "tie"
-    assert tab.text("#title") == "Item 3 of 10" and tab.text("#numbers").startswith("2 votes by you")
+    assert tab.text("#title") == "Item 3 of 10" and tab.text("#numbers").startswith(
+        "2 votes by you"
+    )
     tab.vote(tab.better("q", "w"), "slightly better")
     keys.press("c")
     keys.type("1 year of kafka, 2 audits")  # votes nothing
@@ -213,7 +215,9 @@ def test_two_tabs_and_an_impostor(serve, open_tab, tmp_path):
     ben.keys.press("Enter")
     assert "ann belongs to another browser" in ben.appear("#banner")
     ben.start("ben")
-    assert ben.text("#numbers") == "0 votes by you, 1 by others" and len(log_of(tmp_path / "run")) == 1
+    assert (
+        ben.text("#numbers") == "0 votes by you, 1 by others" and len(log_of(tmp_path / "run")) == 1
+    )
 
 
 def view(width, height, **options):
