@@ -268,7 +268,7 @@ def make_app(queue, guidelines, token, hosts):
         body, browser = request.get_json(), sha256(request.cookies[BROWSER])
         name = body["annotator"]
         if not votes.is_name(name):
-            abort(400, "use 1 to 32 letters, digits, dots, dashes or underscores")
+            abort(400, "a pseudonym has 1 to 32 characters")
         with lock:
             if queue.log.owners.get(name, browser) != browser:
                 abort(403, f"{name} belongs to another browser; choose another name")
@@ -281,7 +281,7 @@ def make_app(queue, guidelines, token, hosts):
         """One short sentence; a KeyError or the like comes of a body that the page does not send."""
         if isinstance(error, HTTPException):
             return {"error": error.description}, error.code
-        print(f"not acknowledged: {error!r}", file=sys.stderr)
+        print(f"not acknowledged: {error}", file=sys.stderr)
         if isinstance(error, OSError):
             return {"error": f"the server cannot write its file ({error.strerror})"}, 507
         return {"error": str(error)}, 400
@@ -318,7 +318,7 @@ def serve(args):
     except KeyboardInterrupt:  # Ctrl-C or SIGTERM
         pass
     if log.events:
-        write_prefs(out, items, log.events.values())
+        write_prefs(out, items, [*log.events.values()])
 
 
 # ---- 9. save ----
@@ -326,6 +326,7 @@ def serve(args):
 
 # (5) export: the votes that stand → prefs.jsonl for reward_train.py, dpo.py and TRL
 def write_prefs(out, items, events, ties="keep"):
+    """Write prefs.jsonl into the folder `out`, and say what is in it."""
     every_vote = replay(events)
     ordinary = votes.ordinary_votes(every_vote)
     rows, path = votes.to_prefs(items, ordinary, ties), out / "prefs.jsonl"

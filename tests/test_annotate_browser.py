@@ -96,7 +96,7 @@ def test_ten_items_by_keyboard(serve, open_tab, tmp_path):
     assert tab.text("#saved") == ""
     tab.vote(tab.better("ArrowLeft", "ArrowRight"), "clearly better")
     tab.vote("3", "tie")
-    tab.vote("u", "Undone: tie")  # the tie was a slip
+    tab.vote("u", "Undone: tie")
     assert page.locator(".old").get_attribute("data-choice") == "tie"
     assert tab.text("#title") == "Item 3 of 10" and tab.text("#numbers").startswith(
         "2 votes by you"
@@ -109,10 +109,6 @@ def test_ten_items_by_keyboard(serve, open_tab, tmp_path):
     keys.press("Space")
     page.reload()  # what is written and not sent stays
     tab.appear("#work")
-    tab.vote(tab.better("1", "2"))
-    tab.vote("u", "Undone")
-    assert page.input_value("#comment") == "1 year of kafka, 2 audits"
-    assert page.is_checked("#reasons input >> nth=0")
     tab.vote(tab.better("1", "2"))
     for key, dialog in (("g", "#guidelines"), ("Shift+?", "#help")):
         keys.press(key)
@@ -127,7 +123,6 @@ def test_ten_items_by_keyboard(serve, open_tab, tmp_path):
     tab.act(lambda: [keys.down("b") for _ in range(12)])
     keys.up("b")
     tab.vote("s", "skipped")
-    assert tab.text("#title") == "Item 8 of 10"
     tab.tab_to(f"dataset.choice == '{tab.better('left', 'right')}'")
     tab.tab_to("dataset.strength == '2'")
     tab.vote("Enter")
@@ -136,43 +131,35 @@ def test_ten_items_by_keyboard(serve, open_tab, tmp_path):
     keys.press("Escape")
     page.reload()  # the switch stays as it is (WCAG 2.1.4)
     tab.appear("#work")
-    for key in ("1", "t", "s"):
-        tab.press(key)
-    tab.act(lambda: page.click('[data-choice="both_bad"]'))
+    tab.press("1")
+    tab.act(lambda: page.click(TIE))
     tab.act(lambda: page.click(TIE))
     assert tab.text("#title") == "Thank you, ann" and tab.errors == []
     assert tab.text("#summary") == "You compared 9 pairs. You skipped 1."
     events = log_of(tmp_path / "run")
-    assert [e["strength"] for e in events if e["choice"] in ("a", "b")] == [3, 2, 1, 2, 2, 2]
-    assert [e["reasons"] for e in events if e["comment"]] == [["accuracy"]] * 2
-    rows = export(tmp_path / "run")
-    assert {row["chosen_model"] for row in rows if not row["tie"]} == {"good"} and len(rows) == 7
+    assert [e["strength"] for e in events if e["choice"] in ("a", "b")] == [3, 2, 1, 2, 2]
+    assert [e["reasons"] for e in events if e["comment"]] == [["accuracy"]]
+    chosen = {row["chosen_model"] for row in export(tmp_path / "run") if not row["tie"]}
+    assert chosen == {"good"}
 
 
-KEYS = [  # key, code, is Shift down, choice, strength
-    ("1", "Digit1", False, "left", 2), ("!", "Digit1", True, "left", 3),
-    ("1", "Numpad1", False, "left", 2), ("End", "Numpad1", False, None, None),
-    ("&", "Digit1", False, "left", 2), ("1", "Digit1", True, "left", 2),  # a French keyboard
-    ("7", "Digit2", True, None, None), ("ы", "KeyS", False, "skip", None),  # a Russian one
-    ("И", "KeyB", True, "both_bad", 0), ("a", "KeyQ", False, None, None),
-    ("Process", "KeyS", False, None, None),
-]  # fmt: skip
 PRESS = """([key, code, shiftKey]) => document.body.dispatchEvent(
   new KeyboardEvent("keydown", { key, code, shiftKey, bubbles: true }))"""
 
 
 def test_keys_of_other_keyboards(serve, open_tab, tmp_path):
-    tab = open_tab(serve(item_rows(len(KEYS)))).start()
-    for *key, choice, strength in KEYS:
-        before = len(log_of(tmp_path / "run"))
+    """On a French keyboard 1 needs Shift, a Russian one has no Latin letters, and the keypad without
+    NumLock scrolls."""
+    tab, strengths = open_tab(serve(item_rows(6))).start(), []
+    for key, code, shift, strength in (
+        ("&", "Digit1", False, 2), ("1", "Digit1", True, 2), ("!", "Digit1", True, 3),
+        ("End", "Numpad1", False, None), ("ы", "KeyS", False, None), ("И", "KeyB", True, 0),
+    ):  # fmt: skip
         tab.page.wait_for_timeout(PAUSE)
-        tab.page.evaluate(PRESS, key)
-        tab.page.wait_for_timeout(150)
-        new = log_of(tmp_path / "run")[before:]
-        assert len(new) == (choice is not None), key
-        for vote in new:
-            expected = None if choice == "skip" else vote["shown"].get(choice, choice)
-            assert (vote["choice"], vote["strength"]) == (expected, strength), key
+        tab.page.evaluate(PRESS, [key, code, shift])
+        strengths += [strength] * (key != "End")
+    tab.page.wait_for_timeout(PAUSE)
+    assert [event["strength"] for event in log_of(tmp_path / "run")] == strengths
 
 
 def test_trouble_and_back(serve, open_tab, tmp_path):
@@ -203,10 +190,11 @@ def test_trouble_and_back(serve, open_tab, tmp_path):
     assert len(choices) == 5 and choices[2:] == ["tie", "both_bad", None]
 
 
-def test_two_tabs_and_an_impostor(serve, open_tab, tmp_path):
+def test_two_tabs_and_an_impostor(serve, open_tab):
     server = serve(item_rows(6), "--overlap", 2)
     one = open_tab(server).start()
-    two, ben = open_tab(server, beside=one).start(), open_tab(server)
+    two, ben = open_tab(server, beside=one), open_tab(server)
+    two.start()
     one.vote("1")
     two.press("2")
     two.page.wait_for_selector("#trouble:has-text('another window')")
@@ -214,10 +202,7 @@ def test_two_tabs_and_an_impostor(serve, open_tab, tmp_path):
     ben.page.fill("#name", "Ann")  # a name in capitals is no other
     ben.keys.press("Enter")
     assert "ann belongs to another browser" in ben.appear("#banner")
-    ben.start("ben")
-    assert (
-        ben.text("#numbers") == "0 votes by you, 1 by others" and len(log_of(tmp_path / "run")) == 1
-    )
+    assert ben.start("ben").text("#numbers") == "0 votes by you, 1 by others"
 
 
 def view(width, height, **options):
@@ -233,21 +218,16 @@ VIEWS = {
 }
 WIDE = """[document.documentElement, ...document.querySelectorAll('.words, button, label')]
   .filter(e => e.clientWidth && e.scrollWidth > e.clientWidth + 1).map(e => e.id || e.textContent)"""
-SMALL = """least => [...document.querySelectorAll('main button, header button, #reasons label')]
-  .filter(e => e.offsetHeight && e.offsetHeight < least).map(e => e.textContent)"""
 
 
 @pytest.mark.parametrize("name", VIEWS)
 def test_looks(serve, open_tab, tmp_path, name):
-    """Nothing scrolls sideways, the votes stay in sight, dialogs fit, and axe finds nothing."""
+    """Nothing scrolls sideways, the votes and their reasons stay in sight, and axe finds nothing."""
     axe = pytest.importorskip("axe_playwright_python.sync_playwright")
-    (tmp_path / "guide.md").write_text("A rule of one line.\n" * 80, encoding="utf-8")
-    rows = item_rows(2)
-    for row, (a, b) in zip(rows, [("word " * 900, "x" * 3000), ("שלום עולם, mixed", "مرحبا")]):
-        row["a"][0]["content"], row["b"][0]["content"] = a, b
-        row["prompt"][0]["content"] = "Assess.\nRole: chef, https://x.y\nnote: none\nשלום עולם"
-    server = serve(rows, "--guidelines", tmp_path / "guide.md")
-    tab, (width, height) = open_tab(server, **VIEWS[name]), VIEWS[name]["viewport"].values()
+    rows = item_rows(1)
+    rows[0]["a"][0]["content"], rows[0]["b"][0]["content"] = "word " * 900, "x" * 3000
+    rows[0]["prompt"][0]["content"] = "Assess.\nRole: chef, https://x.y\nnote: none\nשלום עולם"
+    tab, (width, height) = open_tab(serve(rows), **VIEWS[name]), VIEWS[name]["viewport"].values()
     page = tab.page
 
     def look():
@@ -261,28 +241,19 @@ def test_looks(serve, open_tab, tmp_path, name):
 
     look()
     tab.start()
+    look()
     assert page.locator("#prompt b").all_text_contents() == ["Role:"]
-    for _ in rows:
-        look()
-        for where in (400, 0):
-            page.evaluate(f"scrollTo(0, {where})")
-            assert inside("#choices") and inside("#reasons label >> nth=0")
-        left, right = (page.locator(f".card:has(#{s})").bounding_box() for s in ("left", "right"))
-        assert (left["x"] == right["x"]) if width < 768 else (left["height"] == right["height"])
-        tab.act(lambda: page.click(TIE))
+    assert inside("#choices") and inside("#reasons label >> nth=0")
+    left, right = (page.locator(f".card:has(#{s})").bounding_box() for s in ("left", "right"))
+    assert (left["x"] == right["x"]) if width < 768 else (left["height"] == right["height"])
+    tab.act(lambda: page.click(TIE))
     look()
     tab.act(lambda: page.click("#undo"), "Undone")
-    assert page.evaluate(SMALL, 36 if "phone" in name else 24) == []
-    for button, dialog in (("#show-guidelines", "#guidelines"), ("#show-help", "#help")):
-        page.click(button)
-        assert inside(f"{dialog} form button >> nth=0") or height < 600
+    for dialog in ("guidelines", "help"):
+        page.click(f"#show-{dialog}")
+        assert inside(f"#{dialog} form button >> nth=0") or height < 600
         look()
-        page.click(f"{dialog} form button >> nth=0")
-    page.route("**/vote", lambda route: route.abort())
-    page.wait_for_timeout(PAUSE)
-    page.click(TIE)
-    tab.appear("#banner")
-    look()
+        page.click(f"#{dialog} form button >> nth=0")
 
 
 def without_policy(route):
