@@ -305,7 +305,10 @@ def serve(args):
         print("warning: no TLS: anyone listening on the network can read everything")
     app = make_app(queue, guidelines, settings["token"], hosts)
     logging.getLogger("werkzeug").setLevel("ERROR")  # neither texts nor addresses on the screen
-    server = make_server(args.host, args.port, app, threaded=True)
+    try:
+        server = make_server(args.host, args.port, app, threaded=True)
+    except SystemExit:  # it has printed the reason
+        raise UserError(f"--host {args.host} --port {args.port}: try --port 0") from None
     files.write_json(out / "session.json", settings, mode=files.PRIVATE)
     files.write_jsonl(out / "items.jsonl", items.values(), mode=files.PRIVATE)
     n_votes = len(replay(log.events.values()))

@@ -587,6 +587,8 @@ def test_start_stop_and_go_on(tmp_path):
     browser = first.browser()
     first.rater("ann", browser).vote("left")
     assert "no TLS" in first.text and "another server uses" in error_of(annotate.main, again)
+    taken = ["--out", str(tmp_path / "new"), "--items", one, "--port", str(first.port)]
+    assert f"--port {first.port}" in error_of(annotate.main, taken)
     assert first.stop(signal.SIGINT) == 0 and "prefs.jsonl: 1 rows" in first.text
     assert not re.search("candidate|GET|POST|Traceback", first.text)
     assert "holds other items than" in error_of(annotate.main, [*again, "--items", two])
