@@ -140,12 +140,12 @@ def read_source(args):
 def read_comments(folder):
     """Of a folder of annotate.py, the items with comments: with each what its annotator saw."""
     items = votes.load_items(Path(folder) / "items.jsonl", "--from-comments")
-    log = votes.by_people(votes.read_log(Path(folder) / "annotations.jsonl", items))
+    log = votes.read_log(Path(folder) / "annotations.jsonl", items)
     comments = defaultdict(dict)  # {item: {comment: the same with both answers}}
     for vote in votes.ordinary_votes(votes.replay(log)):
         if text := " ".join(vote["comment"].split()):
             item, sides = items[vote["item_id"]], vote["shown"]
-            shown_answers = [f"Answer {name}: {votes.answer_text(item[sides[side]])}"
+            shown_answers = [f"Answer {name}: {votes.plain_text(item[sides[side]])}"
                     for name, side in (("A", "left"), ("B", "right"))]  # fmt: skip
             better = {sides["left"]: "A", sides["right"]: "B"}.get(vote["choice"], vote["choice"])
             lines = [*shown_answers, f"Better: {better}. {text}"]
@@ -156,7 +156,7 @@ def read_comments(folder):
     source = []
     for key, own in comments.items():
         others = [text for other, texts in comments.items() if other != key for text in texts]
-        answers = [votes.answer_text(items[key][side]) for side in "ab"]
+        answers = [votes.plain_text(items[key][side]) for side in "ab"]
         source.append((items[key]["prompt"], answers, [*own.values(), *others[:OTHERS]]))
     return source
 

@@ -20,7 +20,7 @@ MEASURING = ("statsmodels", "scipy", "pandas", "matplotlib")
 TRAINERS = ("sft", "reward_train", "dpo", "ppo", "grpo_rubric", "grpo_agent")
 
 
-ASK_A_JUDGE = ("annotate", "parts.rewards", "grpo_rubric", "grpo_agent")
+ASK_A_JUDGE = ("parts.rewards", "grpo_rubric", "grpo_agent")
 
 
 def imports(name):
@@ -36,7 +36,7 @@ def imports(name):
 
 
 def test_arrows_point_down_and_no_stage_imports_a_stage():
-    """annotate.py and the GRPO trainers ask the judge floor, which the next parts rewrite."""
+    """The GRPO trainers ask the judge floor, which the next parts rewrite."""
     done, path = set(), []
 
     def walk(name):

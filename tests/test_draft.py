@@ -11,9 +11,7 @@ import judge
 from parts import draft as draft_texts
 from parts.files import UserError
 from parts.rubrics import read_rubrics
-from test_annotate import Rater, make, stopped
 from test_judge import Server, asked, ratings, told
-from test_judge_votes import ask
 from tiny import error_of, write_rows
 
 pytestmark = pytest.mark.usefixtures("quiet_process")
@@ -174,31 +172,3 @@ def test_answers_of_any_model_are_the_inputs(draft, capsys):
             draft(server, "--answers", "a.jsonl", "--overwrite")
     assert "a.jsonl: 1 of 3 prompts have two different answers" in capsys.readouterr().out
     assert [row.prompt for row in read_rubrics("out/d.json").rows] == ["p"]
-
-
-def test_comments_become_criteria(draft, capsys):
-    """The server that drafts reads each comment with the answers as its annotator saw them: A is
-    the one on the left, whichever of the item's two that is. Comments on other items come last."""
-    items = [{"id": i, "prompt": f"Prompt {i}.", "a": "badly", "b": "as well"} for i in "1234"]
-    app, seen = make(Path("votes"), items), {}
-    rater = Rater(app)
-    while item := rater.state["item"]:
-        side, prompt = ("right", "left")[item["left"] == "as well"], item["prompt"]
-        seen[prompt] = item["left"], item["right"], "AB"[side == "right"]
-        rater.vote(side, comment="" if prompt == "Prompt 4." else f"Said of\n{prompt}")
-    stopped(app)
-    ask(Path("votes"), score=lambda answer: 0.5)  # a model's reasons are nobody's comments
-    with Server(Writer()) as server:
-        assert draft(server, "--from-comments", "votes") == 0
-        with pytest.raises(UserError, match="none/items.jsonl: no such file"):
-            draft(server, "--from-comments", "none", "--overwrite")
-    texts = [
-        asked(request) for request in server.requests if "criteria that tell" in asked(request)
-    ]
-    for text in texts:
-        prompt = re.search(r"<input-\w+>\n(.*)\n", text)[1]
-        left, right, better = seen[prompt]
-        own = f"Answer A: {left}\nAnswer B: {right}\nBetter: {better}. Said of {prompt}\nSaid of"
-        assert own in text and text.count("Said of") == 3 and text.count("Better: ") == 1
-    assert "votes: 3 comments on 3 items" in capsys.readouterr().out
-    assert len(read_rubrics("out/d.json").rows) == 3 == len(texts)
