@@ -42,6 +42,8 @@ def one_spelling(text):
     >>> one_spelling("Ｄｏｎ’t sa\\N{SOFT HYPHEN}id")
     "Don't said"
     """
+    if text.isascii():
+        return text
     text = unicodedata.normalize("NFKC", text).translate(STRAIGHT)
     return "".join(c for c in text if unicodedata.category(c) != "Cf" and c not in "\u034f\ufe0f")
 
@@ -89,7 +91,13 @@ def risky_questions(text):
     [('age', 'How old are you?')]
     """
     return [
-        {"code": code, "severity": severity, "sentence": text[start:end], "start": start, "end": end}
+        {
+            "code": code,
+            "severity": severity,
+            "sentence": text[start:end],
+            "start": start,
+            "end": end,
+        }
         for start, end, asked in asked_sentences(text)
         if not SILENT.search(asked)
         for code, severity, pattern in CATEGORIES
