@@ -35,7 +35,6 @@ from typing import NamedTuple
 import numpy as np
 from tqdm import tqdm
 
-from checks import recommendation
 from parts import files
 from parts.biasguard import beside, compared, write_decisions
 from parts.fairness_page import (
@@ -47,7 +46,7 @@ from parts.fairness_page import (
     verdict_tables,
 )
 from parts.files import UserError
-from parts.messages import visible
+from parts.messages import recommendation, visible
 from parts.people import fold_labels
 from parts.rates import compare
 from parts.reports import (

@@ -36,6 +36,11 @@ CATEGORIES = [
 ]
 
 
+INVISIBLE = re.compile(  # soft hyphens, joiners, marks of direction, tags; variation selectors
+    "[\xad\u034f\u061c\u180e\u200b-\u200f\u202a-\u202e\u2060-\u206f\ufe00-\ufe0f\ufeff\U000e0001-\U000e01ef]"
+)
+
+
 def one_spelling(text):
     """NFKC, nothing invisible, straight quotes and hyphens: what is written in two ways is one.
 
@@ -44,8 +49,7 @@ def one_spelling(text):
     """
     if text.isascii():
         return text
-    text = unicodedata.normalize("NFKC", text).translate(STRAIGHT)
-    return "".join(c for c in text if unicodedata.category(c) != "Cf" and c not in "\u034f\ufe0f")
+    return INVISIBLE.sub("", unicodedata.normalize("NFKC", text).translate(STRAIGHT))
 
 
 def plain(text):

@@ -16,11 +16,10 @@ import tempfile
 from subprocess import DEVNULL, PIPE, Popen, TimeoutExpired
 
 FENCE = re.compile(r"(?ms)^[ \t]*(```|~~~)([^\n]*)\n(.*?)(?:^[ \t]*\1|\Z)")
-PYTHON = ([], ["py"], ["python"], ["python3"])  # first word behind the marks of a fence
 RUNNER = """
 import json, os, resource, sys, textwrap
 blocks, tests, nonce = json.load(sys.stdin)
-for limit, most in (("AS", 2**31), ("FSIZE", 2**20), ("CPU", 4)):
+for limit, most in (("AS", 2**31), ("FSIZE", 2**20), ("CPU", 4), ("NPROC", 0)):
     resource.setrlimit(getattr(resource, "RLIMIT_" + limit), (most, most))
 out, write, kill, names = os.dup(1), os.write, os.killpg, {"__name__": "answer"}
 os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
@@ -37,18 +36,18 @@ kill(0, 9)  # with all that the answer started
 
 
 def run_tests(text, tests=str):
-    """Do the tests pass behind the answer's Python blocks, or behind all of it if it has no fence?
+    """Do the tests pass behind the answer's Python blocks, else its blocks without a language, else
+    all of it?
 
     One process with limits on time, memory and files; no sandbox. It ends with a nonce, so that to
     print or to exit is not to pass.
     """
     compile(tests, "tests", "exec")
     fences, nonce = FENCE.findall(text.replace("\r\n", "\n")), secrets.token_hex()
-    python = [code for _, info, code in fences if re.findall(r"\w+", info.lower())[:1] in PYTHON]
-    task, command = (
-        json.dumps([python or [text], tests, nonce]),
-        [sys.executable, "-I", "-c", RUNNER],
-    )
+    bare = [code for _, info, code in fences if not re.search(r"\w", info)]
+    python = [code for _, info, code in fences if re.match(r"(?i)\W*py(thon3?)?\b", info)]
+    task = json.dumps([python or bare or [text], tests, nonce])
+    command = [sys.executable, "-I", "-c", RUNNER]
     with tempfile.TemporaryDirectory() as folder:
         pipes = {"stdin": PIPE, "stdout": PIPE, "stderr": DEVNULL}
         process = Popen(command, cwd=folder, env={}, start_new_session=True, **pipes)
