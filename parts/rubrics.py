@@ -20,7 +20,7 @@ from parts.messages import check_prompt
 
 SPLITS = ("train", "validation", "test")
 ROW_KEYS = """task_id prompt rubrics reference instruction_id_list kwargs
-id split task response ratings""".split()  # the last line: of bundled rows, of `judge.py audit`
+id task response ratings""".split()  # the last line: of bundled rows, of `judge.py audit`
 ANSWER_KEYS = "task_id prompt reference response model".split()
 # what a criterion may have; a check has its arguments, too
 CRITERION = {"criterion": "", "check": "", "weight": 1, "name": "", "negate": False}
@@ -157,9 +157,9 @@ def read_row(raw, name="row-1", allow_code=False):
         except ValueError as error:
             raise ValueError(f"criterion {number}: {error}") from None
         criteria[-1].id = number
-    if not any(criterion.weight for criterion in criteria):
+    if not any(criterion.weight > 0 for criterion in criteria):
         raise ValueError(
-            'no criterion with a weight; expected "rubrics", a list of texts or checks'
+            'no criterion with a weight above 0; expected "rubrics", a list of texts or checks'
         )
     return Row(str(raw.get("task_id", name)), raw["prompt"], criteria, raw, raw.get("reference"))
 
