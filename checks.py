@@ -133,7 +133,7 @@ def final_answer(text):
 def choice_equal(text, answer=str):
     """The label, B or (B), in the last box, else in a last line "Answer: B"."""
     given = final_answer(text) or last_line("answer", text)
-    right, label = (re.sub(r"\\text\b|[\W_]", "", part).lower() for part in (answer, given))
+    right, label = (re.sub(r"\\[a-z]+|[\W_]", "", part).lower() for part in (answer, given))
     return label == right != ""
 
 

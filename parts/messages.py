@@ -92,10 +92,9 @@ def last_line(label, text):
     >>> last_line("answer", "It is B.\\n**Answer:** B."), last_line("answer", "Answer: B\\nOr C.")
     ('B', '')
     """
-    for mark in "*_`#>":
-        text = text.replace(mark, "")
+    marks = " \t*_`#>."
     found, _, rest = text.rstrip().rpartition("\n")[2].partition(":")
-    return rest.strip(" .\t") if found.strip().lower() == label else ""
+    return rest.strip(marks) if found.strip(marks).lower() == label else ""
 
 
 def recommendation(text, words):

@@ -105,7 +105,7 @@ TABLE = [  # check, arguments, answers that pass, answers that do not
      ["How old are you?", "Fine. Are you married?"]),
     # final answers, in the form that the prompt asks for
     ("choice:equal", {"answer": "B"},
-     [r"\boxed{B}", r"so \boxed{\text{B}}", "A is wrong.\nAnswer: B", "**Answer:** (b)", "answer: B.", "#### B"],
+     [r"\boxed{B}", r"so \boxed{\textbf{B}}", "A is wrong.\nAnswer: B", "**Answer:** (b)", "answer: B.", "#### B"],
      ["B", "The answer is B.", "Answer: A", "Answer: B\nOr is it C?", "Answer: A or B", "Answer:", r"\boxed{A} Answer: B", r"\boxed{A, B}"]),
     ("choice:equal", {"answer": "(B)"}, ["Answer: B"], ["Answer: C"]),
     ("choice:equal", {"answer": "yes"}, ["Answer: Yes"], ["Answer: no", "yes"]),
@@ -228,6 +228,10 @@ def test_a_formula_without_end_is_left_within_seconds(text):
 )
 def test_the_last_line_decides_or_nothing_does(text, decision):
     assert recommendation(text, ("advance", "hold", "reject")) == decision
+
+
+def test_a_decision_may_have_two_words():
+    assert recommendation("Recommendation: **No_Hire**.", ("hire", "no_hire")) == "no_hire"
 
 
 # ---- code ----
