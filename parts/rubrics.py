@@ -23,7 +23,7 @@ ROW_KEYS = """task_id prompt rubrics reference instruction_id_list kwargs
 id task response ratings""".split()  # the last line: of bundled rows, of `judge.py audit`
 ANSWER_KEYS = "task_id prompt reference response model".split()
 # what a criterion may have; a check has its arguments, too
-CRITERION = {"criterion": "", "check": "", "weight": 1, "name": "", "negate": False}
+CRITERION = {"criterion": "", "check": "", "name": "", "negate": False, "weight": 1}
 
 
 @dataclass
@@ -170,18 +170,21 @@ def read_criterion(value, allow_code=False):
     >>> read_criterion({"check": "text:max_chars", "max_chars": 400, "weight": 2}).arguments
     {'max_chars': 400}
     """
-    rest = {"criterion": value} if isinstance(value, str) else value
-    if not isinstance(rest, dict):
+    if not isinstance(value, (str, dict)):
         raise ValueError(f"expected text or an object, found {type(value).__name__}")
-    own = CRITERION | {key: rest[key] for key in rest if key in CRITERION}
-    arguments = {key: rest[key] for key in rest if key not in CRITERION}
-    text, check, weight, name, negate = own.values()
-    kinds = [type(x) for x in (text, check, name, negate)]
-    if kinds != [str, str, str, bool] or type(weight) not in (int, float) or not abs(weight) < 1e9:
-        raise ValueError(f'{own}: "weight" is a number, "negate" true or false, the rest texts')
-    if bool(text.strip()) == bool(check) or text and arguments:
+    arguments = {"criterion": value} if isinstance(value, str) else dict(value)
+    own = [arguments.pop(key, default) for key, default in CRITERION.items()]
+    text, check, name, negate, weight = own
+    if [type(x) for x in own[:4]] != [str, str, str, bool]:
         raise ValueError(
-            f"{', '.join(rest)} given; expected {', '.join(CRITERION)}, with one of the first two"
+            f'{value}: "negate" is true or false; "criterion", "check", "name" are texts'
+        )
+    if type(weight) not in (int, float) or not abs(weight) < 1e9:
+        raise ValueError(f'"weight" is {weight!r:.40}; expected a number, below 0 for a fault')
+    if bool(text.strip()) == bool(check) or text and arguments:
+        given = ", ".join(value) if isinstance(value, dict) else repr(value)
+        raise ValueError(
+            f'{given} given; expected a "criterion" or a "check", weight, negate, name'
         )
     if check:
         arguments = check_arguments(check, arguments, allow_code)
