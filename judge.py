@@ -31,7 +31,7 @@ import shlex
 from collections import Counter, defaultdict
 from functools import partial
 
-from checks.instructions import blank, decide
+from checks import decide
 from parts import files, pages
 from parts.draft import (
     MANNERS,
@@ -55,7 +55,7 @@ from parts.grades import (
     print_scores,
 )
 from parts.means import mean
-from parts.messages import visible
+from parts.messages import visible, words
 from parts.questions import REFERENCE, block, message, parse_entries, shown
 from parts.rubrics import (  # noqa: F401  (Criterion and the next two for notebooks and copies)
     Criterion,
@@ -270,7 +270,7 @@ def rubric_calls(rows, answers):
     """{position: Call} of the answers that have something for the judge to read."""
     calls = {}
     for n, (row, answer) in enumerate(zip(rows, answers, strict=True)):
-        if any(c.kind == "judge" for c in row.criteria) and not blank(visible(answer)):
+        if any(c.kind == "judge" for c in row.criteria) and words(visible(answer)):
             calls[n] = rubric_call(row, visible(answer))
     return calls
 
@@ -293,14 +293,14 @@ def grade_answers(rows, answers, judge=None, mode="strict", scoring="fraction", 
             if c.kind == "judge" and checks_only:
                 continue
             verdict = credit = reason = None
-            if blank(visible(answer)):  # a failure of the model: it says nothing, and earns nothing
+            if not words(visible(answer)):  # a failure of the model: it says nothing, and earns nothing
                 verdict, credit = False, c.weight < 0
             # (3) checks: a program decides, nothing is sent
             elif c.kind == "check":
-                credit, reason = decide(c, answer, mode)
+                credit = decide(c, answer, mode)
                 verdict = None if credit is None else credit != c.negate
                 if credit is None:
-                    error = error or UNREAD + reason.partition(" (")[0]
+                    error = error or UNREAD + c.check
             elif reply.value:
                 verdict, reason = reply.value[c.id]
                 credit = verdict != c.negate
@@ -399,8 +399,8 @@ def draft(args):
     if rows:
         print("Read the file; change or delete what you would not ask for yourself. Then:")
         server = ["--judge-base-url", args.judge_base_url] if args.judge_base_url else []
-        words = "--data", out, *server, "--judge-model", args.judge_model
-        print(shlex.join(["python", "grpo_rubric.py", *map(str, words)]))
+        flags = "--data", out, *server, "--judge-model", args.judge_model
+        print(shlex.join(["python", "grpo_rubric.py", *map(str, flags)]))
     return 0 if rows and not drafter.failed else 4
 
 

@@ -24,7 +24,6 @@ from collections import defaultdict
 from functools import partial
 from pathlib import Path
 
-from checks.instructions import blank
 from parts import files
 from parts.files import UserError
 from parts.grades import ALONE, Grade, add_output_arguments, grade_items, print_scores
@@ -193,7 +192,7 @@ def ruler_calls(group, standard=RULER_RUBRIC, passes=1, reference=None):
     keys = []
     for rest in (messages[shared:] for messages in group):
         words = [spoken(message) for message in rest if message["role"] == "assistant"]
-        keys.append(None if words and all(map(blank, words)) else shown(rest))
+        keys.append(None if words and not any(map(str.strip, words)) else shown(rest))
     attempts = sorted({key for key in keys if key is not None})
     if len(set(keys)) == 1:  # nothing to compare, so nothing to ask
         return keys, []

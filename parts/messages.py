@@ -86,6 +86,29 @@ def words(text_or_messages):
     return "".join(text.split()).casefold()
 
 
+def last_line(label, text):
+    """What stands behind "Label:" in the last line of a text, Markdown's marks aside, or "".
+
+    >>> last_line("answer", "It is B.\\n**Answer:** B."), last_line("answer", "Answer: B\\nOr C.")
+    ('B', '')
+    """
+    marks = " \t*_`#>."
+    found, _, rest = text.rstrip().rpartition("\n")[2].partition(":")
+    return rest.strip(marks) if found.strip(marks).lower() == label else ""
+
+
+def recommendation(text, words):
+    """The decision of an answer, one of the words: the last line is "Recommendation: word", and
+    nothing else. Else there is none (None), whatever the answer says.
+
+    >>> words = ("advance", "hold", "reject")
+    >>> [recommendation(text, words) for text in ("Recommendation: Hold.", "Unlikely to advance.")]
+    ['hold', None]
+    """
+    decided = last_line("recommendation", text).lower()
+    return next((word for word in words if word.lower() == decided), None)
+
+
 def prompt_key(row):
     """What decides on which side of a split a row stands: the words of its prompt up to the end of
     the first user's message, whatever its form; of its "group", a prompt too, if it has one.
