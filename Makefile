@@ -159,7 +159,7 @@ base: $(RUNTIME)
 	$(PY) data/make_data.py --corpus runs/corpus-5.jsonl --corpus-run 5
 	$(PY) data/make_data.py --corpus runs/corpus-6.jsonl --corpus-run 6
 	$(PY) data/train_tokenizer.py --corpus runs/corpus-1.jsonl --config data/tiny-base/config.json --out runs/base-0
-	$(PY) sft.py --init-config runs/base-0 --data runs/corpus-1.jsonl --lr 1.5e-3 $(BASE_FLAGS) --out runs/base-1 --overwrite
+	$(PY) sft.py --model runs/base-0 --data runs/corpus-1.jsonl --lr 1.5e-3 $(BASE_FLAGS) --out runs/base-1 --overwrite
 	$(PY) sft.py --model runs/base-1 --data runs/corpus-2.jsonl --lr 1e-3 $(BASE_FLAGS) --out runs/base-2 --overwrite
 	$(PY) sft.py --model runs/base-2 --data runs/corpus-3.jsonl --lr 1e-3 $(BASE_FLAGS) --out runs/base-3 --overwrite
 	$(PY) sft.py --model runs/base-3 --data runs/corpus-4.jsonl --lr 1e-3 --batch-size 128 --schedule constant $(BASE_FLAGS) --warmup 0.04 --out runs/base-4 --overwrite

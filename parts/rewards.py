@@ -4,7 +4,6 @@ Programs decide checks, a judge reads the other criteria, RULER compares the ans
 reward model scores them. A score that could not be found is None, and NaN in an array; never 0.
 """
 
-import math
 from argparse import ArgumentTypeError
 from collections import Counter
 
@@ -84,18 +83,7 @@ class Graders:
         if args.reward_model:
             settings = args.reward_model, run.device, run.dtype, args.micro_tokens
             self.model = reward_function(*settings)
-            self.say_what_is_read([prompts[row.task_id] for row in train])
-
-    def say_what_is_read(self, prompts):
-        """Of a long row the reward model reads the end of the prompt, and then the answer, at least
-        half; UserError if an answer could be longer."""
-        limit, reads = self.args.max_new_tokens, self.model.max_length or math.inf
-        if limit >= reads // 2:
-            raise UserError(f"--max-new-tokens {limit}: the reward model reads {reads // 2}")
-        encoded = self.model.encode(prompts, [""] * len(prompts), None)
-        cut = sum(len(ids) + limit > reads for ids, _ in encoded)
-        print(f"reward     of {cut} of {len(prompts)} prompts the model does not read the beginning, "
-              "where the answer is long")  # fmt: skip
+            self.model.check_room(args.max_length, args.max_new_tokens)
 
     def grade(self, rows, texts, names, size=1):
         """{name: N `Grade`s}, whose score is None where grading failed. Rank 0 grades for all.
@@ -123,13 +111,9 @@ class Graders:
         return [Grade(0.0, error=ALONE) if g.error == ALONE else g for g in grades]
 
     def model_grades(self, prompts, texts):
-        """The reward model's scores; None for an answer that it does not read to its end, or
-        whatever stands behind the cut would be free."""
-        grades = [Grade(score) for score in self.model(prompts, texts)]
-        for grade, prompt, text in zip(grades, prompts, texts):
-            if self.model.count_cut([prompt], [text], answers_only=True):
-                grade.score, grade.error = None, "longer than the reward model reads"
-        return grades
+        """The reward model's scores; None for an answer that it does not read to its end."""
+        scores, error = self.model(prompts, texts), "longer than the reward model reads"
+        return [Grade(x, error=error if x is None else None) for x in scores]
 
     def gold_scores(self, rows, texts):
         """Scores by --gold, which gets the prompts as the policy reads them."""

@@ -119,7 +119,7 @@ def test_only_drawn_tokens_are_trained(player, tmp_path):
     rolls = [roll(player, echo(tmp_path), [1, 2], seed=seed) for seed in range(6)]
     for episode in sum(rolls, []):
         (row,) = g.training_rows(episode.draws)
-        b = g.pack([row], "cpu")
+        b = g.rollouts.pack([row], "cpu")
         mask, ids = b["mask"][0], b["ids"][0]
         starts = [t for t in range(1, len(mask)) if mask[t] and not mask[t - 1]]
         ends = [t + 1 for t in range(len(mask)) if mask[t] and not mask[t + 1 : t + 2].any()]
