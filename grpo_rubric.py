@@ -50,11 +50,11 @@ from common import Policy, batch_indices, load_model, load_tokenizer, pad_id
 from parts import flags, grpo, rewards, rollouts, runs
 from parts.answers import scored
 from parts.card import shown_value
+from parts.comparing import order_difference
 from parts.files import UserError, command, existing_file, number
 from parts.flags import OUT_OF_MEMORY
-from parts.messages import prompt_key
+from parts.messages import conversation, prompt_key
 from parts.pairs import say_how_text_is_read
-from parts.questions import talk
 from parts.rubrics import SPLITS, read_rubrics
 from parts.sampling import sample
 from parts.texts import text_flags, text_metrics
@@ -126,7 +126,7 @@ def conversations(args, rows):
         prompts[row.task_id] = row.prompt
         if args.chat or not isinstance(row.prompt, str):
             system = [{"role": "system", "content": args.system}] if args.system else []
-            prompts[row.task_id] = [*system, *talk(row.prompt, "")[:-1]]
+            prompts[row.task_id] = [*system, *conversation(row.prompt, "")[:-1]]
         elif args.system:
             raise UserError(f"--system: {row.place} is text, which is continued; add --chat")
     return prompts
@@ -211,6 +211,8 @@ def rollout_row(rows, rollout, grades, b):
         scores = [grade.score for grade in group]
         metrics |= {f"reward/{name}": scored("mean", scores)["mean"]}
         metrics |= {f"reward/lost/{name}": scores.count(None)}
+        if name == "ruler":
+            metrics["judge/order_disagreement"] = order_difference(group)
     texts = text_flags([row.task_id for row in rows], rollout.texts)
     return metrics | text_metrics(texts, rollout.texts)
 

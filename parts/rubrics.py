@@ -19,8 +19,7 @@ from pathlib import Path
 from checks.instructions import a_text, check_arguments, is_number
 from parts import files
 from parts.files import UserError
-from parts.messages import check_messages, check_turn, plain_text
-from parts.questions import canonical, talk
+from parts.messages import check_messages, check_turn, conversation, plain_text
 
 SPLITS = ("train", "validation", "test")
 SPLIT_OF = {"train": "train", "val": "validation", "test": "test"}  # a row's own: the file's
@@ -178,6 +177,10 @@ def unread_keys(raw, split):
               if not m or m[2].lower() not in COLUMNS}  # fmt: skip
     criteria = [c for c in raw.get("rubrics") or [] if isinstance(c, dict)]
     return unread | {f"{key} of a criterion" for c in criteria for key in REMARKS if key in c}
+
+
+def canonical(value):
+    return json.dumps(value, sort_keys=True)
 
 
 def no_constant(name):
@@ -419,7 +422,7 @@ def row_of(raw, known, rubrics, number):
 def same_prompt(prompt, row):
     """Is a prompt (text, or messages) that of the row?"""
     check_messages(prompt, "prompt")
-    return talk(prompt, "") == talk(row.prompt, "")
+    return conversation(prompt, "") == conversation(row.prompt, "")
 
 
 def response_text(value):
