@@ -26,7 +26,7 @@ Reference    Zhou et al. 2023, arXiv 2311.07911 (IFEval); Cohen 1960 (kappa); Zh
 Axes         P prompts, G answers per prompt, K criteria
 """
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 
 from parts import files
 from parts.files import UserError
@@ -48,32 +48,25 @@ from parts.rubrics import read_responses, read_rubrics, response_text
 
 
 def agreement(verdicts, people, tasks):
-    """How far verdicts agree with people's, each (n,) True or False, over tasks (rows).
+    """How far verdicts agree with people's, each n times True or False: (share, low, high) of equal
+    ones, and (κ, low, high).
 
-    agree          (share, low, high) of equal ones
-    kappa          (p_o − p_e)/(1 − p_e): the agreement beyond chance, p_e = Σ_v p(v)·q(v)
-                   [Cohen 1960]; its interval is that of p_o, p_e being taken as known, as in his
-                   standard error. Nones where one side always says the same
-    false_credit   (k, n): the judge's yes among people's no;  false_refusal  its no among their yes
+    κ = (p_o − p_e)/(1 − p_e), the agreement beyond chance; p_e = p·q + (1 − p)(1 − q) for the shares
+    of yes                                                                          [Cohen 1960]
+    Its interval is that of p_o, with p_e taken as known, as in his standard error. None where both
+    always say the same. tasks (n,): ratings of one row are not independent.
 
-    By hand: three of four agree; yes 2 and 1: p_e = ¼·½ + ¾·½ = ½, κ = (¾ − ½)/(1 − ½) = ½.
-    >>> found = agreement([True, True, False, False], [True, False, False, False], range(4))
-    >>> found["kappa"][0].item(), found["false_credit"], found["false_refusal"]
-    (0.5, (1, 3), (0, 1))
+    By hand: three of four agree; yes 2 and 1: p_e = ½·¼ + ½·¾ = ½, κ = (¾ − ½)/(1 − ½) = ½.
+    >>> equal, kappa = agreement([True, True, False, False], [True, False, False, False], range(4))
+    >>> equal[0], kappa[0]
+    (0.75, 0.5)
     """
-    n, pairs = len(people), list(zip(verdicts, people))
-    agree = mean_interval([verdict == person for verdict, person in pairs], tasks)
-    yes = sum(verdicts) / n, sum(people) / n
-    by_chance = yes[0] * yes[1] + (1 - yes[0]) * (1 - yes[1])
-    kappa = None, None, None
-    if by_chance < 1:
-        kappa = tuple(p if p is None else (p - by_chance) / (1 - by_chance) for p in agree)
-    return {
-        "agree": agree,
-        "kappa": kappa,
-        "false_credit": (pairs.count((True, False)), n - sum(people)),
-        "false_refusal": (pairs.count((False, True)), sum(people)),
-    }
+    equal = mean_interval([a == b for a, b in zip(verdicts, people)], tasks)
+    p, q = sum(verdicts) / len(verdicts), sum(people) / len(people)
+    by_chance = p * q + (1 - p) * (1 - q)
+    if by_chance == 1:
+        return equal, (None, None, None)
+    return equal, [x if x is None else (x - by_chance) / (1 - by_chance) for x in equal]
 
 
 # ---- 4. the arguments ----
@@ -144,16 +137,14 @@ def main(argv=None):
     # (4) write every answer with its verdicts; mean, interval, cost
     write_grades(out, items, grades)
     (print_audit if audits else print_scores)(items, grades)
-    print_sameness(items, grades)
+    print_sameness(grades)
     print(*[judge.describe()] * bool(judge), f"wrote {out}", sep="\n")
     return 4 if any(grade.score is None for grade in grades) else 0
 
 
 def print_audit(items, grades):
     """The agreement with people, of the judge and of the checks, and what has no verdict."""
-    rated = defaultdict(
-        list
-    )  # kind: (credit, people's credit, task), for a fault both turned round
+    rated = defaultdict(list)  # kind: (credit, people's credit, task)
     for (row, *_), grade in zip(items, grades):
         for c, logged in zip(row.criteria, grade.criteria):
             if c.id in row.human:
@@ -161,14 +152,14 @@ def print_audit(items, grades):
                 rated[c.kind].append((logged["credit"], people, row.task_id))
     for kind, ratings in rated.items():
         known = [rating for rating in ratings if rating[0] is not None]
-        print(f"{kind}: {len(known)} ratings, and {len(ratings) - len(known)} without a verdict")
+        print(f"{kind}: {len(known)} ratings; without a verdict: {len(ratings) - len(known)}")
         if known:
-            found = agreement(*zip(*known))
-            k, n = found["false_credit"]
-            lost, of = found["false_refusal"]
-            print(f"  agrees with people {with_interval(*found['agree'])}; "
-                  f"κ {with_interval(*found['kappa'])}\n"
-                  f"  gives credit where people do not: {k}/{n}; refuses it where they do: {lost}/{of}")  # fmt: skip
+            equal, kappa = agreement(*zip(*known))
+            n = Counter((credit, people) for credit, people, _ in known)
+            yes, no = n[True, True] + n[False, True], n[True, False] + n[False, False]
+            print(f"  agrees with people: {with_interval(*equal)}; κ {with_interval(*kappa)}")
+            print(f"  credit where people give none: {n[True, False]} of {no}; "
+                  f"none where they give it: {n[False, True]} of {yes}")  # fmt: skip
 
 
 # ---- 10. the guard ----

@@ -71,7 +71,7 @@ def main(argv=None):
     # (4) write every answer with its score and reason; mean, interval, cost
     write_grades(out, items, grades)
     print_scores(items, grades)
-    print_sameness(items, grades)
+    print_sameness(grades)
     difference = order_difference(grades)
     if difference is not None:
         print(f"the two orders: scores differ by {difference:.3f} in the mean")

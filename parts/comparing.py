@@ -16,15 +16,15 @@ from parts.files import existing_file
 from parts.grading import (
     REFERENCE,
     Grade,
-    blank,
     block,
     question,
     read_entries,
     reply_schema,
     shown,
+    spoken,
 )
 from parts.judging import Call
-from parts.messages import visible
+from parts.messages import words
 
 ALONE = "one answer, or equal ones: nothing to compare"
 
@@ -101,8 +101,8 @@ def ruler_calls(group, standard=None, passes=1, reference=None):
         shared -= 1
     keys = []
     for rest in (messages[shared:] for messages in group):
-        texts = [visible(m["content"]) for m in rest if m["role"] == "assistant"]
-        keys.append(None if texts and all(map(blank, texts)) else shown(rest))
+        texts = [spoken(message) for message in rest if message["role"] == "assistant"]
+        keys.append(None if texts and not words("".join(texts)) else shown(rest))
     attempts = sorted({key for key in keys if key is not None})
     if len(set(keys)) == 1:  # nothing to compare, so nothing to ask
         return keys, []
@@ -113,9 +113,9 @@ def ruler_calls(group, standard=None, passes=1, reference=None):
     calls = []
     for named in [order, order[::-1]][:passes]:  # what a judge adds by place cancels
         ids = [label for label, _ in named]
-        read = partial(read_ranking, attempts=dict(named))
         messages = ruler_messages(group[0][:shared], dict(named), standard, reference)
-        calls.append(Call(messages, reply_schema("scores", "score", value, ids), read))
+        schema = reply_schema("scores", "score", value, ids)
+        calls.append(Call(messages, schema, partial(read_ranking, attempts=dict(named))))
     return keys, calls
 
 

@@ -8,17 +8,15 @@ empty answer) is 0; a failure of a grader (a dead server, an unreadable reply) i
 import hashlib
 import json
 import math
-from collections import Counter, defaultdict
+from collections import Counter
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from pathlib import Path
 
-import numpy as np
-
 from checks.instructions import decide
 from parts.files import PRIVATE, UserError, write_jsonl
 from parts.judging import Call, Reply
-from parts.messages import visible
+from parts.messages import visible, words
 
 REFERENCE = "A reference that the author of the answer did not see; other wordings may be as good:"
 YES, NO = ("yes", "true", "1"), ("no", "false", "0")
@@ -46,7 +44,7 @@ class Grade:
 
 def reply_schema(key, name, value, ids):
     """JSON schema of {key: {id: {"reason": text, name: value}}}: each id once, the reason first."""
-    entry = fixed_object({"reason": {"type": "string"}, name: value})
+    entry = fixed_object({"reason": {"type": "string", "maxLength": 200}, name: value})
     return fixed_object({key: fixed_object({str(i): entry for i in ids})})
 
 
@@ -131,14 +129,13 @@ def shown(task):
     """A task as text; each message of a conversation has a block of its own, without thoughts."""
     if isinstance(task, str):
         return task
-    texts = [visible(m["content"]) if m["role"] == "assistant" else m["content"] for m in task]
-    roles = [f' role="{m["role"]}"' for m in task]
-    return "\n".join(block("message", text, role) for text, role in zip(texts, roles))
+    return "\n".join(block("message", spoken(m), f' role="{m["role"]}"') for m in task)
 
 
-def blank(text):
-    """Nothing to read: white space and invisible characters alone."""
-    return not any(c.isprintable() and not c.isspace() for c in text)
+def spoken(message):
+    """The content of a message, the assistant's without its thoughts."""
+    text = message["content"]
+    return visible(text) if message["role"] == "assistant" else text
 
 
 # ---- a rubric: question, verdicts, score ----
@@ -206,7 +203,7 @@ def read_verdict(value):
 def rubric_call(row, answer):
     """The Call that grades an answer by the row's text criteria: {id: (verdict, reason)}."""
     criteria = [(c.id, c.text) for c in row.criteria if c.kind == "judge"]
-    ids, answer = [i for i, _ in criteria], visible(answer)
+    ids = [i for i, _ in criteria]
     messages = judge_messages(row.prompt, criteria, answer, row.reference)
     schema = reply_schema("ratings", "rating", {"type": "string", "enum": ["Yes", "No"]}, ids)
     return Call(messages, schema, partial(read_ratings, ids=ids, graded=answer))
@@ -224,29 +221,21 @@ def read_ratings(reply, ids, graded=""):
 def rubric_score(weights, passed, scoring="fraction"):
     """Σ weight of the met / Σ weight of those rated; scoring="all": 1 if all are met, else 0.
 
-    weights (K,), a fault's points below 0: taken off if it is found, the score is at least 0
-                                                        [HealthBench, arXiv 2505.08775]
-    passed  (K,) True, False or None (no verdict);  returns None if there is nothing to divide by
+    weights  (K,);  passed  (K,) True, False or None (no verdict)
+    returns  None if there is nothing to divide by, or if "all" hangs on an open one
 
-    By hand: weights 2, 1, 1 with yes, no, nothing: 2/3 of the rated weight. "all" fails at the
-    first no, and is unknown while one is open. Points 4 and −1, both found: (4 − 1)/4.
+    By hand: weights 2, 1, 1 with yes, no, nothing: 2/3 of the rated weight.
     >>> round(rubric_score([2, 1, 1], [True, False, None]), 4), rubric_score([1, 1], [None, None])
     (0.6667, None)
-    >>> [rubric_score([4, points], [True, False]) for points in (-1, -8)]
-    [0.75, 0.0]
     >>> [rubric_score([1, 1], [True, last], "all") for last in (True, False, None)]
     [1.0, 0.0, None]
     """
-    rated = [(w, p) for w, p in zip(weights, passed, strict=True) if p is not None]
-    total = sum(w for w, _ in rated if w > 0)
-    if not total:
-        return None
-    if scoring == "all":
-        if not all(p for _, p in rated):
-            return 0.0
-        return None if len(rated) < len(weights) else 1.0
-    earned = sum(w for w, p in rated if p == (w > 0))  # a fault that was found has not passed
-    return max(0.0, earned / total)
+    if scoring == "all" and False not in passed:
+        return None if None in passed else 1.0
+    total = sum(w for w, met in zip(weights, passed) if met is not None)
+    earned = sum(w for w, met in zip(weights, passed) if met)
+    share = earned / total if total else None
+    return share if scoring == "fraction" else 0.0
 
 
 def grade_answers(rows, answers, judge=None, mode="strict", scoring="fraction", checks_only=False):
@@ -254,35 +243,36 @@ def grade_answers(rows, answers, judge=None, mode="strict", scoring="fraction", 
 
     All questions go to the judge in one `ask`; a check is decided here, and never sent.
     """
-    is_blank, asked = [blank(visible(answer)) for answer in answers], {}
+    is_blank, calls = [not words(visible(answer)) for answer in answers], {}
     for n, row in enumerate(rows):
         has_texts = any(c.kind == "judge" for c in row.criteria)
         if has_texts and not is_blank[n] and not checks_only:
-            asked[n] = rubric_call(row, answers[n])
-    replies = dict(zip(asked, judge.ask([*asked.values()]))) if asked else {}
+            calls[n] = rubric_call(row, visible(answers[n]))
+    replies = dict(zip(calls, judge.ask([*calls.values()]))) if calls else {}
     grades = []
     for n, (row, answer) in enumerate(zip(rows, answers, strict=True)):
-        reply, criteria = replies.get(n, Reply()), []
-        error = reply.error
+        reply = replies.get(n, Reply())
+        grade = Grade(error=reply.error)
         for c in row.criteria:
             if c.kind == "judge" and checks_only:
                 continue
-            verdict = credit = reason = None
-            if is_blank[n]:  # a failure of the model: it says nothing, and earns nothing
-                verdict, credit = False, c.weight < 0
+            credit, reason = None, None
+            if is_blank[n]:  # a failure of the model: it earns nothing
+                credit = False
             elif c.kind == "check":
-                credit, reason = decide(c, answer, mode)
-                verdict = None if credit is None else credit != c.negate
+                credit = decide(c, answer, mode)[0]
                 if credit is None:
-                    error = error or f"a check cannot tell: {reason}"
+                    grade.error = grade.error or f"{c.check} fails on this answer"
             elif reply.value:
                 verdict, reason = reply.value[c.id]
                 credit = verdict != c.negate
+            verdict = None if credit is None else (credit != c.negate and not is_blank[n])
             logged = {"id": c.id, "kind": c.kind, "verdict": verdict, "credit": credit}
-            criteria.append(logged | {"weight": c.weight, "reason": reason})
-        weights, credits = [c["weight"] for c in criteria], [c["credit"] for c in criteria]
-        score = None if error else rubric_score(weights, credits, scoring)
-        grades.append(Grade(score, criteria, error))
+            grade.criteria.append(logged | {"weight": c.weight, "reason": reason})
+        if not grade.error:
+            columns = ([c[key] for c in grade.criteria] for key in ("weight", "credit"))
+            grade.score = rubric_score(*columns, scoring)
+        grades.append(grade)
     return grades
 
 
@@ -328,79 +318,71 @@ def write_grades(out, items, grades):
 def print_scores(items, grades):
     """The mean score, why scores are missing, and the mean of each model over the prompts for which
     all models have a score."""
-    answers_of = defaultdict(list)  # model: (prompt, score or None)
-    for (row, _, model), grade in zip(items, grades, strict=True):
-        answers_of[model].append((row.task_id, grade.score))
+    scores = [(row.task_id, model, grade.score) for (row, _, model), grade in zip(items, grades)]
     lost = Counter(grade.error for grade in grades if grade.score is None)
-    print(f"score: {mean_score(sum(answers_of.values(), []))}; without a score: {lost.total()}")
+    print(f"score: {mean_score(scores)}; without a score: {lost.total()}")
     for error, n in lost.most_common(3):
         print(f"  {n} × {error}")
-    models = sorted(answers_of.keys() - {None})
-    scored = [{task for task, x in answers_of[model] if x is not None} for model in models]
+    models = sorted({model for _, model, _ in scores} - {None})
+    scored = [{task for task, by, x in scores if by == model and x is not None} for model in models]
     if len(models) > 1:
         common = set.intersection(*scored)
-        print(f"of the {len(common)} prompts for which all {len(models)} models have a score:")
-        for model in models:
-            answers = [(task, x) for task, x in answers_of[model] if task in common]
-            missing = sum(x is None for _, x in answers_of[model])
-            print(f"  {model}: {mean_score(answers)}; without a score: {missing} in all")
+        print(f"over the {len(common)} prompts for which all {len(models)} models have a score:")
+    for model in models * (len(models) > 1):
+        own = [row for row in scores if row[1] == model]
+        missing = sum(x is None for _, _, x in own)
+        shared = [row for row in own if row[0] in common]
+        print(f"  {model}: {mean_score(shared)}; without a score: {missing} of all {len(own)}")
 
 
-def mean_score(answers):
-    """The mean of (prompt, score or None) as text, with its interval over prompts."""
-    rated = [(task, x) for task, x in answers if x is not None]
-    tasks, scores = zip(*rated) if rated else ((), ())
-    return f"{with_interval(*mean_interval(scores, tasks))} (n = {len(scores)})"
+def mean_score(scores):
+    """The mean of (prompt, model, score or None) as text, with its interval over prompts."""
+    rated = [(x, task) for task, _, x in scores if x is not None]
+    interval = mean_interval([x for x, _ in rated], [task for _, task in rated])
+    return f"{with_interval(*interval)} (n = {len(rated)})"
 
 
-def print_sameness(items, grades):
+def print_sameness(grades):
     """One line if the judge says the same of all answers: it tells nothing of them."""
-    said = defaultdict(dict)  # what was asked: {answer: the judge's verdict, or RULER's score}
-    for (row, answer, _), grade in zip(items, grades):
-        ruler = {"id": 0, "kind": "judge", "verdict": grade.score, "reason": grade.reason}
-        for c in grade.criteria or [ruler]:
-            if c["kind"] == "judge" and c["reason"] is not None:
-                said[row.task_id, c["id"]][answer] = c["verdict"]
-    compared = [list(x.values()) for x in said.values() if len(x) > 1]
-    compared = compared or [[verdict for x in said.values() for verdict in x.values()]]
-    n = sum(map(len, compared))
-    if n >= 4 and all(len(set(values)) == 1 for values in compared):
-        print(f"warning: the judge says the same of all answers ({n} times, such as "
-              f"{compared[0][0]}): it does not tell one from another")  # fmt: skip
+    said = [grade.score for grade in grades if grade.pass_scores]
+    judged = [c for grade in grades for c in grade.criteria if c["kind"] == "judge"]
+    said += ["Yes" if c["verdict"] else "No" for c in judged if c["reason"] is not None]
+    if len(said) >= 4 and len(set(said)) == 1:
+        print(f"warning: the judge says {said[0]} of everything, {len(said)} times: it does not "
+              "tell one answer from another")  # fmt: skip
 
 
 # ---- how sure ----
 
 
 def mean_interval(values, clusters):
-    """(mean, low, high) of values in [0, 1], a 95 % interval; Nones where there is nothing.
+    """(mean, low, high) of values in [0, 1], a 95 % interval; None where there is nothing to say.
 
     clusters   a label per value: answers to one prompt are not independent, prompts are
-    p          the mean;  V = ((C − 1)·Σ_c (Σ_{i in c} (v_i − p)/n)² + p(1 − p)/C)/C   its variance,
-               where one of C clusters counts with the largest spread there is: two prompts that
-               agree do not prove that all would
-    Wilson's interval with p(1 − p)/V in place of n [Korn & Graubard 1998], and Student's t in place
-    of z [A & S 26.7.5; within 1 % from two degrees of freedom on].
+    variance   ((C − 1)·Σ_c (Σ_{i in c} (v_i − p)/n)² + p(1 − p)/C)/C of the mean p over C clusters,
+               one of which counts with the largest spread there is: two prompts that agree do not
+               prove that all would
+    Wilson's interval with p(1 − p)/variance in place of n [Korn & Graubard 1998], and for z
+    Student's t, up to 4 % too wide from three clusters on.
 
-    >>> [round(float(x), 2) for x in mean_interval([1, 1, 1, 0] * 15, range(60))]
+    >>> [round(x, 2) for x in mean_interval([1, 1, 1, 0] * 15, range(60))]
     [0.75, 0.62, 0.84]
     """
-    if not len(values):
-        return None, None, None
-    values, label = np.array(values, float), np.unique(clusters, return_inverse=True)[1]
-    p, C = values.mean(), label.max() + 1
+    mean, influence = sum(values) / len(values) if values else None, Counter()
+    for value, cluster in zip(values, clusters):
+        influence[cluster] += (value - mean) / len(values)
+    C = len(influence)
     if C < 2:
-        return p, None, None
-    influence, spread = np.bincount(label, values - p) / len(values), p * (1 - p)
-    variance = ((C - 1) * (influence**2).sum() + spread / C) / C
+        return mean, None, None
+    spread, t = mean * (1 - mean), 1.96 + 2.4 / (C - 1) + 5 / (C - 1) ** 2
+    variance = ((C - 1) * sum(x * x for x in influence.values()) + spread / C) / C
     n = spread / variance if spread > 1e-12 else C
-    t = np.polyval([1.59, 2.556, 2.822, 2.372, 1.96], 1 / (C - 1))
-    centre, half = p + t * t / (2 * n), t * math.sqrt(spread / n + (t / (2 * n)) ** 2)
+    centre, half = mean + t * t / (2 * n), t * math.sqrt(spread / n + (t / (2 * n)) ** 2)
     low, high = ((centre + side * half) / (1 + t * t / n) for side in (-1, 1))
-    return p, max(0.0, low), min(1.0, high)
+    return mean, max(0.0, low), min(1.0, high)
 
 
 def with_interval(value, low, high):
-    """ "0.50 [0.44, 0.56]"; the dash is for None."""
+    """ "0.500 [0.440, 0.560]"; the dash is for None."""
     shown = "–" if value is None else f"{value:.3f}"
     return shown if low is None else f"{shown} [{low:.3f}, {high:.3f}]"

@@ -258,15 +258,13 @@ class Judge:
 
 
 def read_cache(path):
-    """{key: reply} of a judge_cache.jsonl; what is no such line is left out, as the end of a file
-    whose writer was killed, after which a new line begins."""
+    """{key: reply} of a judge_cache.jsonl. Lines that are none are left out; after one that a kill
+    has cut a new line begins."""
     known, text = {}, path.read_text("utf-8", "replace") if path.exists() else ""
     for line in text.split("\n"):
-        try:
+        with suppress(ValueError, LookupError, TypeError, RecursionError):
             row = json.loads(line)
-            known[str(row["key"])] = str(row["reply"])
-        except (ValueError, LookupError, TypeError, RecursionError):
-            continue
+            known[row["key"]] = str(row["reply"])
     if text and not text.endswith("\n"):
         with open(path, "a") as file:
             file.write("\n")
