@@ -104,11 +104,11 @@ def read_people(rubrics):
     """[(row, answer, None)] of rows with "response" and "ratings", which become `row.human`."""
     items = []
     for row in rubrics.rows:
-        ratings, ids = row.raw.get("ratings"), {str(c.id): c.id for c in row.criteria}
+        ids, ratings = {str(c.id): c.id for c in row.criteria}, row.raw.get("ratings")
         try:
-            given = ratings.items() if isinstance(ratings, dict) else ()
-            row.human = {ids.get(i): read_verdict(rating) for i, rating in given}
-            if not given or None in [*row.human, *row.human.values()]:
+            if isinstance(ratings, dict):
+                row.human = {ids.get(i): read_verdict(rating) for i, rating in ratings.items()}
+            if not row.human or None in [*row.human, *row.human.values()]:
                 expected = "expected an object {number of a criterion: yes or no}"
                 raise ValueError(f'"ratings" is {ratings}; {expected}')
             items.append((row, response_text(row.raw.get("response")), None))

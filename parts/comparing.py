@@ -92,64 +92,63 @@ def read_score(value):
 
 
 def ruler_calls(group, standard=None, passes=1, reference=None):
-    """(keys, calls) of a group of conversations; equal ones share a key, an empty one has None.
+    """(labels, calls) of a group of conversations: the label of each attempt, None for one without
+    a word, and one Call per pass, none where all attempts are equal.
 
-    Labels and the order in which attempts are shown are drawn from the group's texts alone.
+    What all begin with is shown once, and so are equal attempts. Labels and order are drawn from
+    the group's texts alone; the second pass has the reverse order, so that what a judge adds by
+    place cancels.
     """
     shared = min(map(len, group)) - 1  # at least the last message is each one's own
     while any(messages[:shared] != group[0][:shared] for messages in group):
         shared -= 1
-    keys = []
+    texts = []
     for rest in (messages[shared:] for messages in group):
-        texts = [spoken(message) for message in rest if message["role"] == "assistant"]
-        keys.append(None if texts and not words("".join(texts)) else shown(rest))
-    attempts = sorted({key for key in keys if key is not None})
-    if len(set(keys)) == 1:  # nothing to compare, so nothing to ask
-        return keys, []
+        own = [spoken(message) for message in rest if message["role"] == "assistant"]
+        texts.append(shown(rest) if words("".join(own)) or not own else None)
+    attempts = sorted({*texts} - {None})
     rng = random.Random(json.dumps([group[0][:shared], attempts]))
-    labels = [f"A{number}" for number in rng.sample(range(10_000), len(attempts))]
-    order = list(zip(labels, rng.sample(attempts, len(attempts))))
+    labels = {x: f"A{n}" for x, n in zip(attempts, rng.sample(range(10_000), len(attempts)))}
+    first, calls = rng.sample(attempts, len(attempts)), []
     value = {"type": "number", "minimum": 0, "maximum": 1}
-    calls = []
-    for named in [order, order[::-1]][:passes]:  # what a judge adds by place cancels
-        ids = [label for label, _ in named]
-        messages = ruler_messages(group[0][:shared], dict(named), standard, reference)
-        schema = reply_schema("scores", "score", value, ids)
-        calls.append(Call(messages, schema, partial(read_ranking, attempts=dict(named))))
-    return keys, calls
+    for order in [first, first[::-1]][: passes if len({*texts}) > 1 else 0]:
+        named = {labels[text]: text for text in order}
+        messages = ruler_messages(group[0][:shared], named, standard, reference)
+        schema = reply_schema("scores", "score", value, named)
+        calls.append(Call(messages, schema, partial(read_scores, labels=[*named])))
+    return [labels.get(text) for text in texts], calls
 
 
-def read_ranking(reply, attempts):
-    """{attempt: (score, reason)} of a reply about {label: attempt}; ValueError otherwise."""
-    scores = read_entries(reply, "scores", "score", read_score, list(attempts))
-    return {attempts[label]: value for label, value in scores.items()}
+def read_scores(reply, labels):
+    """{label: (score, reason)} of a reply about a group; ValueError otherwise."""
+    return read_entries(reply, "scores", "score", read_score, labels)
 
 
 def ruler_groups(groups, judge, standard=None, passes=1, references=None):
     """The `Grade`s of each group, (P, G); a group is a list of conversations (messages).
 
-    All groups go to the judge in one `ask`. Equal answers are shown once and share their score; an
-    empty one is not shown and gets 0. A group of equal answers has no scores, and the error ALONE.
+    All groups go to the judge in one `ask`. A group of equal answers has no scores, and the error
+    ALONE.
     """
     references = references or [None] * len(groups)
     plans = [ruler_calls(g, standard, passes, r) for g, r in zip(groups, references, strict=True)]
     replies = iter(judge.ask([call for _, calls in plans for call in calls]))
-    return [group_grades(keys, [next(replies) for _ in calls]) for keys, calls in plans]
+    return [group_grades(labels, [next(replies) for _ in calls]) for labels, calls in plans]
 
 
-def group_grades(keys, replies):
-    """The Grade of each answer of a group from the replies to its calls, one per pass."""
-    if not replies:
-        return [Grade(error=ALONE) if key else Grade(0.0) for key in keys]
-    errors = [reply.error for reply in replies if reply.error]
-    if errors:
-        return [Grade(error=errors[0]) for _ in keys]
-    grades = {None: Grade(0.0)}
-    for key in {*keys} - {None}:
-        scores, reasons = zip(*(reply.value[key] for reply in replies))
-        score, reason = sum(scores) / len(scores), " / ".join(filter(None, reasons))
-        grades[key] = Grade(score, reason=reason, pass_scores=list(scores))
-    return [grades[key] for key in keys]
+def group_grades(labels, replies):
+    """The Grade of each attempt of a group from the replies about it, one per pass."""
+    errors, grades = [reply.error for reply in replies if reply.error], []
+    if not replies and any(labels):
+        errors = [ALONE]
+    for label in labels:
+        grade = Grade(error=errors[0]) if errors else Grade(0.0)
+        if label and not errors:
+            grade.pass_scores, reasons = zip(*(reply.value[label] for reply in replies))
+            grade.score = sum(grade.pass_scores) / len(replies)
+            grade.reason = " / ".join(filter(None, reasons))
+        grades.append(grade)
+    return grades
 
 
 def order_difference(grades):

@@ -8,7 +8,7 @@ empty answer) is 0; a failure of a grader (a dead server, an unreadable reply) i
 import hashlib
 import json
 import math
-from collections import Counter
+from collections import Counter, defaultdict
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from pathlib import Path
@@ -87,7 +87,7 @@ def read_entries(reply, key, name, read, ids, graded=""):
         if isinstance(entries, list):
             entries = each_once([(str(entry["id"]), entry) for entry in entries])
         rows = {i: entries[str(i)] for i in ids}
-        values = {i: (read(row.get(name)), row.get("reason")) for i, row in rows.items()}
+        values = {i: (read(row.get(name)), as_text(row.get("reason"))) for i, row in rows.items()}
     except (LookupError, TypeError, AttributeError):
         values = {}
     if not values or len(entries) != len(ids):
@@ -95,7 +95,12 @@ def read_entries(reply, key, name, read, ids, graded=""):
     unread = [f"{i} ({rows[i].get(name)!r:.20})" for i in ids if values[i][0] is None]
     if unread:
         raise ValueError(f"no usable {name}: {', '.join(unread[:9])}")
-    return {i: (value, as_text(reason)) for i, (value, reason) in values.items()}
+    return values
+
+
+def as_text(reason):
+    """A reason as text; half a character, which no file can hold, becomes a question mark."""
+    return str(reason or "").encode("utf-8", "replace").decode()
 
 
 def each_once(pairs):
@@ -103,11 +108,6 @@ def each_once(pairs):
     if len(dict(pairs)) < len(pairs):
         raise ValueError("a key stands there twice")
     return dict(pairs)
-
-
-def as_text(reason):
-    """A reason of at most 500 characters; half a character, which no file can hold, becomes "?"."""
-    return str(reason or "")[:500].encode("utf-8", "replace").decode()
 
 
 # ---- the blocks of a question ----
@@ -243,35 +243,33 @@ def grade_answers(rows, answers, judge=None, mode="strict", scoring="fraction", 
 
     All questions go to the judge in one `ask`; a check is decided here, and never sent.
     """
-    is_blank, calls = [not words(visible(answer)) for answer in answers], {}
-    for n, row in enumerate(rows):
-        has_texts = any(c.kind == "judge" for c in row.criteria)
-        if has_texts and not is_blank[n] and not checks_only:
-            calls[n] = rubric_call(row, visible(answers[n]))
+    calls, texts = {}, [visible(answer) for answer in answers]
+    for n, (row, text) in enumerate(zip(rows, texts, strict=True)):
+        if words(text) and not checks_only and any(c.kind == "judge" for c in row.criteria):
+            calls[n] = rubric_call(row, text)
     replies = dict(zip(calls, judge.ask([*calls.values()]))) if calls else {}
     grades = []
-    for n, (row, answer) in enumerate(zip(rows, answers, strict=True)):
-        reply = replies.get(n, Reply())
+    for n, row in enumerate(rows):
+        reply, empty = replies.get(n, Reply()), not words(texts[n])
         grade = Grade(error=reply.error)
         for c in row.criteria:
             if c.kind == "judge" and checks_only:
                 continue
             credit, reason = None, None
-            if is_blank[n]:  # a failure of the model: it earns nothing
+            if empty:  # a failure of the model: it earns nothing
                 credit = False
             elif c.kind == "check":
-                credit = decide(c, answer, mode)[0]
-                if credit is None:
-                    grade.error = grade.error or f"{c.check} fails on this answer"
+                credit = decide(c, answers[n], mode)[0]
+                grade.error = f"{c.check} fails on this answer" if credit is None else grade.error
             elif reply.value:
                 verdict, reason = reply.value[c.id]
                 credit = verdict != c.negate
-            verdict = None if credit is None else (credit != c.negate and not is_blank[n])
+            verdict = None if credit is None else credit != c.negate and not empty
             logged = {"id": c.id, "kind": c.kind, "verdict": verdict, "credit": credit}
             grade.criteria.append(logged | {"weight": c.weight, "reason": reason})
         if not grade.error:
-            columns = ([c[key] for c in grade.criteria] for key in ("weight", "credit"))
-            grade.score = rubric_score(*columns, scoring)
+            weights, passed = zip(*((c["weight"], c["credit"]) for c in grade.criteria))
+            grade.score = rubric_score(weights, passed, scoring)
         grades.append(grade)
     return grades
 
@@ -297,48 +295,38 @@ def free_path(args):
 def write_grades(out, items, grades):
     """One row per (row, answer, model), with all that is known about its grade; only you can read
     the file."""
-    rows, sample = [], Counter()
+    rows = []
     for (row, answer, model), grade in zip(items, grades, strict=True):
-        rated = [c for c in grade.criteria if c["verdict"] is not None]
-        rows.append({
-            "task_id": row.task_id,
-            "prompt": row.prompt,
-            "sample": sample[row.task_id],
-            **asdict(grade),
-            "passed": sum(c["credit"] for c in rated),
-            "total": len(grade.criteria),
-            "human": row.human,
-            "model": model,
-            "answer": answer,
-        })  # fmt: skip
-        sample[row.task_id] += 1
+        known = {"task_id": row.task_id, "prompt": row.prompt, "model": model, "answer": answer}
+        rows.append(known | asdict(grade) | {"human": row.human})
     write_jsonl(out, rows, mode=PRIVATE)
 
 
 def print_scores(items, grades):
-    """The mean score, why scores are missing, and the mean of each model over the prompts for which
-    all models have a score."""
-    scores = [(row.task_id, model, grade.score) for (row, _, model), grade in zip(items, grades)]
+    """The mean score, why scores are missing, and each model's mean over the prompts for which all
+    models have a score."""
+    scores = defaultdict(list)  # model: (prompt, score or None)
+    for (row, _, model), grade in zip(items, grades):
+        scores[str(model)].append((row.task_id, grade.score))
     lost = Counter(grade.error for grade in grades if grade.score is None)
-    print(f"score: {mean_score(scores)}; without a score: {lost.total()}")
+    print(f"score: {mean_score(sum(scores.values(), []))}; without a score: {lost.total()}")
     for error, n in lost.most_common(3):
         print(f"  {n} × {error}")
-    models = sorted({model for _, model, _ in scores} - {None})
-    scored = [{task for task, by, x in scores if by == model and x is not None} for model in models]
-    if len(models) > 1:
-        common = set.intersection(*scored)
-        print(f"over the {len(common)} prompts for which all {len(models)} models have a score:")
-    for model in models * (len(models) > 1):
-        own = [row for row in scores if row[1] == model]
-        missing = sum(x is None for _, _, x in own)
-        shared = [row for row in own if row[0] in common]
-        print(f"  {model}: {mean_score(shared)}; without a score: {missing} of all {len(own)}")
+    if len(scores) == 1:
+        return
+    scored = [{task for task, x in rows if x is not None} for rows in scores.values()]
+    common = set.intersection(*scored)
+    print(f"over the {len(common)} prompts for which all {len(scores)} models have a score:")
+    for model, rows in sorted(scores.items()):
+        shared = [(task, x) for task, x in rows if task in common]
+        missing = sum(x is None for _, x in rows)
+        print(f"  {model}: {mean_score(shared)}; without a score: {missing} of all {len(rows)}")
 
 
 def mean_score(scores):
-    """The mean of (prompt, model, score or None) as text, with its interval over prompts."""
-    rated = [(x, task) for task, _, x in scores if x is not None]
-    interval = mean_interval([x for x, _ in rated], [task for _, task in rated])
+    """The mean of (prompt, score or None) as text, with its interval over prompts."""
+    rated = [(x, task) for task, x in scores if x is not None]
+    interval = mean_interval(*zip(*rated)) if rated else (None, None, None)
     return f"{with_interval(*interval)} (n = {len(rated)})"
 
 
@@ -356,7 +344,7 @@ def print_sameness(grades):
 
 
 def mean_interval(values, clusters):
-    """(mean, low, high) of values in [0, 1], a 95 % interval; None where there is nothing to say.
+    """(mean, low, high) of values in [0, 1], a 95 % interval; None for the ends of one cluster.
 
     clusters   a label per value: answers to one prompt are not independent, prompts are
     variance   ((C − 1)·Σ_c (Σ_{i in c} (v_i − p)/n)² + p(1 − p)/C)/C of the mean p over C clusters,
@@ -368,7 +356,7 @@ def mean_interval(values, clusters):
     >>> [round(x, 2) for x in mean_interval([1, 1, 1, 0] * 15, range(60))]
     [0.75, 0.62, 0.84]
     """
-    mean, influence = sum(values) / len(values) if values else None, Counter()
+    mean, influence = sum(values) / len(values), Counter()
     for value, cluster in zip(values, clusters):
         influence[cluster] += (value - mean) / len(values)
     C = len(influence)
@@ -376,9 +364,9 @@ def mean_interval(values, clusters):
         return mean, None, None
     spread, t = mean * (1 - mean), 1.96 + 2.4 / (C - 1) + 5 / (C - 1) ** 2
     variance = ((C - 1) * sum(x * x for x in influence.values()) + spread / C) / C
-    n = spread / variance if spread > 1e-12 else C
-    centre, half = mean + t * t / (2 * n), t * math.sqrt(spread / n + (t / (2 * n)) ** 2)
-    low, high = ((centre + side * half) / (1 + t * t / n) for side in (-1, 1))
+    a = t * t * variance / spread if spread > 1e-12 else t * t / C  # t²/n
+    half = math.sqrt(a * spread + a * a / 4)
+    low, high = ((mean + a / 2 + side * half) / (1 + a) for side in (-1, 1))
     return mean, max(0.0, low), min(1.0, high)
 
 

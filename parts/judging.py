@@ -25,6 +25,7 @@ from tqdm import tqdm
 from urllib3.util import Retry
 
 from parts.files import PRIVATE, UserError, brief, number, write_jsonl
+from parts.messages import conversation
 
 OPENAI = "https://api.openai.com/v1"
 LOCAL = ("localhost", "127.0.0.1", "::1", "0.0.0.0")
@@ -100,22 +101,20 @@ class Judge:
             raise UserError("--judge-budget: needs --judge-price IN,OUT (USD per million tokens)")
         key, url = os.environ.get("OPENAI_API_KEY", ""), args.judge_base_url.rstrip("/")
         address = urlsplit(url)
-        is_local = address.hostname in LOCAL
         if url == OPENAI and not key:
             ways = "give --judge-base-url (a local server needs no key), set OPENAI_API_KEY"
             raise UserError(f"--judge-model {args.judge_model}: {ways}, or use checks alone")
         if not re.fullmatch("[!-~]*", key):
             raise UserError("OPENAI_API_KEY: has a blank, a line end or a character beyond ASCII")
-        if key and address.scheme == "http" and not is_local:
+        if key and address.scheme == "http" and address.hostname not in LOCAL:
             print(f"warning: OPENAI_API_KEY goes to {address.hostname} unencrypted; use https")
         url = (url if address.path else url + "/v1").removesuffix("/chat/completions")
         self.url = url + "/chat/completions"
-        settings = {
-            "model": args.judge_model,
-            "temperature": args.judge_temperature,
-            "max_completion_tokens": args.judge_max_tokens,
-        }
-        self.settings = {name: x for name, x in settings.items() if x is not None}
+        given = dict(
+            temperature=args.judge_temperature, max_completion_tokens=args.judge_max_tokens
+        )
+        given = {name: x for name, x in given.items() if x is not None}
+        self.settings = {"model": args.judge_model} | given
         self.timeout, self.workers = args.judge_timeout, args.judge_concurrency
         self.price, self.budget = args.judge_price, budget
         self.counts, self.lock = Counter(), threading.Lock()
@@ -130,7 +129,7 @@ class Judge:
 
         self.session = requests.Session()
         self.session.auth = authorize
-        self.session.trust_env = not is_local  # no proxy between here and here
+        self.session.trust_env = address.hostname not in LOCAL  # no proxy between here and here
         retry = Retry(
             args.judge_max_retries, status_forcelist=RETRIED, allowed_methods=None,
             raise_on_status=False, backoff_factor=0.5, backoff_jitter=0.5, backoff_max=60,
@@ -145,10 +144,10 @@ class Judge:
         """
         keys = [self.key(call) for call in calls]
         once = dict(zip(keys, calls))
-        bar = {"total": len(once), "desc": "judge", "leave": False, "delay": 2, "disable": None}
         with ThreadPoolExecutor(self.workers) as pool:
             answered = pool.map(self.answer, once, once.values())
-            replies = dict(zip(once, tqdm(answered, **bar)))
+            bar = tqdm(answered, "judge", len(once), leave=False, delay=2, disable=None)
+            replies = dict(zip(once, bar))
         failed = sum(replies[key].value is None for key in keys)
         if failed == len(keys) > 0 and not self.counts["calls"]:
             raise UserError(f"{self.url}: every call failed: {replies[keys[0]].error}")
@@ -178,8 +177,8 @@ class Judge:
                 error = brief(problem, 300)
                 if text:
                     again = f"Unusable reply ({error}). Send the whole JSON object, and that alone."
-                    shown = {"role": "assistant", "content": text[:20_000]}
-                    messages = [*call.messages, shown, {"role": "user", "content": again}]
+                    messages = conversation(call.messages, text[:20_000])
+                    messages.append({"role": "user", "content": again})
                     error += f", in {brief(text, 80)!r}"
             except OSError as problem:  # requests' errors are OSErrors, too
                 return Reply(error=brief(problem, 300))
@@ -216,10 +215,8 @@ class Judge:
         try:
             data = response.json()
             choice, usage = data["choices"][0], data.get("usage") or {}
-            text = choice["message"]["content"]
-            if isinstance(text, list):  # of parts, thoughts among them
-                text = "".join(part["text"] for part in text if part["type"] == "text")
-            text = text.encode("utf-8", "replace").decode().strip()  # no half characters
+            text = choice["message"]["content"].strip()
+            text = text.encode("utf-8", "replace").decode()  # no half characters
             read, written = (int(usage.get(f"{x}_tokens") or 0) for x in ("prompt", "completion"))
         except (ValueError, LookupError, TypeError, AttributeError, OverflowError):
             raise ValueError(f"no chat completion: {words}") from None

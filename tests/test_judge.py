@@ -136,9 +136,9 @@ def test_ruler_labels_are_drawn_and_shuffled():
     firsts, labels = [], []
     for i in range(40):
         group = [conversation(f"Task {i}.", text) for text in "abcd"]
-        keys, (call,) = ruler_calls(group)
-        label, key = next(iter(call.read.keywords["attempts"].items()))
-        firsts.append(keys.index(key))
+        shown, (call,) = ruler_calls(group)
+        label = call.read.keywords["labels"][0]
+        firsts.append(shown.index(label))
         labels.append(label)
         assert ruler_calls(group[::-1])[1][0].messages == call.messages
     assert all(3 <= firsts.count(k) <= 18 for k in range(4)) and len(set(labels)) > 20
@@ -192,8 +192,7 @@ def test_grade_a_file(command, capsys):
         server.answer = ratings
         for _ in range(2):
             assert command("grade", server, "--overwrite") == 0 and len(server.requests) == 3
-    columns = rows_of("task_id", "sample", "score", "passed", "total")
-    assert list(zip(*columns)) == [("a", 0, 1.0, 2, 2), ("b", 0, 0.0, 0, 1), ("a", 1, 0.5, 1, 2)]
+    assert rows_of("task_id", "score") == [["a", "b", "a"], [1.0, 0.0, 0.5]]
     assert "score: 0.500 [" in capsys.readouterr().out
     assert {path.stat().st_mode & 0o777 for path in Path("out").iterdir()} == {0o600}
 
@@ -350,11 +349,10 @@ def test_audit_by_hand(command, capsys):
     ([0.2, 0.4, 0.9, 0.3, 0.5], range(5), (0.170, 0.780)),
     ([1.0] * 10, range(10), (0.66, 1.0)),
     ([0.5], [0], None),
-    ([], [], None),
 ])  # fmt: skip
 def test_intervals(values, clusters, expected):
     """Numbers of the exact formula, with Student's t from a table; of pairs of equal rows as wide as
     of half as many rows."""
     mean, *ends = mean_interval(values, clusters)
-    assert mean == (pytest.approx(sum(values) / len(values)) if values else None)
+    assert mean == (pytest.approx(sum(values) / len(values)))
     assert ends == (pytest.approx(expected, abs=0.008) if expected else [None, None])

@@ -355,10 +355,3 @@ def test_one_answer_ends_the_run_of_all(tmp_path):
         with pytest.raises(UserError, match="401"):
             grade(judge, ["Bad", *(f"a{i}" for i in range(50))])
     assert len(server.requests) < 10
-
-
-def test_parts_of_a_content(tmp_path):
-    """Some servers send a list of parts, thoughts among them."""
-    parts = [{"type": "thinking", "thinking": "hm"}, {"type": "text", "text": YES}]
-    with Server(lambda r: ok(choices=[{"message": {"content": parts}}])) as server:
-        assert grade(judge_of(server.url, tmp_path))[0].score == 1.0
