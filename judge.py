@@ -138,7 +138,9 @@ def main(argv=None):
     write_grades(out, items, grades)
     (print_audit if audits else print_scores)(items, grades)
     print_sameness(grades)
-    print(*[judge.describe()] * bool(judge), f"wrote {out}", sep="\n")
+    if judge:
+        print(judge.describe())
+    print(f"wrote {out}")
     return 4 if any(grade.score is None for grade in grades) else 0
 
 
@@ -154,11 +156,11 @@ def print_audit(items, grades):
         known = [rating for rating in ratings if rating[0] is not None]
         print(f"{kind}: {len(known)} ratings; without a verdict: {len(ratings) - len(known)}")
         if known:
-            equal, kappa = agreement(*zip(*known))
-            n = Counter((credit, people) for credit, people, _ in known)
-            yes, no = n[True, True] + n[False, True], n[True, False] + n[False, False]
+            credits, people, tasks = zip(*known)
+            equal, kappa = agreement(credits, people, tasks)
+            n, yes = Counter(zip(credits, people)), sum(people)
             print(f"  agrees with people: {with_interval(*equal)}; κ {with_interval(*kappa)}")
-            print(f"  credit where people give none: {n[True, False]} of {no}; "
+            print(f"  credit where people give none: {n[True, False]} of {len(known) - yes}; "
                   f"none where they give it: {n[False, True]} of {yes}")  # fmt: skip
 
 

@@ -115,13 +115,9 @@ def ruler_calls(group, standard=None, passes=1, reference=None):
         named = {labels[text]: text for text in order}
         messages = ruler_messages(group[0][:shared], named, standard, reference)
         schema = reply_schema("scores", "score", value, named)
-        calls.append(Call(messages, schema, partial(read_scores, labels=[*named])))
+        read = partial(read_entries, key="scores", name="score", read=read_score, ids=[*named])
+        calls.append(Call(messages, schema, read))
     return [labels.get(text) for text in texts], calls
-
-
-def read_scores(reply, labels):
-    """{label: (score, reason)} of a reply about a group; ValueError otherwise."""
-    return read_entries(reply, "scores", "score", read_score, labels)
 
 
 def ruler_groups(groups, judge, standard=None, passes=1, references=None):
@@ -155,9 +151,9 @@ def order_difference(grades):
     """How far the scores of the two passes lie apart, in the mean; None with one pass. 0.33 would
     be the mean for scores drawn by chance: a judge that scores the place.
 
-    >>> order_difference([Grade(0.6, pass_scores=[0.9, 0.3]), Grade(0.3, pass_scores=[0.2, 0.4])])
-    0.4
+    >>> order_difference([Grade(0.7, pass_scores=[1.0, 0.5]), Grade(0.3, pass_scores=[0.25, 0.5])])
+    0.375
     """
     pairs = [grade.pass_scores for grade in grades if len(grade.pass_scores or ()) == 2]
     differences = [abs(first - second) for first, second in pairs]
-    return round(sum(differences) / len(pairs), 6) if pairs else None
+    return sum(differences) / len(pairs) if pairs else None

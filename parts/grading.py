@@ -19,7 +19,7 @@ from parts.judging import Call, Reply
 from parts.messages import visible, words
 
 REFERENCE = "A reference that the author of the answer did not see; other wordings may be as good:"
-YES, NO = ("yes", "true", "1"), ("no", "false", "0")
+VERDICTS = {"yes": True, "true": True, "1": True, "no": False, "false": False, "0": False}
 
 
 @dataclass
@@ -92,9 +92,9 @@ def read_entries(reply, key, name, read, ids, graded=""):
         values = {}
     if not values or len(entries) != len(ids):
         raise ValueError(f"each of the ids {', '.join(map(str, ids))} is wanted once")
-    unread = [f"{i} ({rows[i].get(name)!r:.20})" for i in ids if values[i][0] is None]
+    unread = {i: row.get(name) for i, row in rows.items() if values[i][0] is None}
     if unread:
-        raise ValueError(f"no usable {name}: {', '.join(unread[:9])}")
+        raise ValueError(f"no usable {name}: {unread!r:.80}")
     return values
 
 
@@ -196,8 +196,7 @@ def read_verdict(value):
     >>> [read_verdict(v) for v in (" Yes.", "no", 1, False, "Partial", "yes, but", 2)]
     [True, False, True, False, None, None, None]
     """
-    word = str(value).strip(" .").casefold()
-    return True if word in YES else False if word in NO else None
+    return VERDICTS.get(str(value).strip(" .").casefold())
 
 
 def rubric_call(row, answer):
@@ -265,8 +264,8 @@ def grade_answers(rows, answers, judge=None, mode="strict", scoring="fraction", 
                 verdict, reason = reply.value[c.id]
                 credit = verdict != c.negate
             verdict = None if credit is None else credit != c.negate and not empty
-            logged = {"id": c.id, "kind": c.kind, "verdict": verdict, "credit": credit}
-            grade.criteria.append(logged | {"weight": c.weight, "reason": reason})
+            logged = dict(id=c.id, kind=c.kind, verdict=verdict, credit=credit, weight=c.weight)
+            grade.criteria.append(logged | {"reason": reason})
         if not grade.error:
             weights, passed = zip(*((c["weight"], c["credit"]) for c in grade.criteria))
             grade.score = rubric_score(weights, passed, scoring)
@@ -297,7 +296,7 @@ def write_grades(out, items, grades):
     the file."""
     rows = []
     for (row, answer, model), grade in zip(items, grades, strict=True):
-        known = {"task_id": row.task_id, "prompt": row.prompt, "model": model, "answer": answer}
+        known = dict(task_id=row.task_id, prompt=row.prompt, model=model, answer=answer)
         rows.append(known | asdict(grade) | {"human": row.human})
     write_jsonl(out, rows, mode=PRIVATE)
 
@@ -333,11 +332,12 @@ def mean_score(scores):
 def print_sameness(grades):
     """One line if the judge says the same of all answers: it tells nothing of them."""
     said = [grade.score for grade in grades if grade.pass_scores]
-    judged = [c for grade in grades for c in grade.criteria if c["kind"] == "judge"]
-    said += ["Yes" if c["verdict"] else "No" for c in judged if c["reason"] is not None]
+    for c in (c for grade in grades for c in grade.criteria):
+        if c["kind"] == "judge" and c["reason"] is not None:
+            said.append(c["verdict"])
     if len(said) >= 4 and len(set(said)) == 1:
-        print(f"warning: the judge says {said[0]} of everything, {len(said)} times: it does not "
-              "tell one answer from another")  # fmt: skip
+        print(f"warning: the judge says the same of everything ({said[0]}, {len(said)} times): it "
+              "does not tell one answer from another")  # fmt: skip
 
 
 # ---- how sure ----

@@ -28,7 +28,7 @@ from parts.files import PRIVATE, UserError, brief, number, write_jsonl
 from parts.messages import conversation
 
 OPENAI = "https://api.openai.com/v1"
-LOCAL = ("localhost", "127.0.0.1", "::1", "0.0.0.0")
+LOCAL = ("localhost", "127.0.0.1", "::1")
 RETRIED = {408, 409, 425, 429, *range(500, 600)}
 FIXES = {  # of what no other question to the same server can change
     401: "is the key in OPENAI_API_KEY right?",
@@ -221,10 +221,10 @@ class Judge:
         except (ValueError, LookupError, TypeError, AttributeError, OverflowError):
             raise ValueError(f"no chat completion: {words}") from None
         prompt = "\n".join(message["content"] for message in messages)
-        with self.lock:  # where the server does not count, a token is 4 characters
-            tokens_in, tokens_out = read or len(prompt) // 4, written or len(text) // 4
-            self.counts.update(calls=1, tokens_in=tokens_in, tokens_out=tokens_out)
-        least = least_tokens(prompt)
+        least, guess = least_tokens(prompt), len(prompt) // 4  # where the server does not count
+        with self.lock:
+            paid = {"tokens_in": read or guess, "tokens_out": written or len(text) // 4}
+            self.counts.update(paid, calls=1)
         if 0 < read < least / 2 and least > WINDOW:
             raise OSError(
                 f"the server read {read} tokens of at least {least}: it cut the prompt. Raise its "
@@ -236,8 +236,10 @@ class Judge:
 
     def usd(self, counts):
         """What calls have cost; None without --judge-price."""
-        tokens = counts["tokens_in"], counts["tokens_out"]
-        return self.price and sum(n * usd / 1e6 for n, usd in zip(tokens, self.price))
+        if self.price is None:
+            return None
+        price_in, price_out = self.price
+        return (counts["tokens_in"] * price_in + counts["tokens_out"] * price_out) / 1e6
 
     def metrics(self, since):
         """The judge/ keys of metrics.jsonl since an earlier copy of `counts`."""
@@ -248,9 +250,9 @@ class Judge:
 
     def describe(self):
         """One line: calls, tokens, cost."""
-        c, usd = self.counts, self.usd(self.counts)
-        cost = "no --judge-price" if usd is None else f"{usd:.4f} USD"
-        return (f"judge: {c['calls']} calls, {c['tokens_in']} tokens in, {c['tokens_out']} out, "
+        c = self.counts
+        cost = f", {self.usd(c):.4f} USD" if self.price else ""
+        return (f"judge: {c['calls']} calls, {c['tokens_in']} tokens in, {c['tokens_out']} out"
                 f"{cost}; {c['cached']} from the cache, {c['failed']} failed")  # fmt: skip
 
 

@@ -22,7 +22,8 @@ KEY = "sk-test-1234567890abcdef"
 
 
 def grade(judge, answers=("Hello.",), row=ROW):
-    return grade_answers([row] * len(answers), list(answers), judge)
+    answers = list(answers)
+    return grade_answers([row] * len(answers), answers, judge)
 
 
 def rated(*verdicts):
@@ -74,9 +75,9 @@ UNREAD = {
     rated("Yes"): "wanted once",
     '{"ratings": [{"id": 1, "rating": "Yes"}, {"id": 1, "rating": "No"}]}': "twice",
     '{"ratings": {"1": {"rating": "Yes"}, "2": {"rating": "Yes"}, "2": {"rating": "No"}}}': "no JSON",
-    rated("Partial", "Yes, but"): "1 ('Partial'), 2 ('Yes, but')",
+    rated("Partial", "Yes, but"): "1: 'Partial', 2: 'Yes, but'",
     rated(["Yes"], 2): "no usable rating",
-    rated(1, None): "no usable rating: 2 (None)",
+    rated(1, None): "no usable rating: {2: None}",
     '{"ratings": [{"id": true, "rating": 1}, {"id": 2.5, "rating": 1}]}': "wanted once",
 }
 
@@ -218,6 +219,8 @@ def test_a_prompt_that_the_server_cut_has_no_score(tmp_path):
     with Server(answer) as server:
         cut, whole = grade(judge_of(server.url, tmp_path), [long, "Short."])
         assert grade(judge_of(server.url, tmp_path), [long])[0].score is None, "it is not cached"
+        server.answer = ratings  # without usage nothing can be said
+        assert grade(judge_of(server.url, tmp_path), ["好a" * 400])[0].score == 1.0
     assert cut.score is None and whole.score == 1.0
     assert "the server read 700 tokens" in cut.error and "context window" in cut.error
 
@@ -250,20 +253,17 @@ def test_a_timeout_is_a_failure_of_one_call(tmp_path):
 
 def test_all_questions_are_in_flight_at_once(tmp_path, caplog):
     """As many as --judge-concurrency, over connections that are kept: urllib3 warns if it drops one."""
-    lock, now, peak = threading.Lock(), [0], [0]
+    together = threading.Barrier(16)
 
     def answer(request):
-        with lock:
-            now[0] += 1
-            peak[0] = max(peak[0], now[0])
-        time.sleep(0.05)
-        with lock:
-            now[0] -= 1
+        together.wait(10)  # a 500 for all if fewer than 16 come together
         return ratings(request)
 
     with Server(answer) as server, caplog.at_level(logging.WARNING, "urllib3"):
-        grade(judge_of(server.url, tmp_path), [f"a{i}" for i in range(96)])
-    assert peak[0] == 16 and not caplog.records and len(server.requests) == 96
+        assert {g.score for g in grade(judge_of(server.url, tmp_path), map(str, range(96)))} == {
+            1.0
+        }
+    assert not caplog.records and len(server.requests) == 96
 
 
 # ---- the cache, the key, the cost ----
