@@ -313,11 +313,10 @@ def test_what_a_user_does_wrong(line, word, command):
 # ---- the audit ----
 
 
-@pytest.mark.parametrize("ratings", [{"3": "yes"}, {"1": "maybe"}, [], {}, None])
+@pytest.mark.parametrize("ratings", [{"3": "yes"}, {"1": "maybe"}, [], None])
 def test_people_who_did_not_rate(ratings, command):
     given([ONE | {"response": "a", "ratings": ratings}])
-    line = error_of(command, "audit", None, "--judge-base-url", "http://127.0.0.1:9")
-    assert "row 1" in line and "ratings" in line
+    assert 'row 1: "ratings" is' in error_of(command, "audit", None)
 
 
 def test_audit_by_hand(command, capsys):
