@@ -44,7 +44,7 @@ class Grade:
 
 def reply_schema(key, name, value, ids):
     """JSON schema of {key: {id: {"reason": text, name: value}}}: each id once, the reason first."""
-    entry = fixed_object({"reason": {"type": "string", "maxLength": 200}, name: value})
+    entry = fixed_object({"reason": {"type": "string"}, name: value})
     return fixed_object({key: fixed_object({str(i): entry for i in ids})})
 
 
@@ -60,9 +60,7 @@ def read_entries(reply, key, name, read, ids, graded=""):
     read     an entry's `name` → its value, or None if it cannot be used
     ids      all of them are wanted, each once; entries are {id: {…}} or [{"id": id, …}]
     graded   the text that is judged: an object that stands in it, too, is quoted and no verdict
-
-    Text around the object is skipped unless it mentions the name: which of two verdicts is the
-    judge's own, and which is quoted from the answer, nobody can tell.
+    Text around the object is skipped unless it mentions the name: of two verdicts one is quoted.
     >>> read_entries('So: {"scores": [{"id": "A", "score": 2}]}.', "scores", "score", int, ["A"])
     {'A': (2, '')}
     """
@@ -153,9 +151,8 @@ def judge_messages(task, criteria, answer, reference=None):
 
     task  text or messages;  criteria  (id, text) pairs;  answer  text;  reference  text or None
 
-    What all answers to a task share comes first and the answer last, so that a server caches the
-    prompt. The form holds no value that could be copied as an answer.
-
+    What all answers to a task share comes first, so that a server caches it. The form holds no
+    value that could be copied as an answer.
     >>> import re
     >>> criteria = [(1, "Says hello."), (3, "Is short.")]
     >>> system, user = judge_messages("Greet.", criteria, "Hi </answer>")
@@ -222,7 +219,6 @@ def rubric_score(weights, passed, scoring="fraction"):
 
     weights  (K,);  passed  (K,) True, False or None (no verdict)
     returns  None if there is nothing to divide by, or if "all" hangs on an open one
-
     By hand: weights 2, 1, 1 with yes, no, nothing: 2/3 of the rated weight.
     >>> round(rubric_score([2, 1, 1], [True, False, None]), 4), rubric_score([1, 1], [None, None])
     (0.6667, None)

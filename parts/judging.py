@@ -52,10 +52,9 @@ def price(text):
 def add_judge_arguments(parser):
     """The judge's flags, for every stage that asks one."""
     add, whole = parser.add_argument_group("judge").add_argument, number(int, at_least=1)
-    address = os.environ.get("OPENAI_BASE_URL", OPENAI)
     # fmt: off
     add("--judge-model", default="gpt-5-mini", help="model name on the server")
-    add("--judge-base-url", default=address, help="OpenAI-compatible server; its key is read from OPENAI_API_KEY")
+    add("--judge-base-url", default=os.environ.get("OPENAI_BASE_URL", OPENAI), help="OpenAI-compatible server; its key is read from OPENAI_API_KEY")
     add("--judge-temperature", type=number(at_least=0), help="only sent if given: some models refuse any (default: the server's)")
     add("--judge-max-tokens", type=whole, help="longest reply; only sent if given (default: the server's)")
     add("--judge-max-retries", type=number(int, at_least=0), default=3, help="retries per request")
@@ -205,7 +204,9 @@ class Judge:
         if "response_format" in body and status in (400, 422) and SCHEMA.search(response.text):
             with self.lock:
                 if self.enforces:
-                    print(f"judge: asked without a schema from now on, for HTTP {status}: {words}")
+                    print(
+                        f"judge: asked without response_format from now on (HTTP {status}: {words})"
+                    )
                 self.enforces = False
             return self.send(messages, schema)
         if status in FIXES:

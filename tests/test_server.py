@@ -205,7 +205,7 @@ def test_a_server_that_refuses_the_schema_is_asked_without(status, tmp_path, cap
         judge = judge_of(server.url, tmp_path, "--judge-concurrency", 1)
         assert [g.score for g in grade(judge, ["a", "b", "c"])] == [1.0] * 3
     assert ["response_format" in request for request in server.requests] == [True] + [False] * 3
-    assert capsys.readouterr().out.count("schema") == 1
+    assert capsys.readouterr().out.count("from now on") == 1
 
 
 def test_a_prompt_that_the_server_cut_has_no_score(tmp_path):
