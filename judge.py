@@ -30,17 +30,16 @@ from collections import Counter, defaultdict
 
 from parts import files
 from parts.files import UserError
-from parts.grading import (
+from parts.grades import (
     add_output_arguments,
     free_path,
-    grade_answers,
     mean_interval,
     print_sameness,
     print_scores,
-    read_verdict,
     with_interval,
     write_grades,
 )
+from parts.grading import grade_answers, read_verdict
 from parts.judging import Judge, add_judge_arguments
 from parts.rubrics import read_responses, read_rubrics, response_text
 

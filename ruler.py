@@ -29,7 +29,7 @@ from parts.comparing import (
     ruler_groups,
 )
 from parts.files import UserError
-from parts.grading import (
+from parts.grades import (
     add_output_arguments,
     free_path,
     print_sameness,

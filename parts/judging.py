@@ -54,7 +54,7 @@ def add_judge_arguments(parser):
     add, whole = parser.add_argument_group("judge").add_argument, number(int, at_least=1)
     # fmt: off
     add("--judge-model", default="gpt-5-mini", help="model name on the server")
-    add("--judge-base-url", default=os.environ.get("OPENAI_BASE_URL", OPENAI), help="OpenAI-compatible server; its key is read from OPENAI_API_KEY")
+    add("--judge-base-url", default=os.environ.get("OPENAI_BASE_URL", OPENAI), help="OpenAI-compatible server; key in OPENAI_API_KEY")
     add("--judge-temperature", type=number(at_least=0), help="only sent if given: some models refuse any (default: the server's)")
     add("--judge-max-tokens", type=whole, help="longest reply; only sent if given (default: the server's)")
     add("--judge-max-retries", type=number(int, at_least=0), default=3, help="retries per request")
@@ -109,11 +109,11 @@ class Judge:
             print(f"warning: OPENAI_API_KEY goes to {address.hostname} unencrypted; use https")
         url = (url if address.path else url + "/v1").removesuffix("/chat/completions")
         self.url = url + "/chat/completions"
-        given = dict(
-            temperature=args.judge_temperature, max_completion_tokens=args.judge_max_tokens
-        )
-        given = {name: x for name, x in given.items() if x is not None}
-        self.settings = {"model": args.judge_model} | given
+        self.settings = {"model": args.judge_model}
+        if args.judge_temperature is not None:
+            self.settings["temperature"] = args.judge_temperature
+        if args.judge_max_tokens:
+            self.settings["max_completion_tokens"] = args.judge_max_tokens
         self.timeout, self.workers = args.judge_timeout, args.judge_concurrency
         self.price, self.budget = args.judge_price, budget
         self.counts, self.lock = Counter(), threading.Lock()
