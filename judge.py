@@ -29,7 +29,7 @@ Axes         P prompts, G answers per prompt, K criteria
 from collections import Counter, defaultdict
 
 from parts import files
-from parts.files import UserError
+from parts.files import UserError, existing_file
 from parts.grades import (
     add_output_arguments,
     free_path,
@@ -80,7 +80,7 @@ def parse_args(argv=None):
     add = parser.add_argument
     # fmt: off
     add("command", choices=("grade", "audit"), help="what to do")
-    add("--data", default="data/rubrics.json", help="rubric file; for audit its rows have a response and ratings, too")
+    add("--data", type=existing_file, default="data/rubrics.json", help="rubric file; for audit its rows have a response and ratings, too")
     add("--responses", help='for grade: JSONL of {"prompt" or "task_id", "response"}')
     add("--rubric-score", choices=("fraction", "all"), default="fraction", help="share of the weight that was met, or 1 only if all of it was")
     add("--check-mode", choices=("strict", "loose"), default="strict", help="loose forgives a first line, a last line and stars, as IFEval does")

@@ -74,7 +74,8 @@ def test_sentence_to_number_over_a_socket(tmp_path):
 def test_an_empty_answer_is_zero_and_costs_no_call(answer):
     row = row_of("Is polite.", {"criterion": "Lies.", "negate": True}, NO_COMMA)
     (grade,) = grade_answers([row], [answer])  # without a judge
-    assert grade.score == 0.0 and not any(c["verdict"] or c["credit"] for c in grade.criteria)
+    assert grade.score == 0.0
+    assert [(c["verdict"], c["credit"]) for c in grade.criteria] == [(False, False)] * 3
 
 
 def test_a_failure_of_a_grader_is_none(tmp_path):
@@ -299,7 +300,7 @@ def test_all_groups_are_asked_at_once(command):
     ("grade --no-such-flag", "--no-such-flag"),
     ("grade --out .", "--out ."),
     ("grade --out . --overwrite", "--out ."),
-    ("grade --data none.json", "--data none.json"),
+    ("grade --data none.json", "none.json"),
     ("audit", "ratings"),
     ("audit --responses a.jsonl", "--responses"),
     ("ruler --ruler-rubric none.txt", "none.txt"),
@@ -337,7 +338,7 @@ def test_audit_by_hand(command, capsys):
     assert "judge: 8 ratings; without a verdict: 2" in out
     assert "agrees with people: 0.625 [" in out and "κ 0.250 [" in out
     assert "give none: 2 of 5" in out and "give it: 1 of 3" in out
-    assert "check: 1 ratings" in out
+    assert "check: 1 ratings; without a verdict: 0\n  agrees with people: 1.000" in out
     assert rows_of("human")[0][0] == {"1": True, "2": False}
     (checked,) = [c["verdict"] for c in rows_of("criteria")[0][4] if c["kind"] == "check"]
     assert checked is rows_of("human")[0][4]["3"] is True, "the file has both in one sense"

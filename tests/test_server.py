@@ -7,6 +7,7 @@ import threading
 import time
 
 import pytest
+import requests
 
 from judge_server import Server, asked, completion, fault, judge_of, ratings
 from parts.files import UserError
@@ -323,15 +324,17 @@ def test_the_key_goes_to_the_server_alone(monkeypatch, tmp_path, capsys):
     monkeypatch.setenv("OPENAI_API_KEY", KEY)
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.setenv("http_proxy", "http://127.0.0.1:9")  # none stands before this machine
-    (tmp_path / ".netrc").write_text("machine 127.0.0.1 login evil password evil\n")
+    (tmp_path / ".netrc").write_text("machine judge.example login evil password evil\n")
     with Server(ratings) as server:
         judge = judge_of(server.url, tmp_path)
         assert grade(judge)[0].score == 1.0
     assert server.headers[0]["Authorization"] == f"Bearer {KEY}"
     assert KEY not in repr(vars(judge)) + (tmp_path / "judge_cache.jsonl").read_text()
     assert capsys.readouterr().out == ""
-    judge_of("http://judge.example/v1", tmp_path)
+    session = judge_of("http://judge.example/v1", tmp_path).session
     assert "unencrypted" in capsys.readouterr().out
+    request = session.prepare_request(requests.Request("POST", "http://judge.example/v1"))
+    assert request.headers["Authorization"] == f"Bearer {KEY}"
     monkeypatch.setenv("OPENAI_API_KEY", "sk-one\nsk-two")
     line = error_of(judge_of, server.url, tmp_path)
     assert "OPENAI_API_KEY" in line and "sk-one" not in line
