@@ -681,7 +681,9 @@ def study_votes(path, words):
             hits = [int(side == "chosen") for side in sides]
         elif len(people) == 1 and sides[0] not in ("chosen", "rejected"):
             measure = "harsher decision"
-            chosen, rejected = (recommendation(visible(message_texts(x)[-1]), words) for x in answers)
+            chosen, rejected = (
+                recommendation(visible(message_texts(x)[-1]), words) for x in answers
+            )
             counts["about one candidate"] += 1
             counts["of these without a clear decision"] += None in (chosen, rejected)
             if None not in (chosen, rejected) and chosen != rejected:

@@ -59,6 +59,12 @@ def as_chat(row, *keys):
             row[key] = [{"role": role, "content": row[key]}]
 
 
+def conversation(prompt, answer):
+    """A prompt (text or messages) and an answer as messages."""
+    prompt = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
+    return [*prompt, {"role": "assistant", "content": answer}]
+
+
 # ---- what is read ----
 
 

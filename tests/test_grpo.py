@@ -305,7 +305,7 @@ def test_a_loss_that_is_not_finite_names_its_rows(files):
         ("--reward model", "--reward-model"),
         ("--reward-model somewhere", "--reward model"),
         ("--judge-passes 2", "--judge-passes"),
-        ("--ruler-rubric some.txt", "--ruler-rubric"),
+        (f"--ruler-rubric {__file__}", "--ruler-rubric"),
         ("--num-substeps 9", "--num-substeps"),
         ("--batch-size 30", "--batch-size"),
         ("--train-ratio 0.5", "--train-ratio"),
