@@ -66,7 +66,6 @@ def sample(flag, name, rows, args, seed):
     )
     model, most = common.load_model(name, device, dtype, flag=flag), args.max_new_tokens
     ids = [common.encode_prompt(tokenizer, row["prompt"]) for row in rows]
-    common.check_ids(model.config, *ids)
     longest = max(map(len, ids))
     if longest + most > common.max_positions(model.config):
         reason = f"the longest prompt has {longest} tokens, and {name} no positions for both"

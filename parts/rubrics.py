@@ -19,8 +19,9 @@ from parts.files import UserError
 from parts.messages import check_prompt
 
 SPLITS = ("train", "validation", "test")
+SPLIT_OF = {"train": "train", "val": "validation", "test": "test"}  # a row's own "split"
 ROW_KEYS = """task_id prompt rubrics reference instruction_id_list kwargs
-id task response ratings""".split()  # the last line: of bundled rows, of `judge.py audit`
+id task split response ratings""".split()  # the last line: of bundled rows, of `judge.py audit`
 ANSWER_KEYS = "task_id prompt reference response model".split()
 # what a criterion may have; a check has its arguments, too
 CRITERION = {"criterion": "", "check": "", "name": "", "negate": False, "weight": 1}
@@ -94,10 +95,14 @@ def read_rubrics(path, allow_code=False, flag="--data"):
             raise UserError(f"{flag} {path}, {place}: {error}") from None
         row.place = place
         rows[row.task_id] = row
+        split = split or SPLIT_OF.get(str(raw.get("split")), "")
         splits.setdefault(split, []).append(row)
         unread.update(set(raw) - set(ROW_KEYS))
     if not rows:
         raise UserError(f"{flag} {path}: no row")
+    if "" in splits and len(splits) > 1:
+        wrong = f'"split" of {splits[""][0].place} is none of {", ".join(SPLIT_OF)}, as others are'
+        raise UserError(f"{flag} {path}: {wrong}")
     splits = {} if "" in splits else {name: splits.get(name, []) for name in SPLITS}
     return Rubrics(str(path), list(rows.values()), splits, unread)
 

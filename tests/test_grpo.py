@@ -368,7 +368,7 @@ def test_the_split(tmp_path, capsys):
 
 
 def test_checks_need_a_check(tmp_path):
-    fault = [{"prompt": "Hi.", "rubrics": [{**CHECKS[0], "points": -1}, "Is kind."]}]
+    fault = [{"prompt": "Hi.", "rubrics": [{**CHECKS[0], "weight": -1}, "Is kind."]}]
     with pytest.raises(UserError, match="--reward checks"):
         split_of(tmp_path / "a.jsonl", fault, "--reward", "checks")
 
