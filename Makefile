@@ -5,6 +5,7 @@
 # make overdriven  PPO driven beyond what its reward model is worth, to see the alarm and the mark
 # make data, make base  the bundled files from their generator
 # make real-model  SmolLM2-135M-Instruct, a real model of 134.5 M weights, into runs/smollm2; its tests then run in make test
+# make real-server URL=http://localhost:8000/v1 JUDGE=name  the judge's tests against a server of yours, such as `vllm serve`
 # make lesson  a planted preference found in a reward model and in a policy, with three seeds
 # make test-fast, make lint, make format, make clean
 #
@@ -26,7 +27,7 @@ DEV := $(VENV)/.dev
 GGUF := $(VENV)/.gguf
 endif
 
-.PHONY: help demo test test-fast real-model lint format report overdriven lesson data base clean $(SEEDS:%=report-%) $(SEEDS:%=lesson-%)
+.PHONY: help demo test test-fast real-model real-server lint format report overdriven lesson data base clean $(SEEDS:%=report-%) $(SEEDS:%=lesson-%)
 .DELETE_ON_ERROR:
 
 help:
@@ -81,6 +82,10 @@ test-fast: $(DEV)
 # a minute and 270 MB; a model that is there already stays
 real-model: $(GGUF)
 	$(PY) data/real_model.py --out runs/smollm2
+
+JUDGE ?= policy
+real-server: $(DEV)
+	FEEDBACKLOOP_JUDGE_URL=$(URL) FEEDBACKLOOP_JUDGE_MODEL=$(JUDGE) $(PY) -m pytest -q -s tests/test_real_server.py
 
 lint: $(DEV)
 	$(PY) -m ruff check .

@@ -35,8 +35,6 @@ from typing import NamedTuple
 import numpy as np
 from tqdm import tqdm
 
-from checks.decisions import decision_of
-from checks.risky import is_foreign, risky_questions
 from parts import files
 from parts.biasguard import beside, compared, write_decisions
 from parts.fairness_page import (
@@ -48,7 +46,7 @@ from parts.fairness_page import (
     verdict_tables,
 )
 from parts.files import UserError
-from parts.messages import visible
+from parts.messages import recommendation, visible
 from parts.people import fold_labels
 from parts.rates import compare
 from parts.reports import (
@@ -63,6 +61,7 @@ from parts.reports import (
     raw_scorer,
 )
 from parts.reports import labels as labels_of
+from parts.risky import risky_questions
 from parts.stats import number, share
 from parts.twins import (
     cell_notes,
@@ -564,7 +563,7 @@ def is_unread(answer):
     >>> [is_unread(x) for x in ("<think>x</think>", "<think>x", "<think></think>Wie alt bist du?")]
     [False, True, True]
     """
-    return is_endless(answer) or is_foreign(visible(answer))
+    return is_endless(answer)
 
 
 def withheld(rows, groups, unread, reason, limits):
@@ -611,14 +610,14 @@ def text(args):
     models = sorted({str(row["model"]) for row in rows if row.get("model")})
     if len(models) > 1:
         notes.append(f"Answers of {len(models)} models count together: {', '.join(models)}.")
-    foreign, endless = [*map(is_foreign, texts)], [*map(is_endless, answers)]
+    foreign, endless = [False] * len(texts), [*map(is_endless, answers)]
     unread = [a or b for a, b in zip(foreign, endless)]
     if n := sum(foreign):
         notes.append(f"{n} of {len(rows)} answers are not English. {IN_ENGLISH}")
     if n := sum(endless):
         words = "answers are thoughts without an end: nothing is said yet."
         notes.append(f"{n} of {len(rows)} {words}")
-    decisions = [decision_of(answer, args.decision_words) for answer in texts]
+    decisions = [recommendation(answer, args.decision_words) for answer in texts]
     undecided = [word is None for word in decisions]
     no_words = f"decide in none of {', '.join(args.decision_words)}; {NAME_WORDS}"
     asks = [bool(risky_questions(answer)) for answer in texts]
@@ -682,7 +681,9 @@ def study_votes(path, words):
             hits = [int(side == "chosen") for side in sides]
         elif len(people) == 1 and sides[0] not in ("chosen", "rejected"):
             measure = "harsher decision"
-            chosen, rejected = (decision_of(visible(message_texts(x)[-1]), words) for x in answers)
+            chosen, rejected = (
+                recommendation(visible(message_texts(x)[-1]), words) for x in answers
+            )
             counts["about one candidate"] += 1
             counts["of these without a clear decision"] += None in (chosen, rejected)
             if None not in (chosen, rejected) and chosen != rejected:

@@ -40,12 +40,13 @@ from statistics import fmean
 import numpy as np
 import torch
 
-import ruler
 from common import Policy, encode_prompt, load_model, load_tokenizer
-from parts import flags, grpo, rollouts, runs, server
+from parts import flags, grpo, rollouts, runs
 from parts.answers import scored
+from parts.comparing import ALONE, add_ruler_arguments, order_difference, ruler_groups
 from parts.episodes import Episode, next_prompt, training_rows
 from parts.files import UserError, brief, command, load_function, number, shown_value, write_jsonl
+from parts.judging import Judge, add_judge_arguments
 from parts.parallel import all_sum, gather, pick, rank, world
 from parts.sampling import sample
 from watch import add_watch_arguments
@@ -78,8 +79,8 @@ def parse_args(argv=None):
     add("--write", help="play: also write the policy's turns to this file, as rows for sft.py")
     # fmt: on
     grpo.add_group_arguments(parser)
-    ruler.add_ruler_arguments(parser)
-    server.add_judge_arguments(parser)
+    add_ruler_arguments(parser)
+    add_judge_arguments(parser)
     add_watch_arguments(parser)
     parser.set_defaults(eval_every=5, save_every=10)
     args = parser.parse_args(argv)
@@ -161,19 +162,21 @@ def draw_turns(args, policy, tokenizer, live, temperature, seed):
 # ---- the loop ----
 
 
-def rule(args, judge, standard, episodes):
+def rule(args, judge, episodes):
     """Put RULER's score in the place of each episode's reward: None where the judge failed, for a
     whole group. Returns the judge's metrics."""
     before, g = Counter(judge.counts), args.group_size
     talks = [episode.messages for episode in episodes]
     groups = [talks[i : i + g] for i in range(0, len(talks), g)]
     # rank 0 asks for all
-    grades = [] if rank() else ruler.ruler_groups(groups, judge, standard, args.judge_passes)
-    for episode, grade in zip(episodes, sum(gather(grades), []), strict=True):
+    settings = judge, args.ruler_rubric, args.judge_passes
+    grades = sum(gather([] if rank() else ruler_groups(groups, *settings)), [])
+    for episode, grade in zip(episodes, grades, strict=True):
         episode.reason = grade.reason or grade.error
         # equal episodes everywhere: nothing to compare, so nothing to learn
-        episode.reward = 0.0 if grade.error == ruler.ALONE else grade.score
-    return judge.metrics(before)
+        episode.reward = 0.0 if grade.error == ALONE else grade.score
+    row = judge.metrics(before) | {"judge/order_disagreement": order_difference(grades)}
+    return gather([row])[0]
 
 
 def episode_row(episodes):
@@ -251,8 +254,7 @@ def main(argv=None):
         return play_command(args, make)
     env, g = make(), args.group_size
     run = runs.Run("grpo_agent", args, SHOW, HEADLINE)
-    standard = ruler.read_standard(args.ruler_rubric)
-    judge = server.Judge.from_args(args, args.out) if args.reward == "ruler" else None
+    judge = Judge(args, args.out) if args.reward == "ruler" else None
     tokenizer = load_tokenizer(args.model)
     policy, reference = rollouts.load_policy(args, run)
     opening = encode_prompt(tokenizer, env.reset(VAL_SEEDS))
@@ -277,7 +279,7 @@ def main(argv=None):
         seeds, draws = training_seeds(args, step), args.seed * 10**6 + step
         episodes = play(args, make, seeds, player, args.temperature, draws)
         # (2) reward: the environment's own, or RULER's, which compares the group's episodes
-        spent = rule(args, judge, standard, episodes) if judge else {}
+        spent = rule(args, judge, episodes) if judge else {}
         rewards = np.array([e.reward for e in episodes], np.float32)  # None is NaN
         rewards_PG = torch.from_numpy(rewards).view(-1, g)
         # (3) advantages: reward − mean of the group; every turn of an episode has the same one

@@ -54,6 +54,7 @@ from common import (
 )
 from parts import flags, grpo, rewards, rollouts, runs
 from parts.answers import scored
+from parts.comparing import order_difference
 from parts.files import UserError, command, existing_file, number, shown_value
 from parts.messages import as_chat, prompt_key
 from parts.pairs import say_how_text_is_read
@@ -213,6 +214,8 @@ def rollout_row(b):
         scores = [grade.score for grade in group]
         metrics |= {f"reward/{name}": scored("mean", scores)["mean"]}
         metrics |= {f"reward/lost/{name}": scores.count(None)}
+        if name == "ruler":
+            metrics["judge/order_disagreement"] = order_difference(group)
     return metrics | rollouts.text_row(b["texts"])
 
 

@@ -156,7 +156,11 @@ def write_jsonl(path, rows, append=False, mode=0o644):
     """Write rows (dicts) as UTF-8 JSONL. Without `append` the file is complete or not there; with
     it each row is one write, so a kill can tear only the last line."""
     Path(path).parent.mkdir(parents=True, exist_ok=True)
-    with open(path, "ab", buffering=0) if append else replacing(path, mode) as file:
+
+    def opener(name, flags):
+        return os.open(name, flags, mode)
+
+    with open(path, "ab", 0, opener=opener) if append else replacing(path, mode) as file:
         for row in rows:
             file.write((json.dumps(finite(row), ensure_ascii=False) + "\n").encode())
 

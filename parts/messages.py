@@ -59,6 +59,12 @@ def as_chat(row, *keys):
             row[key] = [{"role": role, "content": row[key]}]
 
 
+def conversation(prompt, answer):
+    """A prompt (text or messages) and an answer as messages."""
+    prompt = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
+    return [*prompt, {"role": "assistant", "content": answer}]
+
+
 # ---- what is read ----
 
 
@@ -84,6 +90,29 @@ def words(text_or_messages):
     if not isinstance(text, str):
         text = "".join(f"{turn['content']}{turn.get('tool_calls') or ''}" for turn in text)
     return "".join(text.split()).casefold()
+
+
+def last_line(label, text):
+    """What stands behind "Label:" in the last line of a text, Markdown's marks aside, or "".
+
+    >>> last_line("answer", "It is B.\\n**Answer:** B."), last_line("answer", "Answer: B\\nOr C.")
+    ('B', '')
+    """
+    marks = " \t*_`#>."
+    found, _, rest = text.rstrip().rpartition("\n")[2].partition(":")
+    return rest.strip(marks) if found.strip(marks).lower() == label else ""
+
+
+def recommendation(text, words):
+    """The decision of an answer, one of the words: the last line is "Recommendation: word", and
+    nothing else. Else there is none (None), whatever the answer says.
+
+    >>> words = ("advance", "hold", "reject")
+    >>> [recommendation(text, words) for text in ("Recommendation: Hold.", "Unlikely to advance.")]
+    ['hold', None]
+    """
+    decided = last_line("recommendation", text).lower()
+    return next((word for word in words if word.lower() == decided), None)
 
 
 def prompt_key(row):

@@ -9,16 +9,14 @@ from collections import Counter
 
 import numpy as np
 
-import ruler
-from judge import grade_answers
 from parts import parallel
 from parts.answers import score_answers
+from parts.comparing import ALONE, add_ruler_arguments, ruler_groups
 from parts.files import UserError, load_function, number
-from parts.grades import ALONE, Grade
-from parts.messages import visible
-from parts.questions import talk
+from parts.grading import Grade, grade_answers
+from parts.judging import Judge, add_judge_arguments
+from parts.messages import conversation, visible
 from parts.reward_models import reward_function
-from parts.server import Judge, add_judge_arguments
 
 REWARDS = ("rubric", "checks", "ruler", "model")
 
@@ -32,7 +30,7 @@ def add_reward_arguments(parser):
     add("--allow-code-execution", action="store_true", help="run the code in answers for code:tests: with limits, but in no sandbox")
     add("--gold", help="FILE:FUNCTION that scores validation answers alone, such as data/recruiter.py:reward")
     # fmt: on
-    ruler.add_ruler_arguments(parser)
+    add_ruler_arguments(parser)
     add_judge_arguments(parser)
 
 
@@ -76,10 +74,9 @@ class Graders:
         self.args, self.prompts, self.judge, self.before = args, prompts, None, Counter()
         self.metric = "checks" if all(map(has_checks, held_out)) else "rubric"
         self.gold = load_function(args.gold, "--gold") if args.gold else None
-        self.standard = ruler.read_standard(args.ruler_rubric)
         rows = train * ("rubric" in args.reward) + held_out * (self.metric == "rubric")
         if "ruler" in args.reward or any(c.kind == "judge" for r in rows for c in r.criteria):
-            self.judge = Judge.from_args(args, run.out / "judge")
+            self.judge = Judge(args, run.out / "judge")
         if args.reward_model:
             settings = args.reward_model, run.device, run.dtype, args.micro_tokens
             self.model = reward_function(*settings)
@@ -104,10 +101,10 @@ class Graders:
 
     def ruler_grades(self, rows, prompts, texts, size):
         """RULER's scores; 0 for each of a group of equals, where nothing can be learned."""
-        talks, references = list(map(talk, prompts, texts)), [row.reference for row in rows]
+        talks, references = list(map(conversation, prompts, texts)), [r.reference for r in rows]
         groups = [talks[i : i + size] for i in range(0, len(talks), size)]
-        settings = self.judge, self.standard, self.args.judge_passes, references[::size]
-        grades = sum(ruler.ruler_groups(groups, *settings), [])
+        settings = self.args.ruler_rubric, self.args.judge_passes, references[::size]
+        grades = sum(ruler_groups(groups, self.judge, *settings), [])
         return [Grade(0.0, error=ALONE) if g.error == ALONE else g for g in grades]
 
     def model_grades(self, prompts, texts):
@@ -125,7 +122,7 @@ class Graders:
         if not self.judge:
             return {}
         before, self.before = self.before, Counter(self.judge.counts)
-        return self.judge.metrics(before)
+        return parallel.gather([self.judge.metrics(before)])[0]  # of rank 0, which asks for all
 
 
 def scores_of(grades):

@@ -8,12 +8,12 @@ import numpy as np
 import pytest
 
 import fairness
-from checks.risky import is_foreign, risky_questions
 from conftest import REPO
 from parts import fairness_page
 from parts.files import read_jsonl
 from parts.pages import number
 from parts.rates import compare
+from parts.risky import risky_questions
 from parts.stats import share
 from test_audit import FORBIDDEN, columns_of, write
 from tiny import cases, error_of, read_json
@@ -98,17 +98,6 @@ Bilingual receptionist, friendly, organised, punctual.
 Exceeds expectations across every criterion.
 Chef de cuisine, Paris trained, award winning.
 Vincent van der Berg: decent Go."""
-
-
-def test_what_is_not_english():
-    """The bundled answers, short as they are, and the labelled questions are English; terse English
-    without one of the commonest words was not, and "Sind Sie schwanger?" was."""
-    assert [text for text in FOREIGN.split("\n") if not is_foreign(text)] == []
-    assert [text for text in TERSE.split("\n") if is_foreign(text)] == []
-    texts = [row["text"] for row in read_jsonl(REPO / "tests/risky_sentences.jsonl")]
-    for row in read_jsonl(REPO / "data/prefs_test.jsonl"):
-        texts += [row[side][-1]["content"] for side in ("chosen", "rejected")]
-    assert len(texts) > 1500 and not any(map(is_foreign, [*texts, "", "SQL.", "Decision: hold."]))
 
 
 def test_answers_of_a_policy_in_another_language_are_not_measured():

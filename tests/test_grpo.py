@@ -305,7 +305,7 @@ def test_a_loss_that_is_not_finite_names_its_rows(files):
         ("--reward model", "--reward-model"),
         ("--reward-model somewhere", "--reward model"),
         ("--judge-passes 2", "--judge-passes"),
-        ("--ruler-rubric some.txt", "--ruler-rubric"),
+        (f"--ruler-rubric {__file__}", "--ruler-rubric"),
         ("--num-substeps 9", "--num-substeps"),
         ("--batch-size 30", "--batch-size"),
         ("--train-ratio 0.5", "--train-ratio"),
@@ -368,7 +368,7 @@ def test_the_split(tmp_path, capsys):
 
 
 def test_checks_need_a_check(tmp_path):
-    fault = [{"prompt": "Hi.", "rubrics": [{**CHECKS[0], "points": -1}, "Is kind."]}]
+    fault = [{"prompt": "Hi.", "rubrics": [{**CHECKS[0], "weight": -1}, "Is kind."]}]
     with pytest.raises(UserError, match="--reward checks"):
         split_of(tmp_path / "a.jsonl", fault, "--reward", "checks")
 
