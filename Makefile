@@ -5,6 +5,7 @@
 # make overdriven  PPO driven beyond what its reward model is worth, to see the alarm and the mark
 # make data, make base  the bundled files from their generator
 # make real-model  SmolLM2-135M-Instruct, a real model of 134.5 M weights, into runs/smollm2; its tests then run in make test
+# make real-server URL=http://localhost:8000/v1 JUDGE=name  the judge's tests against a server of yours, such as `vllm serve`
 # make lesson  a planted preference found in a reward model and in a policy, with three seeds
 # make test-fast, make lint, make format, make clean
 #
@@ -26,7 +27,7 @@ DEV := $(VENV)/.dev
 GGUF := $(VENV)/.gguf
 endif
 
-.PHONY: help demo test test-fast real-model lint format report overdriven lesson data base clean $(SEEDS:%=report-%) $(SEEDS:%=lesson-%)
+.PHONY: help demo test test-fast real-model real-server lint format report overdriven lesson data base clean $(SEEDS:%=report-%) $(SEEDS:%=lesson-%)
 .DELETE_ON_ERROR:
 
 help:
@@ -81,6 +82,10 @@ test-fast: $(DEV)
 # a minute and 270 MB; a model that is there already stays
 real-model: $(GGUF)
 	$(PY) data/real_model.py --out runs/smollm2
+
+JUDGE ?= policy
+real-server: $(DEV)
+	FEEDBACKLOOP_JUDGE_URL=$(URL) FEEDBACKLOOP_JUDGE_MODEL=$(JUDGE) $(PY) -m pytest -q -s tests/test_real_server.py
 
 lint: $(DEV)
 	$(PY) -m ruff check .
@@ -159,7 +164,7 @@ base: $(RUNTIME)
 	$(PY) data/make_data.py --corpus runs/corpus-5.jsonl --corpus-run 5
 	$(PY) data/make_data.py --corpus runs/corpus-6.jsonl --corpus-run 6
 	$(PY) data/train_tokenizer.py --corpus runs/corpus-1.jsonl --config data/tiny-base/config.json --out runs/base-0
-	$(PY) sft.py --init-config runs/base-0 --data runs/corpus-1.jsonl --lr 1.5e-3 $(BASE_FLAGS) --out runs/base-1 --overwrite
+	$(PY) sft.py --model runs/base-0 --data runs/corpus-1.jsonl --lr 1.5e-3 $(BASE_FLAGS) --out runs/base-1 --overwrite
 	$(PY) sft.py --model runs/base-1 --data runs/corpus-2.jsonl --lr 1e-3 $(BASE_FLAGS) --out runs/base-2 --overwrite
 	$(PY) sft.py --model runs/base-2 --data runs/corpus-3.jsonl --lr 1e-3 $(BASE_FLAGS) --out runs/base-3 --overwrite
 	$(PY) sft.py --model runs/base-3 --data runs/corpus-4.jsonl --lr 1e-3 --batch-size 128 --schedule constant $(BASE_FLAGS) --warmup 0.04 --out runs/base-4 --overwrite

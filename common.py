@@ -152,7 +152,7 @@ def encode_pair(tokenizer, prompt, *answers, max_length=None, tools=None):
 
 def pad_rows(prompts, answers, pad):
     """(ids, attention_mask, answer_mask), each (B, T), right-padded."""
-    rows = [torch.tensor([*p, *a]) for p, a in zip(prompts, answers, strict=True)]
+    rows = [torch.tensor([*p, *a], dtype=torch.long) for p, a in zip(prompts, answers, strict=True)]
     ids = pad_sequence(rows, True, pad)  # (B, T)
     lengths = torch.tensor([[len(p), len(row)] for p, row in zip(prompts, rows)])  # (B, 2)
     column = torch.arange(ids.shape[1])
@@ -224,14 +224,6 @@ def max_positions(config):
     return getattr(config.get_text_config(), "max_position_embeddings", None) or math.inf
 
 
-def check_ids(config, *rows):
-    """UserError if a token has no row in the embedding: the tokenizer was extended, the model not."""
-    size, largest = config.get_text_config().vocab_size, max(int(max(ids)) for ids in rows)
-    if largest >= size:
-        fix = "call resize_token_embeddings, and save the model"
-        raise UserError(f"--model: token {largest} has no row in its embedding of {size}; {fix}")
-
-
 def load_tokenizer(name, flag="--model"):
     from transformers import AutoTokenizer
 
@@ -258,9 +250,7 @@ def load_model(
     lost = [key for key in info["missing_keys"] if not key.startswith("score.")]
     if lost:  # transformers would draw it at random
         raise UserError(f"{flag} {name}: its weight files lack {lost[0]} ({len(lost)} missing)")
-    head = model.get_output_embeddings() or getattr(model, "score", None)
-    if head is None:
-        raise UserError(f"{flag} {name}: {type(model).__name__} is no decoder with a head to train")
+    head = model.get_output_embeddings() or model.score
     head.float()  # a logit of 20 in bf16 is rounded by .06
     model.generation_config = GenerationConfig()  # no repetition penalty that the authors ask for
     model.requires_grad_(trainable).to(device).eval()

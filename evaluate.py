@@ -67,13 +67,11 @@ from parts.reports import (
 )
 from parts.old_stats import bootstrap_ci, detectable, holm, mean_number, number, prompt_keys, sign_test
 from parts.votes import (
-    by_people,  # events without those of models
-    folded,  # a name without its capitals
-    left_out,  # counts: skips, repeats, votes on gold items
     load_items,
-    ordinary_votes,  # neither on gold items nor repeats
+    ordinary_votes,  # not on gold items
     read_log,  # the checked events: vote, skip, undo
     replay,  # votes that no undo took back; the last of each person on each item
+    standing,  # votes and skips that no undo took back
 )
 
 SHOWN_PROMPTS = 12  # drawn by seed: their answers are shown side by side
@@ -259,7 +257,6 @@ def parse_args(argv=None):
     add = adders["human"]
     add("--votes", default="runs/ab/annotations.jsonl", help="log of annotate.py, items.jsonl beside it (default: %(default)s)")
     add("--model-a", metavar="MODEL", help="the one of the two whose wins are counted (default: the one drawn first, --model of annotate.py draw)")
-    add("--judge", action="store_true", help="count the votes of models, too (annotate.py judge)")
     add("--fail-below", type=files.number(above=0, below=1), metavar="RATE", help="for CI: status 1 if model A's win rate is below RATE, 3 if its interval holds RATE")
     for name, add in adders.items():
         add("--out", default=COMMANDS[name][1], help="folder of the report (default: %(default)s)")
@@ -717,16 +714,15 @@ def human(args):
     path = Path(args.votes)
     items_path = path.with_name("items.jsonl")
     items = load_items(items_path, "--votes")
-    all_events = read_log(path, items)
-    events = all_events if args.judge else by_people(all_events)
+    events = read_log(path, items)
     names, votes = unblind(events, items, args.model_a, args.fail_below is not None)
     if not ordinary_votes(votes):
         raise UserError(f"--votes {path}: no vote on an ordinary item; vote first")
     report = begin(args, [path, items_path]) | {"models": names}
     report |= human_report(votes, items, args.seed) | dict(zip("ab", labels(names).values()))
-    others = [event for event in events if event["event"] != "vote"]  # skips and undos
-    report["left_out"] = left_out([*votes, *others])
-    report["left_out"]["judge_votes"] = len(all_events) - len(events)
+    gold = [vote["gold_pass"] for vote in votes if vote["gold_pass"] is not None]
+    skips = sum(event["event"] == "skip" for event in standing(events))
+    report["left_out"] = {"skips": skips, "gold": len(gold), "gold_right": sum(gold)}
     save(args, report, "votes.jsonl", votes)
     print(f"next: {shlex.join(['python', 'annotate.py', 'agreement', '--out', str(path.parent)])}")
     return gate(report["comparison"], args.fail_below, report["a"])
@@ -778,23 +774,16 @@ def human_report(votes, items, seed):
         "caveats": [],
     }
     annotators = sorted(set(people))
-    judges = sorted({vote["annotator"] for vote in votes if vote.get("judge")})
     for annotator in annotators:
         own = np.equal(people, annotator)  # (n,)
         rate = mean_number(np.array(y)[own], prompts[own], shares=True)  # a tie is one half
         report["annotators"].append({"annotator": annotator, "win_rate": rate})
-    report["judges"], persons = judges, [name for name in annotators if name not in judges]
-    caveats, spellings = report["caveats"], Counter(map(folded, persons))
-    if judges:
-        n_votes = sum(bool(vote.get("judge")) for vote in votes)
-        words = f"{n_votes} of {len(votes)} votes are of a language model ({', '.join(judges)})"
-        caveats.append(f"{words}, which is nobody's preference.")
+    caveats, spellings = report["caveats"], Counter(map(str.casefold, annotators))
     if len(spellings) == 1:
-        all_votes = "All other votes" if judges else "All votes"
-        caveats.append(f"{all_votes} are {persons[0]}'s: they say what one person prefers.")
-    elif spellings and len(spellings) < MIN_ANNOTATORS:
+        caveats.append(f"All votes are {annotators[0]}'s: they say what one person prefers.")
+    elif len(spellings) < MIN_ANNOTATORS:
         caveats.append(f"{len(spellings)} people voted: too few to say what others would prefer.")
-    if alike := [name for name in annotators if spellings[folded(name)] > 1]:
+    if alike := [name for name in annotators if spellings[name.casefold()] > 1]:
         words = f"{', '.join(alike)} differ in capitals alone and are {len(alike)} rows below"
         caveats.append(f"{words}; are they one person?")
     if not report["decided"]:

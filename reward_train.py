@@ -184,9 +184,7 @@ def main(argv=None):
     tokenizer = load_tokenizer(args.model)
     config = common.opened("--model", args.model, AutoConfig.from_pretrained)
     # (1) read pairs; render the prompt; mark the answer tokens
-    longest = min(args.max_length, common.max_positions(config))
-    pairs = Pairs(args, tokenizer, longest, keep_ties=True, columns=[args.margin])
-    common.check_ids(config, [pairs.pad], *pairs.ids())
+    pairs = Pairs(args, tokenizer, config, keep_ties=True, columns=[args.margin])
     margins, ties = (x.to(run.device) for x in read_labels(args, pairs))  # (n,) each
 
     # the trunk of --model with one output: all of it is trained, or adapters and that output

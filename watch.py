@@ -16,7 +16,7 @@ Left out     1. a limit on the KL, because no universal one exists   2. threshol
              3. proof: a rule that does not fire shows nothing, so read rollouts.jsonl
              4. a stop by patience, unless asked for: it ends honest slow progress (bench/alarms.py)
 Run          python watch.py runs/ppo --html
-Writes       with --html RUN/watch.html: curves, alarms, answers to read. Exit status 0, 2 (bad
+Writes       with --html RUN/watch.html: what is printed, and curves. Exit status 0, 2 (bad
              input), 3 (the reward rises, validation falls), 4 (the judge is down)
 Copy         `alarms`, `stop_reason` and `best_step` with part 3: functions of a list of rows
 Reference    Gao et al. 2022, arXiv 2210.10760: how a proxy reward is over-optimised
@@ -39,6 +39,7 @@ LEAST = 8  # held-out answers or pairs that R2 and R3 need
 # the held-out score is the first of these that the log has; 1: higher is better
 VALIDATION = {"val/gold": 1, "val/score": 1, "eval/accuracy": 1, "eval/rewards/accuracies": 1,
               "eval/loss": -1}  # fmt: skip
+CHARTS = "reward/mean", *VALIDATION, "kl/ref", "length/mean"  # of the page
 DEFAULTS = Namespace(patience=0, target=None, baseline=None, margin=0, on_hack="stop")
 
 # ---- 3. the math ----
@@ -319,17 +320,30 @@ def main(argv=None):
     # (4) the answer first
     head = [f"Stop: {stop}." if stop else "No reason to stop."]
     head += [*progress(path.parent, rows, stop), *validation(rows)]
-    print(*head, "", *found, unjudged(rows, args), sep="\n")
+    lines = [*head, "", *map(str, found), unjudged(rows, args)]
     if torn:
-        print(f"{path}, line {len(rows) + 1}: cut off by a kill, and left out")
+        lines.append(f"{path}, line {len(rows) + 1}: cut off by a kill, and left out")
+    print("\n".join(lines))
     if args.html:
-        from parts import viewer  # jinja2, which the trainers do without
-
-        print("page:", viewer.write(path.parent, rows, found, head, best_step(rows)))
+        page = path.with_name("watch.html")
+        write_page(page, rows, found, lines)
+        print("page:", page)
     return exit_code(stop and stop.rule)
 
 
 # ---- 9. the report ----
+
+
+def write_page(path, rows, found, sentences):
+    """Write the page: what is printed, and curves in which the alarms are marked."""
+    from parts import pages  # jinja2, which the trainers do without
+
+    marks, plots = [(alarm.step, alarm.rule) for alarm in found], []
+    for key in CHARTS:
+        curve = {key: [(row["step"], row[key]) for row in rows_with(rows, key)]}
+        plots.append(pages.line_plot(key, curve, "step", marks=marks))
+    section = pages.section("Should this run go on?", sentences, plots=plots, level="answer")
+    pages.write_page(path, f"Run {path.resolve().parent.name}", [section])
 
 
 def progress(folder, rows, stop):

@@ -27,7 +27,7 @@ def serve(folder):
     command += ["--out", str(folder / "annotate"), "--port", "0"]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=folder)
     for line in process.stdout:
-        if found := re.search(r"http://127\.0\.0\.1:\d+", line):
+        if found := re.search(r"http://127\.0\.0\.1:\S+", line):
             return process, found[0]
     raise SystemExit(f"annotate.py ended with status {process.wait()} before it listened")
 

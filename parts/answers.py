@@ -5,8 +5,9 @@ import math
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 
-from common import check_ids, encode_prompt, end_ids, max_positions, pad_id, pad_left
+from common import encode_prompt, end_ids, max_positions, pad_id, pad_left
 from parts import parallel
 from parts.files import UserError, existing_file, load_function, number, read_jsonl
 from parts.messages import as_chat, check_prompt, prompt_key, visible
@@ -46,42 +47,42 @@ def some_prompts(rows, most):
 
 @torch.no_grad()
 def generate(policy, tokenizer, prompt_ids, max_new_tokens, temperature, seed=0, rows=32):
-    """[(ids, did it end)] of one answer to each prompt, by transformers' own generate: for
-    evaluations. What is trained on is drawn by parts/sampling.py, with exact log-probs.
+    """One answer to each prompt, lists of ids up to and with an end id, by transformers' own
+    generate: for evaluations. What is trained on is drawn by parts/sampling.py, with log-probs.
 
     Under torchrun every process draws all answers, so that their number changes none.
     """
     model, ends, pad, answers = policy.model, end_ids(tokenizer), pad_id(tokenizer), []
-    settings = dict(max_new_tokens=max_new_tokens, eos_token_id=ends, pad_token_id=pad)
+    settings = dict(max_new_tokens=max_new_tokens, eos_token_id=ends, pad_token_id=pad, top_k=0)
     if temperature:  # else the most likely token, which is the default
-        settings |= dict(do_sample=True, temperature=temperature, top_k=0)
+        settings |= dict(do_sample=True, temperature=temperature)
     torch.manual_seed(seed)
     with parallel.decoding(policy), parallel.autocast(model.device, policy.dtype):
         for start in range(0, len(prompt_ids), rows):
             ids, mask = pad_left(prompt_ids[start : start + rows], pad, model.device)
-            drawn = model.generate(ids, attention_mask=mask, **settings)
-            for row in drawn[:, ids.shape[1] :].tolist():
-                stop = next((t for t, i in enumerate(row, 1) if i in ends), None)
-                answers.append((row[:stop], stop is not None))
+            drawn = model.generate(ids, attention_mask=mask, **settings)[:, ids.shape[1] :]
+            for row in drawn.tolist():
+                length = next((t for t, i in enumerate(row, 1) if i in ends), len(row))
+                answers.append(row[:length])
     return answers
 
 
 def score_answers(function, flag, rows, prompts, texts):
     """Scores of answers by a function of the user's, a finite number each, or None for what it
     cannot score. Asked on rank 0 alone; it reads what is graded, see `visible`."""
-    scores = None
-    if not parallel.rank():
-        scores = function(prompts, [visible(text) for text in texts], rows)
-        try:
-            # [:] refuses a dict and a set, which would be read by key; + 0.0 a text such as "1"
-            scores = [x if x is None else float(x + 0.0) for x in scores[:]]
-            wrong = len(scores) != len(texts) or not all(math.isfinite(x or 0) for x in scores)
-        except (TypeError, ValueError, LookupError):
-            wrong = True
-        if wrong:
-            expected = f"expected a finite number or None for each of {len(texts)} answers"
-            raise UserError(f"{flag}: returned {scores!r:.200}; {expected}")
-    return parallel.gather([scores])[0]
+    if parallel.rank():
+        return parallel.gather([])
+    given = function(prompts, [visible(text) for text in texts], rows)
+    try:
+        # [:] refuses a dict and a set, which would be read by key; + 0.0 a text such as "1"
+        scores = [x if x is None else float(x + 0.0) for x in given[:]]
+        is_right = len(scores) == len(texts) and all(math.isfinite(x or 0) for x in scores)
+    except (TypeError, ValueError, LookupError):
+        is_right = False
+    if not is_right:
+        expected = f"expected a finite number or None for each of {len(texts)} answers"
+        raise UserError(f"{flag}: returned {given!r:.200}; {expected}")
+    return parallel.gather(scores)
 
 
 def scored(key, scores):
@@ -102,7 +103,7 @@ class Answers:
     """The sample answers of an evaluation: to --prompts that are not trained on, else to the rows
     `otherwise`, which are shown and not scored.
 
-    trained   the keys of the prompts that are trained on, see `pairs.prompt_key`
+    trained   the keys of the prompts that are trained on, see `messages.prompt_key`
     """
 
     def __init__(self, args, tokenizer, config, otherwise, trained):
@@ -118,26 +119,26 @@ class Answers:
             rows = read_prompts(args.prompts, "--prompts", args.chat)
             rows = [row for row in rows if row.get("split") == "val"] or rows
             unseen = [row for row in rows if prompt_key(row) not in trained]
+            seen = f"{len(rows) - len(unseen)} of {len(rows)} prompts are also trained on"
+            fate = "are left out" if unseen else "are answered: val/ is of no held-out prompts"
             if len(unseen) < len(rows):
-                fate = "are left out" if unseen else "are answered: val/ is of no held-out prompts"
-                seen = f"{len(rows) - len(unseen)} of {len(rows)} prompts are also trained on"
                 print(f"prompts    {seen} and {fate}")
             self.rows = some_prompts(unseen or rows, MOST_PROMPTS)
         self.ids = [encode_prompt(tokenizer, row["prompt"], room) for row in self.rows]
-        check_ids(config, *self.ids)
 
     def __call__(self, policy):
         """(metrics, two samples, answers as lists of ids): scored are answers at
         --eval-temperature; shown are greedy ones, the model's first choice."""
-        args, tokenizer, decode = self.args, self.tokenizer, self.tokenizer.batch_decode
-        shown = generate(policy, tokenizer, self.ids[:2], args.max_new_tokens, temperature=0)
-        shown = decode([ids for ids, _ in shown], skip_special_tokens=True)
-        samples = [{"prompt": p, "answer": a} for p, a in zip(decode(self.ids[:2]), shown)]
+        args, decode, ids = self.args, self.tokenizer.batch_decode, self.ids
+        shown = generate(policy, self.tokenizer, ids[:2], args.max_new_tokens, temperature=0)
+        shown = decode(shown, skip_special_tokens=True)
+        samples = [{"prompt": p, "answer": a} for p, a in zip(decode(ids[:2]), shown)]
         if not args.prompts:
             return {}, samples, []
         settings = args.max_new_tokens, args.eval_temperature, args.seed
-        answers, ended = zip(*generate(policy, tokenizer, self.ids, *settings))
-        metrics = {"val/n": len(answers), "val/cut": 1 - np.mean(ended)}
+        answers = generate(policy, self.tokenizer, ids, *settings)
+        ends = end_ids(self.tokenizer)
+        metrics = {"val/n": len(ids), "val/cut": np.mean([a[-1] not in ends for a in answers])}
         if self.gold:
             texts = decode(answers, skip_special_tokens=True)
             prompts = [row["prompt"] for row in self.rows]
@@ -153,17 +154,15 @@ class Answers:
 def check_policy(policy, tokenizer, ids, attention_mask, answer_mask, flag):
     """UserError unless our log-probs of the first row are those of the model's own logits; prints
     the row, token by token."""
-    logps = policy(ids[:1], attention_mask[:1], answer_mask[:1])[0]
+    ids, mask = ids[:1, : attention_mask[0].sum()], answer_mask[:1, : attention_mask[0].sum()]
     with parallel.autocast(ids.device, policy.dtype):
-        logits = policy.model(ids[:1], attention_mask=attention_mask[:1].long()).logits
-    own = logits[:, :-1].float().log_softmax(-1).gather(-1, ids[:1, 1:, None]).squeeze(-1)
-    gap = (logps[:, 1:] - own)[answer_mask[:1, 1:]].abs().mean().item()
+        logits = policy.model(ids).logits[0, :-1].float()  # (T−1, V)
+    own = -F.cross_entropy(logits, ids[0, 1:], reduction="none")  # (T−1,)
+    logps, _ = policy(ids, torch.ones_like(mask), mask)
+    gap = (logps[0, 1:] - own)[mask[0, 1:]].abs().mean().item()
     identity("gap between our log-probs and the model's", gap, 0, 1e-4, policy.dtype, flag)
-    row = zip(ids[0][attention_mask[0]], answer_mask[0])
-    strip = "".join("▮" * trained + tokenizer.decode(token) for token, trained in row)
-    if len(strip) > 1200:
-        strip = f"{strip[:400]} … {strip[-800:]}"
-    print("row        ▮ before each trained token:", strip.replace("\n", "⏎"))
+    row = ["▮" * trained + tokenizer.decode(token) for token, trained in zip(ids[0], mask[0])]
+    print("row        ▮ before each trained token:", "".join(row)[-1200:].replace("\n", "⏎"))
 
 
 def identity(name, value, expected, bound, dtype, flag):

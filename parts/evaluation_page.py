@@ -367,7 +367,10 @@ def human_sections(report):
         "annotators": len(report["annotators"]),
     }
     if left := report.get("left_out"):  # reports before 0.2 have none
-        counts |= {"left out: skips": left["skips"], "left out: repeated items": left["repeats"]}
+        counts |= {
+            "left out: skips": left["skips"],
+            "left out: repeated items": left.get("repeats", 0),
+        }
         gold = f"{left['gold_right']} of {left['gold']} right"
         counts["left out: items with a known answer"] = gold if left["gold"] else 0
         counts["left out: votes of models"] = left.get("judge_votes", 0)

@@ -75,25 +75,16 @@ def adapter_off(model):
 
 @torch.no_grad()
 def merged_state(model):
-    """{name: tensor on the CPU} as a checkpoint holds it, in fp32, adapters added to their layers.
-    With --fsdp every rank must ask; rank 0 alone gets it."""
-    state, merged = full_state(model), {}
-    names, once = (
-        {k for k, _ in model.named_parameters(remove_duplicate=x)} for x in (False, True)
-    )
-    for key, value in state.items():
-        if ".lora_" in key or key in names - once:  # tied weights are written once
-            continue
-        path = key.removesuffix(".weight")
-        if value.is_floating_point():
-            value = value.float()
-        a, b = (state.get(f"{path}.lora_{side}.weight") for side in "AB")
-        if a is not None:
-            value = value + SCALE * b.float() @ a.float()
-        if not value.isfinite().all():
-            raise UserError("--lr: the weights are no longer finite; lower it, and --overwrite")
-        merged[key] = value
-    return merged
+    """{name: tensor on the CPU} as a checkpoint holds it, in fp32: adapters added to their layers,
+    tied weights once. With --fsdp every rank must ask; rank 0 alone gets it."""
+    state, tied = full_state(model), model.all_tied_weights_keys
+    for path, layer in lora_layers(model):
+        change = SCALE * layer.lora_B.weight @ layer.lora_A.weight
+        state[f"{path}.weight"] = (layer.weight.float() + change).cpu()
+    kept = {key: x for key, x in state.items() if ".lora_" not in key and key not in tied}
+    if not all(x.isfinite().all() for x in kept.values()):
+        raise UserError("--lr: the weights are no longer finite; lower it, and --overwrite")
+    return {key: x.float() if x.is_floating_point() else x for key, x in kept.items()}
 
 
 def save_adapter(model, folder, source):

@@ -59,6 +59,12 @@ def as_chat(row, *keys):
             row[key] = [{"role": role, "content": row[key]}]
 
 
+def conversation(prompt, answer):
+    """A prompt (text or messages) and an answer as messages."""
+    prompt = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
+    return [*prompt, {"role": "assistant", "content": answer}]
+
+
 # ---- what is read ----
 
 
@@ -92,10 +98,9 @@ def last_line(label, text):
     >>> last_line("answer", "It is B.\\n**Answer:** B."), last_line("answer", "Answer: B\\nOr C.")
     ('B', '')
     """
-    for mark in "*_`#>":
-        text = text.replace(mark, "")
+    marks = " \t*_`#>."
     found, _, rest = text.rstrip().rpartition("\n")[2].partition(":")
-    return rest.strip(" .\t") if found.strip().lower() == label else ""
+    return rest.strip(marks) if found.strip(marks).lower() == label else ""
 
 
 def recommendation(text, words):

@@ -11,7 +11,7 @@ from collections import Counter
 
 import numpy as np
 
-from common import Refused, encode_pair, pad_id, pad_rows
+from common import Refused, encode_pair, max_positions, pad_id, pad_rows
 from parts.files import UserError, counts_in_words, existing_file, number, read_jsonl
 from parts.messages import ASSISTANT, as_chat, check_answer, check_prompt, check_text, prompt_key
 from parts.parallel import share
@@ -75,12 +75,6 @@ def split_prompt(chosen, rejected):
     return chosen[:n], chosen[n:], rejected[n:]
 
 
-def is_rated_below(row):
-    """Is the chosen answer rated, and not above the rejected one? The label may be the other."""
-    scores = [row.get(key) for key in SCORES]
-    return None not in scores and not scores[0] > scores[1]
-
-
 def say_how_text_is_read(tokenizer, texts, chat):
     """One line where a model has a template and rows are text: which of the two is done."""
     if texts and (chat or tokenizer.chat_template):
@@ -138,8 +132,9 @@ class Pairs:
     row numbers; places, keys, rows: of pair i the file and line, the key of its prompt, and some of
     its columns. shared: does a forward compute each prompt once for both answers?"""
 
-    def __init__(self, args, tokenizer, max_length, keep_ties=False, columns=()):
+    def __init__(self, args, tokenizer, config, keep_ties=False, columns=()):
         usable, is_eval, counts, texts = [], [], Counter(), 0
+        max_length = min(args.max_length, max_positions(config))
         for i, name in enumerate([*args.pairs, *args.eval_pairs]):
             flag = "--pairs" if i < len(args.pairs) else "--eval-pairs"
             for line, row in read_jsonl(name, check_pair, numbered=True, flag=flag):
@@ -159,7 +154,9 @@ class Pairs:
                     continue
                 is_long = len(ids[0]) + max(map(len, ids[1:])) >= max_length
                 counts[f"cut to --max-length {max_length}, or just as long"] += is_long
-                counts["score_chosen not above score_rejected"] += is_rated_below(row)
+                scores = [row.get(score) for score in SCORES]
+                is_below = None not in scores and not scores[0] > scores[1]
+                counts["score_chosen not above score_rejected"] += is_below
                 kept = {column: row.get(column) for column in ("prompt", "tie", *columns)}
                 ids = [np.array(side, np.int32) for side in ids]
                 usable.append((*ids, f"{name}:{line}", key, kept))

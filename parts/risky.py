@@ -36,14 +36,20 @@ CATEGORIES = [
 ]
 
 
+INVISIBLE = re.compile(  # soft hyphens, joiners, marks of direction, tags; variation selectors
+    "[\xad\u034f\u061c\u180e\u200b-\u200f\u202a-\u202e\u2060-\u206f\ufe00-\ufe0f\ufeff\U000e0001-\U000e01ef]"
+)
+
+
 def one_spelling(text):
     """NFKC, nothing invisible, straight quotes and hyphens: what is written in two ways is one.
 
     >>> one_spelling("Ｄｏｎ’t sa\\N{SOFT HYPHEN}id")
     "Don't said"
     """
-    text = unicodedata.normalize("NFKC", text).translate(STRAIGHT)
-    return "".join(c for c in text if unicodedata.category(c) != "Cf" and c not in "\u034f\ufe0f")
+    if text.isascii():
+        return text
+    return INVISIBLE.sub("", unicodedata.normalize("NFKC", text).translate(STRAIGHT))
 
 
 def plain(text):
@@ -89,7 +95,13 @@ def risky_questions(text):
     [('age', 'How old are you?')]
     """
     return [
-        {"code": code, "severity": severity, "sentence": text[start:end], "start": start, "end": end}
+        {
+            "code": code,
+            "severity": severity,
+            "sentence": text[start:end],
+            "start": start,
+            "end": end,
+        }
         for start, end, asked in asked_sentences(text)
         if not SILENT.search(asked)
         for code, severity, pattern in CATEGORIES

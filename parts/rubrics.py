@@ -4,12 +4,12 @@
  "rubrics": ["Names a gap.", {"criterion": "Is rude.", "negate": true, "weight": 2},
              {"check": "text:max_chars", "max_chars": 400}]}
 
-JSONL, a JSON list, or {"train": […], "test": […]}, a split by the user. IFEval's rows are read as
-well: "instruction_id_list" and "kwargs". docs/checks.md turns other layouts into this one.
+JSONL, a JSON list, or {"train": […], "validation": […], "test": […]}: a split by the user. IFEval's
+"instruction_id_list" and "kwargs" are read, too; docs/checks.md turns other layouts into this one.
 """
 
 import json
-from collections import Counter
+from collections import Counter, defaultdict
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -19,9 +19,12 @@ from parts.files import UserError
 from parts.messages import check_prompt
 
 SPLITS = ("train", "validation", "test")
-ROW_KEYS = {"task_id", "key", "prompt", "rubrics", "instruction_id_list", "kwargs", "reference"}
-ROW_KEYS |= {"id", "split", "task", "response", "ratings"}  # of a bundled row; of `judge.py audit`
-ANSWER_KEYS = {"task_id", "prompt", "reference", "response", "answer", "model"}
+SPLIT_OF = {"train": "train", "val": "validation", "test": "test"}  # a row's own "split"
+ROW_KEYS = """task_id prompt rubrics reference instruction_id_list kwargs
+id task split response ratings""".split()  # the last line: of bundled rows, of `judge.py audit`
+ANSWER_KEYS = "task_id prompt reference response model".split()
+# what a criterion may have; a check has its arguments, too
+CRITERION = {"criterion": "", "check": "", "name": "", "negate": False, "weight": 1}
 
 
 @dataclass
@@ -32,7 +35,7 @@ class Criterion:
     text: str = ""
     check: str = ""
     arguments: dict = field(default_factory=dict)
-    weight: float = 1.0
+    weight: float = 1.0  # below 0: taken off for a fault that is found
     name: str = ""
     negate: bool = False  # it names a fault: to meet it is to fail
     id: int = 0  # 1 … K in its row
@@ -73,7 +76,7 @@ class Rubrics:
 
 def not_read(unread):
     """ "; not read: tags 2, level 1" for {key: rows}, or ""."""
-    return f"; not read: {files.counts_in_words(dict(unread.most_common(12)))}" if unread else ""
+    return f"; not read: {files.counts_in_words(unread)}" if unread else ""
 
 
 # ---- rubrics ----
@@ -81,66 +84,58 @@ def not_read(unread):
 
 def read_rubrics(path, allow_code=False, flag="--data"):
     """A rubric file as `Rubrics`; UserError names the file, the row or line, and the key."""
-    parts, rows, unread = json_rows(path, flag), {}, Counter()
-    named = {row_id(raw) for part in parts.values() for _, raw in part}
-    splits = {name: [] for name in parts}
-    for name, part in parts.items():
-        for place, raw in part:
-            try:
-                row = read_row(raw, len(rows) + 1, allow_code)
-                while row_id(raw) is None and row.task_id in named:  # another row has this name
-                    row.task_id += "*"
-                if row.task_id in rows:
-                    known = rows[row.task_id].place
-                    raise ValueError(f'"task_id": {row.task_id!r} stands in {known} already')
-            except ValueError as error:
-                raise UserError(f"{flag} {path}, {place}: {error}") from None
-            row.place = place
-            rows[row.task_id] = row
-            splits[name].append(row)
-            unread.update(set(raw) - ROW_KEYS)
+    rows, splits, unread = {}, {}, Counter()
+    for split, place, raw in json_rows(path, flag):
+        try:
+            row = read_row(raw, f"row-{len(rows) + 1}", allow_code)
+            if row.task_id in rows:
+                known = rows[row.task_id].place
+                raise ValueError(f'"task_id": {row.task_id!r} stands in {known} already')
+        except ValueError as error:
+            raise UserError(f"{flag} {path}, {place}: {error}") from None
+        row.place = place
+        rows[row.task_id] = row
+        split = split or SPLIT_OF.get(str(raw.get("split")), "")
+        splits.setdefault(split, []).append(row)
+        unread.update(set(raw) - set(ROW_KEYS))
     if not rows:
         raise UserError(f"{flag} {path}: no row")
-    return Rubrics(str(path), list(rows.values()), {} if "" in splits else splits, unread)
+    if "" in splits and len(splits) > 1:
+        wrong = f'"split" of {splits[""][0].place} is none of {", ".join(SPLIT_OF)}, as others are'
+        raise UserError(f"{flag} {path}: {wrong}")
+    splits = {} if "" in splits else {name: splits.get(name, []) for name in SPLITS}
+    return Rubrics(str(path), list(rows.values()), splits, unread)
 
 
 def json_rows(path, flag):
-    """{split, or "": [(place, row)]} of a file; a split file without validation rows gives half of
-    its test rows to it."""
+    """[(split or "", place, row)] of a JSON list, an object of splits, or JSONL."""
     try:
-        text = Path(path).read_text(encoding="utf-8-sig")
-        data = json.loads(text, parse_constant=int)  # int("NaN") is a ValueError
-    except json.JSONDecodeError as error:
-        if error.msg != "Extra data":
-            raise UserError(f"{flag} {path}:{error.lineno}: not valid JSON: {error.msg}") from None
+        data = json.loads(Path(path).read_text(encoding="utf-8-sig"), parse_constant=int)
+    except (ValueError, RecursionError) as error:  # int("NaN") is a ValueError
+        if "Extra data" not in str(error):
+            raise UserError(f"{flag} {path}: not valid JSON: {error}") from None
         lines = files.read_jsonl(path, numbered=True, flag=flag)
-        return {"": [(f"line {number}", row) for number, row in lines]}
-    except (OSError, ValueError, RecursionError) as error:
-        raise UserError(f"{flag} {path}: {files.brief(error)}") from None
-    if not isinstance(data, dict) or "train" not in data:
-        data = {"": data if isinstance(data, list) else [data]}
-    elif set(data) - set(SPLITS) or not all(isinstance(part, list) for part in data.values()):
-        raise UserError(f"{flag} {path}: expected lists of rows named {', '.join(SPLITS)}")
-    elif "validation" not in data:
-        test = data.get("test", [])
-        data = {"train": data["train"], "validation": test[: len(test) // 2],
-                "test": test[len(test) // 2 :]}  # fmt: skip
-    return {
-        name: [(f"{name} row {number}".strip(), row) for number, row in enumerate(part, 1)]
-        for name, part in data.items()
-    }
+        return [("", f"line {number}", row) for number, row in lines]
+    is_split = isinstance(data, dict) and "train" in data
+    parts = data if is_split else {"": data if isinstance(data, list) else [data]}
+    if (
+        is_split
+        and not set(parts) <= set(SPLITS)
+        or not all(isinstance(p, list) for p in parts.values())
+    ):
+        raise UserError(f"{flag} {path}: expected lists of rows under {', '.join(SPLITS)}")
+    return [
+        (split, f"{split} row {number}".strip(), row)
+        for split, part in parts.items()
+        for number, row in enumerate(part, 1)
+    ]
 
 
-def row_id(raw):
-    """The id that a row gives itself, as text; None if it gives none. "key" is IFEval's name."""
-    given = raw.get("task_id", raw.get("key")) if isinstance(raw, dict) else None
-    return None if given is None else str(given)
-
-
-def read_row(raw, number=1, allow_code=False):
+def read_row(raw, name="row-1", allow_code=False):
     """The Row of one object; ValueError says which key is wrong and why.
 
-    >>> row = read_row({"prompt": "Greet.", "rubrics": ["Is short.", {"check": "punctuation:no_comma"}]})
+    name  its id, where it gives none
+    >>> row = read_row({"prompt": "Hi", "rubrics": ["Is short.", {"check": "punctuation:no_comma"}]})
     >>> [(criterion.id, criterion.label) for criterion in row.criteria]
     [(1, 'Is short.'), (2, 'punctuation:no_comma')]
     """
@@ -148,84 +143,90 @@ def read_row(raw, number=1, allow_code=False):
         raise ValueError(f"expected an object, found {type(raw).__name__}")
     json.dumps(raw, ensure_ascii=False).encode()  # half a character is a ValueError
     check_prompt(raw)
-    given, checks, kwargs = (raw.get(k) or [] for k in ("rubrics", "instruction_id_list", "kwargs"))
-    if not isinstance(given, list) or not isinstance(raw.get("reference") or "", str):
-        raise ValueError('"rubrics" must be a list, "reference" a text')
-    if len(checks) != len(kwargs):
-        raise ValueError('"instruction_id_list" and "kwargs": expected two lists of one length')
-    for check, arguments in zip(checks, kwargs):
-        used = {name: value for name, value in (arguments or {}).items() if value is not None}
-        given = [*given, used | {"check": check}]
+    rubrics, reference = raw.get("rubrics") or [], raw.get("reference") or ""
+    checks, kwargs = raw.get("instruction_id_list") or [], raw.get("kwargs") or []
+    if (
+        not isinstance(rubrics, list)
+        or not isinstance(reference, str)
+        or len(checks) != len(kwargs)
+    ):
+        raise ValueError('"rubrics" is a list, "reference" a text; each id has its "kwargs"')
+    ifeval = [
+        {"check": check} | {key: value for key, value in (given or {}).items() if value is not None}
+        for check, given in zip(checks, kwargs)
+    ]
     criteria = []
-    for i, value in enumerate(given, 1):
+    for number, value in enumerate([*rubrics, *ifeval], 1):
         try:
             criteria.append(read_criterion(value, allow_code))
         except ValueError as error:
-            raise ValueError(f"criterion {i}: {error}") from None
-        criteria[-1].id = i
-    if not any(criterion.weight for criterion in criteria):
-        raise ValueError('no criterion with a weight; expected "rubrics", a list of texts or checks')
-    name = row_id(raw) or f"row-{number}"
-    return Row(name, raw["prompt"], criteria, raw, raw.get("reference"))
+            raise ValueError(f"criterion {number}: {error}") from None
+        criteria[-1].id = number
+    if not any(criterion.weight > 0 for criterion in criteria):
+        raise ValueError(
+            'no criterion with a weight above 0; expected "rubrics", a list of texts or checks'
+        )
+    return Row(str(raw.get("task_id", name)), raw["prompt"], criteria, raw, raw.get("reference"))
 
 
 def read_criterion(value, allow_code=False):
     """The Criterion of a text, {"criterion": text} or {"check": id, its arguments}; or ValueError.
 
-    >>> read_criterion({"criterion": "Lies.", "points": 2})
-    Traceback (most recent call last):
-    ValueError: "points" is not read; a criterion has "criterion" or "check", weight, name, negate
+    >>> read_criterion({"check": "text:max_chars", "max_chars": 400, "weight": 2}).arguments
+    {'max_chars': 400}
     """
-    value = {"criterion": value} if isinstance(value, str) else value
-    if not isinstance(value, dict):
+    if not isinstance(value, (str, dict)):
         raise ValueError(f"expected text or an object, found {type(value).__name__}")
-    rest = dict(value)
-    weight, name = rest.pop("weight", 1), rest.pop("name", "")
-    negate, check, text = rest.pop("negate", False), rest.pop("check", ""), rest.pop("criterion", "")
-    if isinstance(weight, bool) or not isinstance(weight, (int, float)) or not 0 <= weight < 1e300:
-        raise ValueError(f'"weight" is {weight!r:.40}; expected a number of at least 0')
-    if not isinstance(negate, bool) or not isinstance(name, str):
-        raise ValueError('"negate" must be true or false, "name" a text')
-    if check and not text:
-        arguments = check_arguments(check, rest, allow_code)
-        return Criterion("check", "", check, arguments, weight, name, negate)
-    unread = ", ".join(f'"{key}"' for key in rest)
-    if unread or check or not isinstance(text, str) or not text.strip():
-        wrong = f"{unread} is not read; " if unread else ""
-        raise ValueError(f'{wrong}a criterion has "criterion" or "check", weight, name, negate')
-    return Criterion("judge", text.strip(), weight=weight, name=name, negate=negate)
+    arguments = {"criterion": value} if isinstance(value, str) else dict(value)
+    own = [arguments.pop(key, default) for key, default in CRITERION.items()]
+    text, check, name, negate, weight = own
+    if [type(x) for x in own[:4]] != [str, str, str, bool]:
+        raise ValueError(
+            f'{value}: "negate" is true or false; "criterion", "check", "name" are texts'
+        )
+    if type(weight) not in (int, float) or not abs(weight) < 1e9:
+        raise ValueError(f'"weight" is {weight!r:.40}; expected a number, below 0 for a fault')
+    if bool(text.strip()) == bool(check) or text and arguments:
+        given = ", ".join(value) if isinstance(value, dict) else repr(value)
+        raise ValueError(
+            f'{given} given; expected a "criterion" or a "check", weight, negate, name'
+        )
+    if check:
+        arguments = check_arguments(check, arguments, allow_code)
+    kind, negate = "check" if check else "judge", negate or weight < 0
+    return Criterion(kind, text.strip(), check, arguments, weight, name, negate)
 
 
 # ---- answers ----
 
 
 def read_responses(path, rubrics=None, flag="--responses"):
-    """[(row, answer, model)] in file order; without rubrics each distinct prompt is its own row.
+    """[(row, answer, model)] in file order, each with its row by "task_id" or "prompt"; without
+    rubrics each distinct prompt is a row of its own.
 
     model  who answered, where the file says so, as samples.jsonl of evaluate.py does
     Prints the keys that nobody reads.
     """
-    named, prompts, items, unread = {}, {}, [], Counter()
-    for row in rubrics.rows if rubrics else ():
-        named[row.task_id] = row
-        prompts.setdefault(prompt_key(row.prompt), []).append(row)
+    rows, prompts, items, unread = rubrics.rows if rubrics else [], defaultdict(list), [], Counter()
+    for row in rows:
+        prompts[prompt_key(row.prompt)].append(row)
     for number, raw in files.read_jsonl(path, numbered=True, flag=flag):
         try:
-            # a run's rollouts.jsonl, which has steps, calls it "answer"
-            answer = raw.get("response", raw.get("answer") if "step" in raw else None)
-            if answer is None:
-                raise ValueError(f'no "response"; found {", ".join(raw):.80}')
-            if rubrics is None and prompt_key(raw.get("prompt")) not in prompts:
-                own = {key: raw[key] for key in ("prompt", "reference") if key in raw}
-                row = read_row(own | {"task_id": number, "rubrics": ["unused"]})
-                prompts[prompt_key(row.prompt)] = [row]
-            row = row_of(raw, named, prompts)
-            if rubrics is None and raw.get("reference") != row.reference:
-                raise ValueError(f'"reference" is not that of line {row.task_id}, of this prompt')
-            items.append((row, response_text(answer), raw.get("model")))
+            key = "answer" if "step" in raw else "response"  # a run's rollouts.jsonl has steps
+            answer, found = response_text(raw.get(key)), prompts[prompt_key(raw.get("prompt"))]
+            if not rubrics and not found:
+                own = {name: raw[name] for name in ("prompt", "reference") if name in raw}
+                found.append(read_row(own | {"rubrics": ["unused"]}, str(number)))
+            if rubrics and "task_id" in raw:
+                named = found if "prompt" in raw else rows
+                found = [row for row in named if row.task_id == str(raw["task_id"])]
+            if len(found) != 1 or not rubrics and raw.get("reference") != found[0].reference:
+                reason = f'"task_id", "prompt", "reference": those of {len(found)} rows, not of one'
+                raise ValueError(reason)
+            items.append((found[0], answer, raw.get("model")))
         except ValueError as error:
             raise UserError(f"{flag} {path}:{number}: {error}") from None
-        unread.update(set(raw) - ANSWER_KEYS)
+        unread.update(set(raw) - {*ANSWER_KEYS, key})
     if not items:
         raise UserError(f"{flag} {path}: the file is empty; expected one answer per line")
     print(f"{path}: {len(items)} answers{not_read(unread)}")
@@ -233,31 +234,17 @@ def read_responses(path, rubrics=None, flag="--responses"):
 
 
 def prompt_key(prompt):
-    """By what an answer finds its row: a text counts as a message of the user."""
-    if not isinstance(prompt, list):
-        prompt = [{"role": "user", "content": prompt}]
-    return json.dumps(prompt, sort_keys=True)
-
-
-def row_of(raw, named, prompts):
-    """The Row that an answer is for, by its "task_id" if it has one, else by its "prompt"."""
-    found = prompts.get(prompt_key(raw.get("prompt")), [])
-    if named and raw.get("task_id") is not None:
-        row = named.get(str(raw["task_id"]))
-        if row is None or "prompt" in raw and row not in found:
-            raise ValueError(f'"task_id": no row {raw["task_id"]!r:.60} with this prompt')
-        return row
-    if len(found) != 1:
-        raise ValueError(f'"prompt" is that of {len(found)} rows; give the "task_id" of one')
-    return found[0]
+    """A prompt as answers name it: a text is a message of the user."""
+    messages = prompt if isinstance(prompt, list) else [{"role": "user", "content": prompt}]
+    return json.dumps(messages, sort_keys=True)
 
 
 def response_text(value):
     """Text, or the last of a list of messages, which must be the assistant's."""
-    last = value[-1] if isinstance(value, list) and value else {"role": "assistant", "content": value}
-    if not isinstance(last, dict) or last.get("role") != "assistant":
-        raise ValueError('"response": the last message must be the assistant\'s')
-    if not isinstance(last.get("content"), str):
-        raise ValueError(f'"response": expected text or messages, found {value!r:.60}')
-    last["content"].encode()  # half a character is a ValueError
-    return last["content"]
+    last = value[-1] if isinstance(value, list) and value else None
+    if isinstance(last, dict) and last.get("role") == "assistant":
+        value = last.get("content")
+    if not isinstance(value, str):
+        raise ValueError(f'no "response" that is a text, or ends with the assistant: {value!r:.60}')
+    value.encode()  # half a character is a ValueError
+    return value

@@ -23,9 +23,9 @@ Writes       args.json, metrics.jsonl, samples.jsonl, checkpoint/step-N.pt (the 
 """
 
 import hashlib
+import itertools
 import math
 import os
-import shutil
 import signal
 import sys
 import time
@@ -39,8 +39,16 @@ from tqdm import tqdm
 
 import common
 from parts import parallel
-from parts.card import shown_value, write_card
-from parts.files import UserError, read_log, read_record, replacing, write_json, write_jsonl
+from parts.files import (
+    UserError,
+    read_log,
+    read_record,
+    replacing,
+    shown_value,
+    write_card,
+    write_json,
+    write_jsonl,
+)
 from parts.flags import LEAST_STEPS, lr_factor
 from parts.parallel import all_sum, gather, rank, world
 
@@ -50,18 +58,15 @@ MOST_SKIPS = 11  # in a row; each overflow halves the scale, this one brings it 
 MICRO_TOKENS = {"cpu": 1024}  # by default; 8192 elsewhere
 CHECKPOINTS = "checkpoint/step-*.pt"
 LOGS = "metrics.jsonl", "samples.jsonl", "rollouts.jsonl"
-# flags that --resume may change; with more of the last four a run that has ended goes on
-MAY_DIFFER = """
+WRITTEN = *LOGS, CHECKPOINTS, "model*", "adapter/*"  # what --overwrite removes
+GOES_ON = ["steps", "judge_budget", "target"]  # with another of these an ended run goes on
+MAY_DIFFER = (
+    GOES_ON
+    + """
     out resume overwrite eval_every save_every stop_after wandb_project fsdp device micro_tokens
-    grad_checkpoint steps epochs judge_budget target
+    grad_checkpoint
 """.split()
-
-
-def inputs(args):
-    """The files and folders that the flags name, as absolute paths; of FILE:FUNCTION the file."""
-    words = [str(x) for k, value in vars(args).items() if k != "out" for x in np.atleast_1d(value)]
-    paths = [path for word in words for path in (word, word.rpartition(":")[0]) if path]
-    return [Path(path).resolve() for path in paths if os.path.exists(path)]
+)
 
 
 class Run:
@@ -92,36 +97,32 @@ class Run:
 
     def _check_out(self):
         """Refuse an --out in use, and a --resume of another run; nothing in --out is touched."""
-        args, out, old, stage, wrong = self.args, self.out, self.old, self.record["stage"], None
-        if args.resume and args.overwrite:
-            wrong = "--resume continues a run, --overwrite replaces it; pass one of them"
-        elif args.resume and not (old and old["stage"] == stage and any(out.glob(CHECKPOINTS))):
-            wrong = f"--resume: {out} holds no run of {stage}.py with a checkpoint"
-        elif args.resume:
-            wrong = self._differences(old["args"])
+        args, out, old, wrong = self.args, self.out, self.old, None
+        if args.resume:
+            wrong = self._differences()
         elif old and not args.overwrite:
             wrong = f"--out {out}: holds a run; pass --resume, --overwrite or another --out"
         elif not old and out.exists() and any(out.iterdir()):
             wrong = f"--out {out}: holds files that are no run; choose another folder"
-        elif inside := [path for path in inputs(args) if path.is_relative_to(out.resolve())]:
-            wrong = f"--overwrite: {out} contains the input {inside[0]}; move it first"
+        elif Path(args.model).resolve() == out.resolve():
+            wrong = f"--overwrite: {out} is also --model, which a kill would leave half written"
         if wrong:
             raise UserError(wrong)
 
-    def _differences(self, was):
-        """Which flags of a resumed run are others; what was left to a default stays what it was."""
-        now, differences = vars(self.args), []
-        replanned = now["steps"] or now["epochs"]
-        for key in sorted(now):
-            may_differ = key in MAY_DIFFER
-            if now[key] is None and (
-                not may_differ or key in ("steps", "epochs") and not replanned
-            ):
-                now[key] = was.get(key)
-            elif now[key] != was.get(key) and not may_differ:
-                flag = f"--{key.replace('_', '-')}"
-                differences.append(f"{flag} was {was.get(key)!r}, is {now[key]!r}")
-        return differences and f"--resume: not the run in {self.out}: {'; '.join(differences)}"
+    def _differences(self):
+        """What keeps --resume from going on, or None; a flag that is left out stays what it was."""
+        now, old = vars(self.args), self.old
+        if not old or old["stage"] != self.record["stage"] or not any(self.out.glob(CHECKPOINTS)):
+            return (
+                f"--resume: {self.out} holds no run of {self.record['stage']}.py with a checkpoint"
+            )
+        if now["overwrite"]:
+            return "--resume continues a run, --overwrite replaces it; pass one of them"
+        for key, was in old["args"].items():
+            if now.get(key) is None:
+                now[key] = was
+            elif now[key] != was and key not in MAY_DIFFER:
+                return f"--resume: --{key.replace('_', '-')} was {was!r}, is {now[key]!r}"
 
     def start(self, modules, tokenizer, rates, per_epoch, encoded, own_lr=None):
         """The optimiser, AdamW over the trained weights; sets `planned`, the number of steps; with
@@ -135,8 +136,11 @@ class Run:
         """
         args, self.tokenizer = self.args, tokenizer
         self.modules, self.policy = nn.ModuleDict(modules), next(iter(modules.values()))
-        rows = b"".join(np.asarray(ids, np.int32).tobytes() for ids in encoded)
-        self.record["encoded"] = hashlib.sha256(rows).hexdigest()
+        ids = np.concatenate([*encoded, [common.pad_id(tokenizer)]]).astype(np.int32)
+        if ids.max() >= self.policy.model.get_input_embeddings().num_embeddings:
+            wrong = f"token {ids.max()} of the tokenizer has no row in its embedding"
+            raise UserError(f"--model: {wrong}; call resize_token_embeddings, and save the model")
+        self.record["encoded"] = hashlib.sha256(ids).hexdigest()
         if args.resume and self.old.get("encoded") != self.record["encoded"]:
             wrong = "the rows are other tokens now: the data, the tokenizer or its library changed"
             raise UserError(f"--resume: {wrong}; {self.out}/args.json has the versions of before")
@@ -168,6 +172,7 @@ class Run:
         """Yield each remaining step; save checkpoints, and stop when asked.
         seconds: what a step will take, as measured before the first one."""
         args, left = self.args, range(self.step + 1, self.planned + 1)
+        left = range(0) if self.state.get("ended") else left
         self.open()
         if seconds and left:
             minutes = math.ceil(seconds * len(left) / world() / 60)
@@ -176,17 +181,15 @@ class Run:
         self.bar = parallel.progress(left, "training", self.planned, self.step)
         self.last = time.perf_counter()
         for step in self.bar:
-            if self.state.get("ended"):
-                break
             self.step = step
             yield step
-            last = step == self.planned or self.state.get("ended")
+            over = step == self.planned or self.state.get("ended")
             self.caught = max(gather([self.caught]))  # one rank's signal stops all
-            if not self.caught and step == args.stop_after and not last:
-                self.caught = -1
-            if self.caught or last or step % args.save_every == 0:
+            if step == args.stop_after and not over:
+                self.caught = self.caught or -1
+            if self.caught or over or step % args.save_every == 0:
                 self._save_checkpoint()
-            if self.caught:
+            if self.caught or over:
                 break
         for signum, handler in before.items():
             signal.signal(signum, handler)
@@ -262,7 +265,8 @@ class Run:
         self.open()
         self.log(metrics)
         shown = [f"{key} {shown_value(metrics, key)}" for key in self.headline if key in metrics]
-        parallel.say(f"step {self.step}: {'  '.join(shown)}")
+        if shown:
+            parallel.say(f"step {self.step}: {'  '.join(shown)}")
         self.write("samples.jsonl", samples)
 
     def write(self, name, rows):
@@ -278,10 +282,10 @@ class Run:
         self.is_open, args, out = True, self.args, self.out
         if rank():
             return
-        if args.overwrite and self.old:
-            shutil.rmtree(out)
         (out / "checkpoint").mkdir(parents=True, exist_ok=True)
         (out / "config.json").unlink(missing_ok=True)  # until the run ends it is no model
+        for path in itertools.chain(*map(out.glob, WRITTEN)) if args.overwrite else ():
+            path.unlink()
         write_json(out / "args.json", self.record)
         for name in LOGS:
             if (out / name).is_file():
@@ -305,17 +309,14 @@ class Run:
         all_sum(0)
 
     def _load_checkpoint(self):
-        common.opened("--resume", max(self.out.glob(CHECKPOINTS)), self._read_checkpoint)
-        now, was = vars(self.args), self.old["args"]
-        if any(now.get(key) != was.get(key) for key in MAY_DIFFER[-4:]):
-            self.state.pop("ended", None)
-        print(f"resumed    at step {self.step}")
-
-    def _read_checkpoint(self, file):
-        saved = torch.load(file, map_location="cpu", weights_only=True)
+        file, load = max(self.out.glob(CHECKPOINTS)), torch.load
+        saved = common.opened("--resume", file, load, map_location="cpu", weights_only=True)
         self.step, self.state, weights, scaler = saved
         parallel.load_checkpoint_state(self.modules, self.optimizer, weights)
         self.scaler.load_state_dict(scaler)
+        if any(vars(self.args).get(key) != self.old["args"].get(key) for key in GOES_ON):
+            self.state.pop("ended", None)
+        print(f"resumed    at step {self.step}")
 
     def finish(self, next, step=math.inf):
         """Write the model and its card, print each headline number before and after, and the
@@ -335,7 +336,8 @@ class Run:
             values = [shown_value(row, key) for row in rows if row.get(key) is not None]
             if values:
                 numbers.append(f"{key:24} before {values[0]}  after {values[-1]}")
-        print("\n".join(numbers))
+        if numbers:
+            print("\n".join(numbers))
         if not rank():
             write_card(self.out, self.record, numbers, self.step, self.state.get("ended"))
         print(f"wrote {self.out}: the model, README.md, args.json, logs, checkpoint/\nnext: {next}")

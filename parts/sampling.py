@@ -65,7 +65,7 @@ def sample(
             prompts, uniform = [prompt_ids[p] for p in part], torch.from_numpy(np.stack(uniform))
             drawn += zip(index, *decode(policy, prompts, n, uniform, ends, temperature))
     answers = sorted(drawn if alone else gather(drawn))
-    _, ids, logps = (list(x) for x in zip(*answers)) if answers else ([], [], [])
+    ids, logps = [ids for _, ids, _ in answers], [logps for *_, logps in answers]
     finished = [row[-1] in ends for row in ids]
     texts = [tokenizer.decode(row, skip_special_tokens=True) for row in ids]
     return Rollout([p for p in prompt_ids for _ in range(n)], ids, logps, finished, texts)

@@ -20,9 +20,6 @@ MEASURING = ("statsmodels", "scipy", "pandas", "matplotlib")
 TRAINERS = ("sft", "reward_train", "dpo", "ppo", "grpo_rubric", "grpo_agent")
 
 
-ASK_A_JUDGE = ("annotate", "parts.rewards", "grpo_rubric", "grpo_agent")
-
-
 def imports(name):
     """The modules of this house, and all names, that a file imports."""
     tree = ast.parse((REPO / f"{name.replace('.', '/')}.py").read_text(encoding="utf-8"))
@@ -36,7 +33,6 @@ def imports(name):
 
 
 def test_arrows_point_down_and_no_stage_imports_a_stage():
-    """annotate.py and the GRPO trainers ask the judge floor, which the next parts rewrite."""
     done, path = set(), []
 
     def walk(name):
@@ -45,8 +41,7 @@ def test_arrows_point_down_and_no_stage_imports_a_stage():
             return
         path.append(name)
         for other in sorted(imports(name) & set(FILES)):
-            judged = other in ("judge", "ruler") and name in ASK_A_JUDGE
-            assert other not in STAGES or judged, f"{name} imports the stage {other}"
+            assert other not in STAGES, f"{name} imports the stage {other}"
             walk(other)
         done.add(path.pop())
 

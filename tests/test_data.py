@@ -25,7 +25,7 @@ import interview  # noqa: E402
 import make_data  # noqa: E402
 import recruiter  # noqa: E402
 import rubrics  # noqa: E402
-from checks import instructions  # noqa: E402
+from checks import decide  # noqa: E402
 from envs.interview import read_bank, read_turn  # noqa: E402
 from parts.rubrics import read_criterion  # noqa: E402
 
@@ -330,7 +330,7 @@ def test_attacks_tell_the_same_facts():
 
 
 def passed(row, answer):
-    return statistics.fmean(instructions.passes(c, answer) for c in row["criteria"])
+    return statistics.fmean(decide(c, answer) for c in row["criteria"])
 
 
 @pytest.fixture(scope="module")

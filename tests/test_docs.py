@@ -14,9 +14,9 @@ from pathlib import Path
 import pytest
 
 from conftest import REPO, browser_or_skip
+from judge_server import Rule
 from parts import files
 from parts.files import UserError
-from test_grpo_judge import Rule
 from tiny import pair_rows, tiny_model, write_pairs, write_rows
 
 PAGES = [REPO / "README.md", REPO / "CONTRIBUTING.md", *sorted((REPO / "docs").glob("*.md"))]

@@ -20,8 +20,8 @@ import dpo
 import ppo
 from common import Policy
 from parts import flags, grpo, runs
-from parts.critic import PolicyWithValues
 from parts.pairs import Pairs
+from parts.reward_models import PolicyWithValues
 
 F64 = dict(dtype=torch.float64)
 REWARD = torch.tensor([0, 1, 0.5, 2], **F64)
