@@ -26,7 +26,6 @@ Axes         P prompts, G answers per prompt, B pairs
 """
 
 import itertools
-import json
 import random
 import shlex
 import sys
@@ -177,55 +176,6 @@ def names_of(folders, given=None):
     return dict(zip(folders, names))
 
 
-# ---- the data ----
-
-
-def load_prompts(args):
-    """Rows of --split, each prompt once; --n of them drawn by seed, in the order of the file."""
-    from parts.answers import read_prompts
-
-    rows = read_prompts(args.prompts, "--prompts", args.chat)
-    splits = sorted({str(row["split"]) for row in rows if "split" in row})
-    if splits and args.split != "all":
-        rows = [row for row in rows if row.get("split") == args.split]
-    if not rows:
-        wrong = f"no row of --split {args.split}; found {', '.join(splits)}"
-        raise UserError(f"--prompts {args.prompts}: {wrong}")
-    once = {prompt_label(row["prompt"]): row for row in reversed(rows)}
-    if len(once) < len(rows):
-        print(f"--prompts: {len(rows) - len(once)} rows left out: an earlier one has their prompt")
-    rows = list(once.values())[::-1]
-    if 0 < args.n < len(rows):
-        rows = [rows[i] for i in sorted(random.Random(args.seed).sample(range(len(rows)), args.n))]
-    return rows
-
-
-def prompt_label(prompt):
-    return json.dumps(prompt, sort_keys=True)
-
-
-def judge_pairs(path, function):
-    """The pairs of a file as a frame, without ties and equal answers: its columns; reward_ and
-    length_ of both sides; right and longer (has the chosen answer more of it? 1, ½ or 0); and the
-    label of the prompt.
-
-    function   (prompts, answers) → scores
-    """
-    from parts.pairs import check_pair
-
-    rows = files.read_jsonl(path, check_pair, flag="--pairs")
-    rows = [row for row in rows if not row.get("tie") and row["chosen"] != row["rejected"]]
-    if not rows:
-        raise UserError(f"--pairs {path}: no pair with a better answer")
-    pairs = pd.DataFrame(rows).assign(label=[prompt_label(row["prompt"]) for row in rows])
-    for side in ("chosen", "rejected"):
-        pairs[f"reward_{side}"] = np.round(function(list(pairs.prompt), list(pairs[side])), 9)
-        pairs[f"length_{side}"] = pairs[side].map(plain_text).str.len()
-    for name, key in (("right", "reward"), ("longer", "length")):
-        pairs[name] = (np.sign(pairs[f"{key}_chosen"] - pairs[f"{key}_rejected"]) + 1) / 2
-    return pairs
-
-
 # ---- compare ----
 
 
@@ -238,23 +188,15 @@ def compare(args):
     args.prompts = args.prompts or "data/prompts.jsonl"
     args.samples = args.samples if args.temperature else 1  # greedy answers are all the same
     names = names_of(args.model, args.name)
+    if len(names) < 2:
+        raise UserError("--model: name two or more models to compare")
     if args.bon and (args.reward_model == "none" or not args.temperature):
         raise UserError("--bon: needs a --reward-model to choose, and a --temperature above 0")
     inputs = [args.prompts, args.pairs or "", args.gold.rpartition(":")[0]]
     page = report.Report("Which model is better?", args, inputs)
-    rows = load_prompts(args)
+    rows = contest.load_prompts(args)
     ids = contest.encode_alike(args.model, [row["prompt"] for row in rows], args.max_new_tokens)
-    scorers = {}
-    for key, flag, name in (
-        ("gold", "--gold", args.gold), ("reward", "--reward-model", args.reward_model)
-    ):  # fmt: skip
-        if name != "none":
-            scorers[key] = contest.load_scorer(flag, name, args.device), f"{flag} {name}"
-            one = pd.DataFrame({"p": [0], "response": "(no answer)"})
-            contest.score(*scorers[key], one, rows)  # a score that fails does so before the drawing
-    if not scorers:
-        fix = "or let people compare them: python annotate.py draw --help"
-        raise UserError(f"nothing to score with: pass --gold or --reward-model, {fix}")
+    scorers = contest.load_scorers(args, rows)  # {"gold", "reward": (function, its flag)}
     judge, (_, judge_flag) = next(iter(scorers.items()))
     # (2) answers and their KL
     answers = contest.answer_all(args, names, rows, ids)
@@ -262,16 +204,22 @@ def compare(args):
     for key, scorer in scorers.items():
         answers[key] = contest.score(*scorer, answers, rows)
     if args.bon:
-        pool = answers[~answers.model.isin(names.values())].sort_values("reward", kind="stable")
+        pool = answers[~answers.model.isin(names.values())].sort_values("reward", na_position="first")
         answers = answers.drop(pool.index.difference(pool.drop_duplicates("p", keep="last").index))
     # (4) is the judge to be trusted?
     scored = answers.dropna(subset=[judge])
     checks = check_judge(scored[judge], scored.p, list(scored.response_ids), scored.finished)
-    distrust, accuracy = any(row["wrong"] for row in checks), None
+    distrust, accuracy, on_pairs = any(row["wrong"] for row in checks), None, ()
     if args.pairs and "reward" in scorers:
-        pairs = judge_pairs(args.pairs, scorers["reward"][0])
+        pairs = contest.judge_pairs(args.pairs, scorers["reward"][0])
         accuracy = stats.mean_share(pairs.right, pairs.label)
-        distrust = distrust or (judge == "reward" and accuracy["low"] <= 0.5)
+        is_chance = accuracy["clusters"] >= FEWEST and accuracy["low"] <= 0.5
+        distrust = distrust or (judge == "reward" and is_chance)
+        on_pairs = (
+            f"The reward model is right on {show(accuracy, '.1%')} of {len(pairs)} held-out pairs "
+            f"({args.pairs}){', no better than chance' if is_chance else ''}. A win rate is its "
+            "opinion of new answers: pairs that hold none like them do not tell whether it is right.",
+        )
     # (5) means, win rates, what the runs reached
     has_all = scored.groupby("p").model.nunique() == answers.model.nunique()
     compared = scored[scored.p.map(has_all)]
@@ -286,13 +234,7 @@ def compare(args):
     found = comparisons(compared, judge)
     for row in found if distrust else ():
         row["verdict"] = NEVER
-    page.answer(headline(found, list(names.values())), *sentences(checks))
-    if accuracy:
-        page.answer(
-            f"The reward model is right on {show(accuracy, '.1%')} of {len(pairs)} held-out pairs "
-            f"({args.pairs}). A win rate is its opinion of new answers: where the pairs hold none "
-            "like them, they do not tell whether that opinion is right."
-        )
+    page.answer(headline(found, list(names.values())), *sentences(checks), *on_pairs)
     lacking = ", ".join(f"{row['model']} {row['missing']}" for row in models if row["missing"])
     if lacking:
         page.answer(
@@ -356,7 +298,7 @@ def means(answers, scorers):
 def headline(found, names):
     """The first sentence: which of `names` is best, or who is better than whom."""
     if any(row["verdict"] == NEVER for row in found):
-        return f"No verdict: {NEVER}."
+        return "No verdict on which model is better."
     better = [
         row for row in found if row["verdict"] == "better" and {row["a"], row["b"]} <= {*names}
     ]
@@ -409,7 +351,7 @@ def reward(args):
 
     page = report.Report("Is the reward model right?", args, [args.pairs], private=True)
     function = contest.load_scorer("--reward-model", args.reward_model, args.device)
-    pairs = judge_pairs(args.pairs, function)
+    pairs = contest.judge_pairs(args.pairs, function)
     groups = [("all", pairs)]
     for key in [key for key in ("task", "strength") if key in pairs]:
         groups += [(f"{key} {value}", part) for value, part in pairs.groupby(key)]
@@ -512,7 +454,7 @@ def unblinded(votes, items):
             "first": first, "second": second, "annotator": vote["annotator"],
             "wins": {side: 1.0, other: 0.0}.get(vote["choice"], 0.5),
             "lengths": len(plain_text(item[side])) - len(plain_text(item[other])),
-            "prompt": prompt_label(item["prompt"]),
+            "prompt": plain_text(item["prompt"]),
         }  # fmt: skip
 
 

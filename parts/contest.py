@@ -1,12 +1,16 @@
-"""parts/contest.py: what do models answer to the same prompts, how far from the first, how good?
+"""parts/contest.py: prompts, what models answer to them, how far from the first, and how good it is.
 
 Answers   a frame with a row per answer: model, p (number of its prompt), task, id, prompt, response,
           response_ids, length (tokens, end token included), finished, kl (nats from the first
           model; none of greedy answers), and a column per score
-To use    ids = encode_alike(folders, prompts, max_new_tokens)
+To use    rows = load_prompts(args)
+          ids = encode_alike(folders, [row["prompt"] for row in rows], max_new_tokens)
           answers = answer_all(args, names, rows, ids)
-          answers["gold"] = score(load_scorer("--gold", args.gold, args.device), flag, answers, rows)
+          function, flag = load_scorers(args, rows)["gold"]
+          answers["gold"] = score(function, flag, answers, rows)
 """
+
+import random
 
 import numpy as np
 import pandas as pd
@@ -14,10 +18,32 @@ import torch
 
 import common
 from parts import parallel
-from parts.answers import score_answers
-from parts.files import UserError, load_function
+from parts.answers import read_prompts, score_answers
+from parts.files import UserError, load_function, read_jsonl
+from parts.messages import plain_text
+from parts.pairs import check_pair
 from parts.reward_models import reward_function
 from parts.sampling import sample
+
+# ---- prompts ----
+
+
+def load_prompts(args):
+    """Rows of --split, each prompt once; --n of them drawn by seed, in the order of the file."""
+    rows = read_prompts(args.prompts, "--prompts", args.chat)
+    splits = sorted({str(row["split"]) for row in rows if "split" in row})
+    if splits and args.split != "all":
+        rows = [row for row in rows if row.get("split") == args.split]
+    if not rows:
+        wrong = f"no row of --split {args.split}; found {', '.join(splits)}"
+        raise UserError(f"--prompts {args.prompts}: {wrong}")
+    once = {plain_text(row["prompt"]): row for row in reversed(rows)}
+    if len(once) < len(rows):
+        print(f"--prompts: {len(rows) - len(once)} rows left out: an earlier one has their prompt")
+    rows = list(once.values())[::-1]
+    if 0 < args.n < len(rows):
+        rows = [rows[i] for i in sorted(random.Random(args.seed).sample(range(len(rows)), args.n))]
+    return rows
 
 
 def encode_alike(folders, prompts, max_new_tokens):
@@ -38,6 +64,9 @@ def encode_alike(folders, prompts, max_new_tokens):
     if cut := sum(len(row) > room for row in first):
         print(f"{cut} of {len(first)} prompts are cut to their last {room} tokens")
     return [row[-room:] if len(row) > room else row for row in first]
+
+
+# ---- answers ----
 
 
 def answer_all(args, names, rows, ids):
@@ -86,6 +115,27 @@ def measure_kl(policy, reference, drawn, pad, temperature):
     return kl
 
 
+# ---- scores ----
+
+
+def load_scorers(args, rows):
+    """{"gold", "reward": (function, flag with its value)} of --gold and --reward-model, the one that
+    decides first. Each is tried before anything is drawn: a broken one is known at once."""
+    scorers, one = {}, pd.DataFrame({"p": [0], "response": "(no answer)"})
+    for key, flag, name in (
+        ("gold", "--gold", args.gold), ("reward", "--reward-model", args.reward_model),
+    ):  # fmt: skip
+        if name != "none":
+            scorers[key] = load_scorer(flag, name, args.device), f"{flag} {name}"
+            score(*scorers[key], one, rows)
+    if not scorers:
+        fix = "or let people compare them: python annotate.py draw --help"
+        raise UserError(f"nothing to score with: pass --gold or --reward-model, {fix}")
+    if args.gold == args.reward_model:
+        raise UserError(f"--gold {args.gold}: is the --reward-model; name another score, or none")
+    return scorers
+
+
 def load_scorer(flag, name, device):
     """A function (prompts, texts, rows) → scores: FILE:FUNCTION, or a reward model's folder."""
     if ".py:" in name:
@@ -105,3 +155,23 @@ def score(function, flag, answers, rows):
     scores = [np.nan if value is None else round(value, 9) for value in scores]
     known = dict(zip(zip(once.p, once.response), scores))
     return [known[pair] for pair in zip(answers.p, answers.response)]
+
+
+def judge_pairs(path, function):
+    """The pairs of a file as a frame, without ties and equal answers: its columns; reward_ and
+    length_ of both sides; right and longer (has the chosen answer more of it? 1, ½ or 0); and the
+    label of the prompt.
+
+    function   (prompts, answers) → scores
+    """
+    rows = read_jsonl(path, check_pair, flag="--pairs")
+    rows = [row for row in rows if not row.get("tie") and row["chosen"] != row["rejected"]]
+    if not rows:
+        raise UserError(f"--pairs {path}: no pair with a better answer")
+    pairs = pd.DataFrame(rows).assign(label=[plain_text(row["prompt"]) for row in rows])
+    for side in ("chosen", "rejected"):
+        pairs[f"reward_{side}"] = np.round(function(list(pairs.prompt), list(pairs[side])), 9)
+        pairs[f"length_{side}"] = pairs[side].map(plain_text).str.len()
+    for name, key in (("right", "reward"), ("longer", "length")):
+        pairs[name] = (np.sign(pairs[f"{key}_chosen"] - pairs[f"{key}_rejected"]) + 1) / 2
+    return pairs

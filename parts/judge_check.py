@@ -109,15 +109,16 @@ def check_scorer(scorer, prompts, answers, pad):
         batch = pad_rows([rows[j][0] for j in part], [rows[j][1] for j in part], pad)
         scores[part] = scorer(*(x.to(device) for x in batch)).float().cpu()
     _, answers, finished, numbers = zip(*rows) if rows else [()] * 4
-    return check_judge(scores.numpy(), numbers, answers, np.array(finished, bool))
+    rows = check_judge(scores.numpy(), numbers, answers, np.array(finished, bool))
+    return [row for row in rows if row["other"] == "whole"]  # of copies the length is made
 
 
 def sentences(rows):
     """Whether the judge can be trusted, by which scores, and what to do if not."""
     known = [row for row in rows if row["wrong"] is not None]
     said = [
-        f"It scores {row['kind']} answers {row['mean']:.2f} and {row['other']} ones "
-        f"{row['mean_other']:.2f} on average."
+        f"The judge scores {row['kind']} answers {row['mean']:.2f} on average, {row['other']} ones "
+        f"{row['mean_other']:.2f}."
         for row in known
     ]
     wrong = " and ".join(row["kind"] for row in known if row["wrong"])
