@@ -10,19 +10,16 @@ Algorithm    of compare:
              of reward: score held-out pairs; compare with the rule "the longer answer wins"
              of human: find who wrote what; the win rate in people's votes
 Conventions  every answer of A meets every answer of B to the same prompt; equal scores, ties and
-             "both bad" count ½; each prompt weighs the same, and prompts are what is independent.
-             Rate, interval and p are of one estimator (parts/stats.py); the verdict goes by p,
-             adjusted for all comparisons (Holm). A prompt counts where every model has a score.
-             KL in nats per answer, end token included, at the sampling temperature
+             "both bad" count ½; each prompt weighs the same, and a prompt counts where every model
+             has a score. Rate, interval and p are of one estimator over prompts (parts/stats.py);
+             the verdict goes by p, adjusted for all comparisons (Holm)
 Left out     1. fairness (fairness.py)   2. a single overall score   3. fitted scaling curves
              4. an LLM's opinion: python ruler.py --responses samples.jsonl
 Run          python evaluate.py compare --model data/tiny-base runs/dpo --reward-model runs/reward
              python evaluate.py reward --reward-model runs/reward --pairs data/prefs_test.jsonl
              python evaluate.py human --votes runs/ab/annotations.jsonl
 Writes       report.html and report.json; samples.jsonl (compare), pairs.jsonl (reward)
-Reference    Gao et al. 2022, arXiv 2210.10760 (score over √KL); Dubois et al. 2024, arXiv 2404.04475
-             (equal length)
-Axes         P prompts, G answers per prompt, B pairs
+Reference    Gao et al. 2022, arXiv 2210.10760 (√KL); Dubois et al. 2024, 2404.04475 (equal length)
 """
 
 import itertools
@@ -46,32 +43,22 @@ VERDICTS = {  # of the first model of a row against the second
     FOUND: "better", NONE: "about equal", OPEN: "no difference shown", UNMEASURED: UNMEASURED,
 }  # fmt: skip
 ALIKE = 0.05  # models are about equal where the interval of the win rate lies within ½ ± this
+COUNTS = ("none", "one", "two", "three", "four", "five", "six", "seven", "eight")  # models
 SHOWN = 3  # prompts, drawn by seed, whose answers are shown side by side
 CHECKED_PAIRS = 200  # chosen answers of which `reward` scores spoiled copies
-GAINS = {  # of the reward model over the rule "the longer answer wins"
-    FOUND: "That is a difference of {}.", NONE: "The two are about equally good.",
-    OPEN: "No difference is shown ({}).", UNMEASURED: "There are too few prompts to compare the two.",
-}  # fmt: skip
 # columns of tables, and notes below them
 COMPARED = {
     "a": "model", "verdict": "verdict", "b": "than", "wins": ("preferred in", ".1%"),
     "equal_length": ("at equal length", ".1%"), "p_holm": ("p", ".2g"),
 }  # fmt: skip
 UNEQUAL = (
-    "At equal length, –: not measured, since one of the two is longer nearly everywhere or there are "
-    "too few prompts. p is adjusted for the number of comparisons."
+    "At equal length, –: not measured, since one is longer nearly everywhere or prompts are few."
 )
 CHECKED = {
     "kind": "answers", "mean": ("mean score", ".2f"), "other": "others", "mean_other":
     ("mean score", ".2f"), "n": "number", "n_other": "others", "wrong": "prefers them",
 }  # fmt: skip
 PAIRED = "Compared within prompts; –: fewer than 10 prompts have answers of both kinds."
-EQUAL_KL = {
-    "model": "model", "against": "against", "root_kl": ("√KL", ".2f"),
-    "gain": ("gain in score", ".3f"), "evaluated_at": "between evaluations at",
-}  # fmt: skip
-LOGGED = "From each run's own curve on validation prompts. –: it was not evaluated near that √KL."
-COST = {"model": "run", "until": "until", **{cost: (cost, ",.0f") for cost in curves.COSTS}}
 
 # ---- the math ----
 
@@ -188,8 +175,8 @@ def compare(args):
     args.prompts = args.prompts or "data/prompts.jsonl"
     args.samples = args.samples if args.temperature else 1  # greedy answers are all the same
     names = names_of(args.model, args.name)
-    if len(names) < 2:
-        raise UserError("--model: name two or more models to compare")
+    if not 2 <= len(names) < len(COUNTS):
+        raise UserError(f"--model: name two or more models, {len(COUNTS) - 1} at most")
     if args.bon and (args.reward_model == "none" or not args.temperature):
         raise UserError("--bon: needs a --reward-model to choose, and a --temperature above 0")
     inputs = [args.prompts, args.pairs or "", args.gold.rpartition(":")[0]]
@@ -204,8 +191,8 @@ def compare(args):
     for key, scorer in scorers.items():
         answers[key] = contest.score(*scorer, answers, rows)
     if args.bon:
-        pool = answers[~answers.model.isin(names.values())].sort_values("reward", na_position="first")
-        answers = answers.drop(pool.index.difference(pool.drop_duplicates("p", keep="last").index))
+        pool = answers[~answers.model.isin(names.values())].sort_values("reward", ascending=False)
+        answers = answers.drop(pool.index[pool.p.duplicated()])
     # (4) is the judge to be trusted?
     scored = answers.dropna(subset=[judge])
     checks = check_judge(scored[judge], scored.p, list(scored.response_ids), scored.finished)
@@ -234,14 +221,16 @@ def compare(args):
     found = comparisons(compared, judge)
     for row in found if distrust else ():
         row["verdict"] = NEVER
-    page.answer(headline(found, list(names.values())), *sentences(checks), *on_pairs)
+    scores = ", ".join(f"{row['model']} {show(row[judge]['value'], '.3f')}" for row in models)
+    page.answer(headline(found, list(names.values())), f"Mean {judge} score: {scores}.")
+    page.answer(*sentences(checks), *on_pairs)
     lacking = ", ".join(f"{row['model']} {row['missing']}" for row in models if row["missing"])
     if lacking:
         page.answer(
             f"Answers without a score, left out: {lacking}. Compared are the {has_all.sum()} of "
             f"{len(rows)} prompts where every model has one."
         )
-    page.answer(*advice(args, found))
+    page.answer(*advice(args, found, list(names.values())))
     lines = [(f"{row['a']} over {row['b']}", row["wins"], row["a"]) for row in found]
     draw_rates(page, "How often the first of two is preferred", lines)
     page.table("Does the judge prefer what nobody wants?", checks, CHECKED, PAIRED)
@@ -262,18 +251,20 @@ def compare(args):
         near = {n: run for n, run in runs.items() if run["args"].get("model") == args.model[0]}
         curves.draw(axes, near, models, page.colour)
     for caption, lines, columns, note in (
-        ("Two policies at the smaller √KL of the two", curves.equal_kl(runs), EQUAL_KL, LOGGED),
-        ("What it cost", curves.efficiency(runs), COST, "With the run's reward model."),
+        ("Two policies at the smaller √KL of the two", curves.equal_kl(runs), *curves.AT_KL),
+        ("What it cost", curves.efficiency(runs), *curves.COSTLY),
     ):
         if lines:
             page.table(caption, lines, columns, note)
-    some = sorted(random.Random(args.seed).sample(range(len(rows)), min(SHOWN, len(rows))))
+    some = random.Random(args.seed).sample(range(len(rows)), min(SHOWN, len(rows)))
     shown = answers[answers.p.isin(some)].drop_duplicates(["p", "model"])
-    shown = shown.pivot(index="p", columns="model", values="response").assign(
-        prompt=[plain_text(rows[p]["prompt"]) for p in some]
+    shown = shown.assign(prompt=shown.prompt.map(plain_text)).pivot(
+        index="prompt", columns="model", values="response"
     )
     columns = {name: name for name in ("prompt", *names.values())}
-    page.table("Answers side by side", shown.to_dict("records"), columns, appendix=True)
+    page.table(
+        "Answers side by side", shown.reset_index().to_dict("records"), columns, appendix=True
+    )
     page.limit(
         f"{judge_flag} decided. It favours a policy that was trained with it.",
         "Each model was trained once; another seed of its training may give another order.",
@@ -299,14 +290,15 @@ def headline(found, names):
     """The first sentence: which of `names` is best, or who is better than whom."""
     if any(row["verdict"] == NEVER for row in found):
         return "No verdict on which model is better."
-    better = [
-        row for row in found if row["verdict"] == "better" and {row["a"], row["b"]} <= {*names}
-    ]
+    met = [row for row in found if {row["a"], row["b"]} <= {*names}]
+    better = [row for row in met if row["verdict"] == "better"]
     for best in names:
         rows = [row for row in better if row["a"] == best]
         if len(rows) == len(names) - 1:
             than = (
-                f"better than {rows[0]['b']}" if len(rows) == 1 else f"the best of the {len(names)}"
+                f"the best of the {COUNTS[len(names)]}"
+                if rows[1:]
+                else f"better than {rows[0]['b']}"
             )
             rate = show(np.mean([row["wins"]["value"] for row in rows]), ".1%")
             return f"{best} is {than}: preferred in {rate} of comparisons."
@@ -316,9 +308,10 @@ def headline(found, names):
     return f"No single best model: {said}; no other difference is shown."
 
 
-def advice(args, found):
-    """What to do where no difference is shown, or where the judge cannot be trusted."""
-    unclear = [row for row in found if row["verdict"] == VERDICTS[OPEN]]
+def advice(args, found, names):
+    """What to do where no difference between two models is shown, or no judge can be trusted."""
+    met = [row for row in found if {row["a"], row["b"]} <= {*names}]
+    unclear = [row for row in met if row["verdict"] == VERDICTS[OPEN]]
     for row in unclear:
         yield f"{row['a']} against {row['b']}: no difference shown. {to_see_more(row['wins'])}"
     if unclear or found[0]["verdict"] == NEVER:
@@ -367,8 +360,8 @@ def reward(args):
     checks = check_scorer(function.scorer, *zip(*ids), function.tokenizer.pad_token_id)
     page.answer(
         f"The reward model is right on {show(right, '.1%')} of {len(pairs)} held-out pairs.",
-        f"The rule “the longer answer wins” is right on {show(longer, '.1%')}. "
-        f"{GAINS[stats.verdict(gain, -ALIKE, ALIKE)].format(show(gain['value'], '+.1%'))}",
+        f"The rule “the longer answer wins” is right on {show(longer, '.1%')}: "
+        f"{stats.verdict(gain, -ALIKE, ALIKE)}, {show(gain, '+.1%')}.",
         "It was also shown good answers and spoiled copies of them.", *sentences(checks),
     )  # fmt: skip
     lines = [("reward model", right, "model"), ("the longer answer", longer, "rule")]
@@ -397,9 +390,11 @@ def human(args):
 
     path = Path(args.votes)
     items = load_items(path.with_name("items.jsonl"), "--votes")
-    page = report.Report("Which model do people prefer?", args, [path], private=True)
-    votes = pd.DataFrame(unblinded(replay(read_log(path, items)), items))
-    models = sorted({*votes.first, *votes.second}) if len(votes) else []
+    inputs = [path, path.with_name("items.jsonl")]
+    page = report.Report("Which model do people prefer?", args, inputs, private=True)
+    every = replay(read_log(path, items))
+    votes = pd.DataFrame(unblinded(every, items))
+    models = sorted({*votes.model, *votes.other}) if len(votes) else []
     if len(models) != 2:
         wrong = f"expected votes on answers of two models; found {', '.join(models) or 'none'}"
         raise UserError(f"--votes {path}: {wrong}; python annotate.py draw --model A --model-b B")
@@ -428,30 +423,28 @@ def human(args):
     page.limit(
         f"{len(people)} people voted: it says what these prefer, and others may prefer otherwise.",
         "Ties and both bad count one half. How far people agree: python annotate.py agreement",
+        f"{len(every) - len(votes)} further votes do not count: on items whose better answer is known, "
+        "on repeats, on items that do not name two models, or by a language model.",
     )
     page.write(comparison=found[0], annotators=people)
 
 
 def unblinded(votes, items):
-    """A row per vote on an item of two models: first and second (by name), wins and lengths (of the
-    first's answer, in characters, less the second's), prompt, annotator.
+    """A row per vote on an item of two models: model and other (by name), wins and lengths (of the
+    model's answer, in characters, less the other's), prompt, annotator.
 
     Left out: votes on items whose better answer is known, on repeats, and by language models.
     """
     for vote in votes:
         item = items[vote["item_id"]]
-        models = {item.get("a_model"), item.get("b_model")}
-        if (
-            len(models - {None, ""}) < 2
-            or item.get("gold")
-            or vote.get("repeat_of")
-            or vote.get("judge")
-        ):
+        models = {item.get("a_model"), item.get("b_model")} - {None, ""}
+        is_test = item.get("gold") or vote.get("repeat_of")  # of the annotator
+        if len(models) < 2 or is_test or vote.get("judge"):
             continue
         first, second = sorted(models)
         side, other = "ab" if item["a_model"] == first else "ba"
         yield {
-            "first": first, "second": second, "annotator": vote["annotator"],
+            "model": first, "other": second, "annotator": vote["annotator"],
             "wins": {side: 1.0, other: 0.0}.get(vote["choice"], 0.5),
             "lengths": len(plain_text(item[side])) - len(plain_text(item[other])),
             "prompt": plain_text(item["prompt"]),

@@ -160,7 +160,9 @@ def main(argv=None):
     scores = some.groupby("asked").score
     some["rank"], some["of"] = scores.rank(ascending=False, method="min"), scores.transform("size")
     some = some.sort_values(["role", "rank", "id"])
-    others = frame[~is_profile].assign(**dict.fromkeys(set(FIRST) - {"id", "role"}))
+    others = (
+        frame[~is_profile].sort_values("id").assign(**dict.fromkeys(set(FIRST) - {"id", "role"}))
+    )
     columns = [*FIRST, *(name for name in frame if name not in (*FIRST, "prompt", "asked"))]
     table = {
         name: [in_cell(value) for part in (some, others) for value in part[name]]
@@ -185,7 +187,7 @@ def in_cell(value):
     """A value as a cell of ranked.csv: ranks without a point, lists as JSON."""
     if isinstance(value, float) and value.is_integer():
         return int(value)
-    return value if isinstance(value, (str, int, float, type(None))) else as_text(value)
+    return as_text(value) if isinstance(value, (list, dict)) else value
 
 
 if __name__ == "__main__":

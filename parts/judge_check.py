@@ -115,7 +115,7 @@ def check_scorer(scorer, prompts, answers, pad):
 
 def sentences(rows):
     """Whether the judge can be trusted, by which scores, and what to do if not."""
-    known = [row for row in rows if row["wrong"] is not None]
+    known = [row for row in rows if row["other"] == "whole" and row["wrong"] is not None]
     said = [
         f"The judge scores {row['kind']} answers {row['mean']:.2f} on average, {row['other']} ones "
         f"{row['mean_other']:.2f}."
