@@ -59,7 +59,7 @@ def load_candidates(args):
     texts: last bits of a score depend on its batch, which the order of the file must not decide."""
     path, needed = args.candidates, ("id", args.text_column)
     if Path(path).suffix.lower() == ".csv":
-        frame = read_csv(path, needed, "--candidates")
+        frame = read_csv(path, flag="--candidates")
     else:
         rows = dict(files.read_jsonl(path, numbered=True, flag="--candidates"))
         frame = pd.DataFrame([*rows.values()], index=[*rows], dtype=object)
@@ -144,8 +144,7 @@ def main(argv=None):
     # (1) candidates
     frame = load_candidates(args)
     texts = frame[args.text_column]
-    n_words = texts.str.split().str.len()
-    is_profile = (n_words >= args.min_words) & ~texts.map(is_link)
+    is_profile = (texts.str.split().str.len() >= args.min_words) & ~texts.map(is_link)
     if not is_profile.any():
         wrong = f"no profile of --min-words {args.min_words} words in {args.text_column!r}"
         raise UserError(f"--candidates {args.candidates}: {wrong}; name its --text-column")
@@ -158,36 +157,28 @@ def main(argv=None):
     some["cut"] = ["yes" if a != b else "no" for a, b in zip(whole, read)]
     # (3) ranks
     scores = some.groupby("asked").score
-    some["rank"], some["of"] = scores.rank(ascending=False, method="min"), scores.transform("size")
+    some["rank"] = scores.rank(ascending=False, method="min").astype(int)
+    some["of"] = scores.transform("size")
     some = some.sort_values(["role", "rank", "id"])
-    others = (
-        frame[~is_profile].sort_values("id").assign(**dict.fromkeys(set(FIRST) - {"id", "role"}))
-    )
+    others = frame[~is_profile].sort_values("id")
+    others = others.assign(rank=None, of=None, score=None, cut=None)
     columns = [*FIRST, *(name for name in frame if name not in (*FIRST, "prompt", "asked"))]
-    table = {
-        name: [in_cell(value) for part in (some, others) for value in part[name]]
-        for name in columns
-    }
+    table = {name: [*some[name], *others[name]] for name in columns}
+    for name, cells in table.items():
+        table[name] = [as_text(x) if isinstance(x, (list, dict)) else x for x in cells]
     write_csv(out, table)
     print("This is no decision: a score is a reason to read a profile, and not to drop one.")
     print(f"{len(some)} candidates ranked for {some.asked.nunique()} roles. The first of them:")
-    print(some.astype({"rank": int})[["rank", "of", "id", "score"]][:TOP].to_string(index=False))
+    print(some[["rank", "of", "id", "score"]][:TOP].to_string(index=False))
     if len(others):
         print(
-            f"{len(others)} without a rank, with fewer than --min-words {args.min_words} words or a"
+            f"{len(others)} without a rank, with a link or fewer than --min-words {args.min_words}"
         )
-        print(f"link alone in {args.text_column!r}: {', '.join(others['id'])}")
+        print(f"words in {args.text_column!r}: {', '.join(others['id'])}")
     if cut := list(some["id"][some.cut == "yes"]):
         print(f"read in part, longer than the reward model's --max-length: {', '.join(cut)}")
     print(f"wrote {out}")
     print(f"next: python audit.py {out} --score score --select 0.3 --within role --group COLUMN")
-
-
-def in_cell(value):
-    """A value as a cell of ranked.csv: ranks without a point, lists as JSON."""
-    if isinstance(value, float) and value.is_integer():
-        return int(value)
-    return as_text(value) if isinstance(value, (list, dict)) else value
 
 
 if __name__ == "__main__":
