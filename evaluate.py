@@ -46,6 +46,15 @@ from parts.files import UserError
 from parts.frontier import bon_curve, efficiency, equal_kl, load_runs, same_scorer
 from parts.means import clustered_mean, score_interval
 from parts.messages import plain_text
+from parts.old_stats import (
+    bootstrap_ci,
+    detectable,
+    holm,
+    mean_number,
+    number,
+    prompt_keys,
+    sign_test,
+)
 from parts.reports import (
     Default,  # text of a default flag; if its path is missing, skipped and no error
     add_model_arguments,  # --device and --chat
@@ -65,7 +74,6 @@ from parts.reports import (
     training_files,  # those of a run that are there
     write_report,
 )
-from parts.old_stats import bootstrap_ci, detectable, holm, mean_number, number, prompt_keys, sign_test
 from parts.votes import (
     by_people,  # events without those of models
     folded,  # a name without its capitals

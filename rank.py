@@ -29,6 +29,8 @@ from parts.blinding import blind_words, blinded
 from parts.files import UserError
 from parts.messages import plain_text
 from parts.must_haves import mentioned, terms_of
+from parts.old_stats import standings
+from parts.old_tables import read_csv, write_csv
 from parts.people import fold, is_missing
 from parts.reports import (
     add_model_arguments,
@@ -41,8 +43,6 @@ from parts.reports import (
     training_files,
     write_report,
 )
-from parts.old_stats import standings
-from parts.old_tables import read_csv, write_csv
 
 RANK_ORDER = "Which candidate fits this role?"  # first line of the task rank; data/README.md
 RANKED = ("rank", "id", "score", "percentile", "truncated")

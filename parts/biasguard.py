@@ -9,8 +9,6 @@ import json
 import shutil
 import subprocess
 
-import pandas as pd
-
 from parts.files import brief
 from parts.tables import csv_cell, write_csv
 
@@ -23,41 +21,31 @@ def write_decisions(path, frame):
     write_csv(path, frame.where(frame.notna() & (frame != ""), "unknown"))
 
 
-def ours(frame, attribute, group, reference):
-    """{"dir", "spd", "eod"} of two groups; None over nobody, or without "label_value".
-
-    By hand: F has labels 1, 1, 0 and decisions 1, 0, 0; M is decided 1, 1, 0.
-    >>> frame = pd.DataFrame({"sex": list("FFFMMM"), "score": [1, 0, 0, 1, 1, 0]})
-    >>> ours(frame.assign(label_value=[1, 1, 0, 1, 1, 0]), "sex", "F", "M")["eod"]
-    -0.5
-    """
-    rate = frame.groupby(attribute).score.mean()
-    positives = frame[frame["label_value"] == 1] if "label_value" in frame else frame[:0]
-    true = positives.groupby(attribute).score.mean()
-    p, r = rate[group], rate[reference]
-    eod = true[group] - true[reference] if {group, reference} <= {*true.index} else None
-    return {"dir": p / r if r else None, "spd": p - r, "eod": eod}
-
-
-def beside(path, frame, pairs):
-    """[line] of BiasGuard's and our numbers for each (attribute, group, reference) of the file; or
-    why it was not run: EOD needs an outcome, "label_value", in every row."""
+def beside(path, frame, comparisons):
+    """[line] of BiasGuard's and our numbers for each comparison in the file; or why it was not run:
+    EOD needs an outcome, "label_value", in every row.  comparisons  {attribute: rows of `compare`}"""
     tool, result = shutil.which("biasguard"), path.with_name("biasguard.json")
     if not tool or "label_value" not in frame:
         reason = "it needs --y-true in every row" if tool else "it is not installed"
         return [f"BiasGuard was not run ({reason}); {path.name} has the layout that it reads."]
     lines = []
-    for attribute, group, reference in pairs:
+    for attribute, row in ((name, row) for name, rows in comparisons.items() for row in rows):
+        protected, reference = row["group"], row["reference"]
+        if protected == reference:
+            continue
         command = [tool, "audit", str(path), "--y-true", "label_value", "--y-pred", "score"]
-        command += ["--group", attribute, "--protected", csv_cell(group)]
+        command += ["--group", attribute, "--protected", csv_cell(protected)]
         command += ["--reference", csv_cell(reference), "--output", str(result)]
+        rate = frame.groupby(attribute).score.mean()
+        true = frame[frame.label_value == 1].groupby(attribute).score.mean().reindex(rate.index)
+        ours = {"dir": rate[protected] / rate[reference], "spd": rate[protected] - rate[reference]}
+        ours["eod"] = true[protected] - true[reference]
         try:
             subprocess.run(command, capture_output=True, timeout=60, check=True)
             theirs = json.loads(result.read_text(encoding="utf-8"))["metrics"]
-            mine = ours(frame, attribute, group, reference)
-            text = ", ".join(f"{key} {theirs[key]} (ours {mine[key]})" for key in mine)
+            text = ", ".join(f"{key} {theirs[key]} (ours {ours[key]})" for key in ours)
         except (subprocess.SubprocessError, OSError, ValueError, KeyError) as error:
             text = f"no result ({brief(error)})"
-        lines.append(f"BiasGuard, {group} − {reference}: {text}")
+        lines.append(f"BiasGuard, {protected} − {reference}: {text}")
     result.unlink(missing_ok=True)
     return lines

@@ -13,9 +13,9 @@ from pathlib import Path
 
 import numpy as np
 
+from parts.old_stats import Z95
 from parts.pages import ends
 from parts.reports import read_run, trained_prompts
-from parts.old_stats import Z95
 
 GOAL = 0.9  # sample efficiency: the cost of reaching this share of the largest gain of any run
 

@@ -20,7 +20,6 @@ import numpy as np
 from scipy.optimize import brentq
 from scipy.stats import hypergeom, norm, t
 
-from parts.files import UserError
 from parts.stats import LEVEL, POWER, holm, mean_share, regress, share, verdict
 
 FEWEST = 5  # people of a group, below which nothing is tested
@@ -32,9 +31,10 @@ def compare(frame, reference=None):
     """[row] of every group, the largest first: its rate, and its test against the reference.
 
     frame  columns "group" (None: unknown, in no comparison), "hit" 0 or 1, "role", "person"
+    reference  a group; the largest if none is called so
     row    {"group", "people", "n" rows, "selected", "rate" (estimate), "of_highest" (ratio to the
-           highest rate)}; but for the reference also "reference", the keys of `contrast`, "p_holm"
-           and "verdict"
+           highest rate), "below_four_fifths", "reference", "verdict"}, and but for the reference
+           "p_holm" and the keys of `contrast`
     """
     known = frame[frame.group.notna()]
     rows = []
@@ -43,38 +43,42 @@ def compare(frame, reference=None):
         rate = share(k, n) if people == n else mean_share(part.hit, part.person)
         rows.append({"group": name, "people": people, "n": n, "selected": k, "rate": rate})
     rows.sort(key=lambda row: (-row["people"], row["group"]))
-    names = [row["group"] for row in rows]
-    reference = reference or names[0]
-    if reference not in names:
-        raise UserError(f"--reference {reference}: expected one of {', '.join(names)}")
-    highest = max(row["rate"]["value"] for row in rows if row["n"] >= SMALL * len(known))
+    if not rows:
+        return []
+    if reference not in [row["group"] for row in rows]:
+        reference = rows[0]["group"]
+    large = [row for row in rows if row["n"] >= SMALL * len(known)]
+    top = max(large, key=lambda row: row["selected"] / row["n"])
     for row in rows:
-        row["of_highest"] = row["rate"]["value"] / highest if highest else None
+        k, most = row["selected"] * top["n"], top["selected"] * row["n"]  # rates, times both n
+        row["of_highest"] = k / most if most else None
+        row["below_four_fifths"] = 5 * k < 4 * most
+        row |= {"reference": reference, "verdict": "reference"}
         if row["group"] != reference:
             pair = known[known.group.isin([row["group"], reference])]
-            row |= {"reference": reference} | contrast(pair, row["group"], reference)
+            row |= contrast(pair, row["group"], reference)
     for row in holm(rows):
         if row["group"] != reference:
-            row["verdict"] = verdict(row, FOUR_FIFTHS, 1 / FOUR_FIFTHS)
+            row["verdict"] = verdict(row | row["ratio"], FOUR_FIFTHS, 1 / FOUR_FIFTHS)
     return rows
 
 
 def contrast(pair, group, reference):
-    """The rows of two groups, compared within roles that hold both: {"ratio", "low", "high" (its
-    interval), "shortfall" (selections that the group lacks at the common rate of each role), "p",
-    "deviations" (standard deviations that p amounts to), "test", "needed" (people of both groups
-    that would find a ratio of .8 in 4 of 5 audits)}, or "p" None and a "reason"."""
-    counts = pair.groupby(["role", "group"]).hit.agg(["sum", "size"]).unstack().dropna()
-    pair = pair[pair.role.isin(counts.index)]
+    """The rows of two groups, compared within roles that hold both: {"ratio" (an estimate), "p",
+    "test", "deviations" (standard deviations that p amounts to), "shortfall" (selections that the
+    group lacks at the common rate of each role), "needed" (people of both groups that would find a
+    ratio of .8 in 4 of 5 audits)}; where nothing is tested "p" is None, with a "reason"."""
+    counts = pair.groupby(["group", "role"]).hit.agg(["sum", "size"])
+    shared = counts.loc[group].join(counts.loc[reference], how="inner", rsuffix=" of reference")
+    k, n, l, m = table = shared.to_numpy(float).T  # (roles,) each
+    pair = pair[pair.role.isin(shared.index)]
     of_group = pair.group == group
     people = [pair.person[of_group].nunique(), pair.person[~of_group].nunique()]
     if min(people) < FEWEST:
-        return {"p": None, "reason": f"fewer than {FEWEST} people of a group in the same roles"}
-    order = [("sum", group), ("size", group), ("sum", reference), ("size", reference)]
-    k, n, l, m = table = counts[order].to_numpy().T  # (roles,) each
+        return untested(f"fewer than {FEWEST} people of a group in the same roles")
     N, selected = n + m, k + l
     if selected.sum() in (0, N.sum()):
-        return {"p": None, "reason": "all are selected" if selected.sum() else "nobody is selected"}
+        return untested("all are selected" if selected.sum() else "nobody is selected")
     effect, freedom = 1.0, np.inf
     if sum(people) < len(pair):
         by_person, by_row = (
@@ -85,17 +89,22 @@ def contrast(pair, group, reference):
     expected = (n * selected / N).sum()
     least, most = np.maximum(0, selected - m).sum(), np.minimum(n, selected).sum()
     if min(expected - least, most - expected) < 5 * effect:
-        row = {"test": "exact", "p": exact_p(*np.rint(table / effect).astype(int))}
+        test, ends = "exact", {}
+        p = exact_p(*np.rint(table / effect).astype(int))
     else:
-        row = {"test": "score"} | score(table, t.isf(LEVEL / 2, freedom) * effect**0.5)
-        row["p"] = float(2 * t.sf(abs(z_of(1.0, *table)) / effect**0.5, freedom))
+        test, ends = "score", score(table, t.isf(LEVEL / 2, freedom) * effect**0.5)
+        p = float(2 * t.sf(abs(z_of(1.0, *table)) / effect**0.5, freedom))
     up, down = (k * m / N).sum(), (l * n / N).sum()
-    row |= {"ratio": float(up / down) if down else None, "shortfall": float(down - up)}
-    row["deviations"] = float(norm.isf(row["p"] / 2))
+    row = {"ratio": {"value": float(up / down) if down else None} | ends, "p": p, "test": test}
+    row |= {"deviations": float(norm.isf(p / 2)), "shortfall": float(down - up), "needed": None}
     if down:
         reach = (norm.isf(LEVEL / 2) + norm.ppf(POWER)) * effect**0.5 * deviation(1.0, *table)
         row["needed"] = int(np.ceil(sum(people) * (reach / (1 - FOUR_FIFTHS) / down) ** 2))
     return row
+
+
+def untested(reason):
+    return {"ratio": {"value": None}, "p": None, "reason": reason}
 
 
 def z_of(ratio, k, n, l, m):

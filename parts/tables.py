@@ -10,10 +10,13 @@ import io
 import re
 from pathlib import Path
 
+import numpy as np
 import pandas as pd
 
 from parts.files import PRIVATE, UserError, brief, replacing
 
+MOST = 30  # values of a column that are listed
+YES_NO = {"1": 1, "yes": 1, "true": 1, "0": 0, "no": 0, "false": 0}
 NUMBER = r"[+-]?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?"
 
 
@@ -59,6 +62,90 @@ def read_csv(path, needed=(), flag="table"):
         name: [cell.strip() for cell in cells] for name, cells in zip(header, zip(*rows)) if name
     }
     return pd.DataFrame(columns, index=lines, dtype=object)
+
+
+# ---- what cells mean, as declared ----
+
+
+def check_last_rows(table, columns, path):
+    """UserError where one to three last rows, alone of all, have none of these columns filled: sums
+    and averages stand there in an export."""
+    empty = (table[columns] == "").all(axis=1)
+    if 0 < empty.sum() <= 3 and empty.iloc[-empty.sum() :].all():
+        fix = "remove them, or pass --id COLUMN --drop LABEL; for people, fill in a value of --unknown"
+        wrong = f"only the last rows have no {columns[0]}, as sums below a table"
+        raise UserError(f"{path}:{table.index[empty].min()}: {wrong}; {fix}")
+
+
+def read_map(path, flag):
+    """{label: what it stands for} of a CSV of two columns, as `write_csv` writes labels."""
+    table = read_csv(path, flag=flag)
+    if len(table.columns) != 2:
+        raise UserError(f"{flag} {path}: {len(table.columns)} columns; expected two")
+    return dict(zip(table.iloc[:, 0].map(csv_cell), table.iloc[:, 1]))
+
+
+def categories(cells, mapping, allowed, unknown, flag):
+    """(n,) categories: what the map says, else the cell itself; None for unknown. UserError for one
+    that is none of the allowed, in the map's spelling or in small letters."""
+    category = {value: mapping.get(csv_cell(value), value) for value in set(cells)}
+    category |= dict.fromkeys(["", *unknown], "")
+    wrong = [value for value, name in category.items() if name and name not in allowed]
+    if wrong := [value for value in wrong if category[value].lower() not in allowed]:
+        fix = "map it in --map FILE, which `audit.py values` writes, or add it to --unknown"
+        listed = ", ".join(allowed)
+        raise UserError(f"{flag} {cells.name}: {min(wrong)!r} is none of {listed}; {fix}")
+    return cells.map(category).replace("", None)
+
+
+def write_map(path, values, allowed):
+    """Write a map to be filled in: the values, and beside them those that are allowed already."""
+    if Path(path).exists():
+        raise UserError(f"--map {path}: it exists; choose another file")
+    filled = [value if value in allowed else "" for value in values]
+    write_csv(path, {"yours": values, "the rule's": filled})
+    print(f"wrote {path}: fill in its second column; empty means none of the categories")
+
+
+def yes_or_no(cells, favourable, flag, path):
+    """((n,) 0 or 1, the values that are 1): the declared ones, or 1, yes, true of a column that holds
+    nothing but 1/0, yes/no, true/false."""
+    values = sorted(set(cells))
+    read = {value: int(value in favourable) for value in values}
+    if not favourable:
+        read = {value: YES_NO.get(value.lower()) for value in values}
+    if None in read.values() or {*favourable} - {*values}:
+        held = f"{path}: {cells.name} holds {', '.join(map(repr, values[:MOST]))}"
+        raise UserError(f"{held}; say which count as 1: {flag} VALUE …; --unknown are left out")
+    return cells.map(read).astype(int), [value for value in values if read[value]]
+
+
+def numbers(cells, decimal, path):
+    """(n,) finite numbers, written with this decimal mark and no other."""
+    other = "," if decimal == "." else "."
+    points = cells.mask(cells.str.contains(other, regex=False), "").str.replace(",", ".")
+    values = pd.to_numeric(points, errors="coerce")
+    if (wrong := ~np.isfinite(values)).any():
+        line = wrong.idxmax()
+        fix = f"expected a number with the decimal mark {decimal!r} (--decimal)"
+        raise UserError(f"{path}:{line}: {cells.name}: {cells[line]!r}; {fix}")
+    return values
+
+
+def column_values(table, columns):
+    """[{"column", "value", "rows"}]: what the columns hold, the most frequent values first."""
+    rows = []
+    for column in columns:
+        counts = table[column].value_counts()
+        for value, n in counts.head(MOST).items():
+            rows.append({"column": column, "value": value or "(empty)", "rows": n})
+        if len(counts) > MOST:
+            rest = f"{len(counts) - MOST:,} other values"
+            rows.append({"column": column, "value": rest, "rows": counts[MOST:].sum()})
+    return rows
+
+
+# ---- out ----
 
 
 def write_csv(path, columns):
