@@ -30,7 +30,7 @@ import pandas as pd
 from parts import files, report, tables
 from parts.biasguard import beside, write_decisions
 from parts.files import UserError
-from parts.groups import SMALL, compare
+from parts.groups import FOUR_FIFTHS, SMALL, compare
 from parts.stats import FOUND, NONE, OPEN, UNMEASURED
 
 SEXES = ("Male", "Female")  # the categories of 6 RCNY 5-303, as the rule writes them
@@ -138,7 +138,7 @@ def read_people(args, scoring):
     decided = table[~table[what].isin(unknown)]
     tables.check_last_rows(decided, args.group, args.table)
     people = pd.DataFrame({"role": decided[args.within] if args.within else ""}, decided.index)
-    people["person"] = decided[args.id] if args.id else np.arange(len(decided))
+    people["person"] = pd.factorize(decided[args.id])[0] if args.id else np.arange(len(decided))
     if args.y_pred:
         people["hit"], yes = tables.yes_or_no(
             decided[what], args.favourable, "--favourable", args.table
@@ -281,7 +281,8 @@ def say(row, reference, what):
         text += (
             f" Unlikely by chance alone: {abs(row['shortfall']):,.0f} {less} than at equal rates"
         )
-        text += ", and below four fifths of the highest rate." if row["below_four_fifths"] else "."
+        is_below = row["of_highest"] < FOUR_FIFTHS
+        text += ", and below four fifths of the highest rate." if is_below else "."
     if row["verdict"] == NONE:
         largest = min(row["ratio"]["low"], 1 / row["ratio"]["high"])
         text += f" No difference larger than a ratio of {largest:.2f}."
@@ -359,7 +360,8 @@ def main(argv=None):
     held = tables.column_values(table, [x for x in (args.y_pred, args.y_true, *args.group) if x])
     page.table("What the columns hold", held, {"column": "", "value": "value", "rows": "rows"})
     page.limit(*LIMITS)
-    decisions = pd.DataFrame(labels).assign(entity_id=people.person, score=people.hit)
+    ids = rows[args.id] if args.id else people.person
+    decisions = pd.DataFrame(labels).assign(entity_id=ids, score=people.hit)
     if args.y_true and people.outcome.notna().all():
         decisions["label_value"] = people.outcome.astype(int)
     if args.score:

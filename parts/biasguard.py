@@ -17,8 +17,7 @@ def write_decisions(path, frame):
     """A frame with "entity_id", "score" (the decision, 0 or 1), columns of groups, and "label_value"
     (what was right) if it is known of all. BiasGuard ends at an empty cell: a missing one is
     "unknown"."""
-    frame = frame.astype(object)
-    write_csv(path, frame.where(frame.notna() & (frame != ""), "unknown"))
+    write_csv(path, frame.fillna("unknown"))
 
 
 def beside(path, frame, comparisons):

@@ -21,7 +21,8 @@ NUMBER = r"[+-]?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?"
 
 
 def read_csv(path, needed=(), flag="table"):
-    """A frame of texts without blanks around them; its index holds the line numbers of the file.
+    """A frame of texts without blanks around them, of the needed columns or else of all; its index
+    holds the rows of the file as a spreadsheet counts them, the header being 1.
 
     Cells are separated by whichever of comma, semicolon, tab and bar gives the header most cells,
     or by what Excel's first line says ("sep=;"). Blank rows are skipped. UserError for a file that
@@ -37,31 +38,27 @@ def read_csv(path, needed=(), flag="table"):
     marks = said[1] if said else ",;\t|"
     heads = [next(csv.reader(io.StringIO(body, newline=""), delimiter=mark), []) for mark in marks]
     head = max(heads, key=len)
-    mark, above = marks[heads.index(head)], bool(said)
+    mark = marks[heads.index(head)]
     header = [" ".join(name.split()) for name in head]
     if wrong := [name for name in needed if header.count(name) != 1]:
         there = f"there is {', '.join(header) or 'nothing'}"
         raise UserError(f"{flag} {path}: expected one column {wrong[0]!r}; {there}")
     reader = csv.reader(io.StringIO(body, newline=""), delimiter=mark, strict=True)
-    rows, lines = [], []
     try:
-        next(reader, None)
-        for row in reader:
-            if not any(map(str.strip, row)):
-                continue
-            if len(row) != len(header):
-                fix = "remove rows below the table, and quote cells that hold the separator"
-                raise ValueError(f"{len(row)} cells below a header of {len(header)}; {fix}")
-            rows.append(row)
-            lines.append(reader.line_num + above)
-        if not rows:
-            raise ValueError("no rows below the header")
-    except (csv.Error, ValueError) as error:
-        raise UserError(f"{flag} {path}:{reader.line_num + above}: {error}") from None
-    columns = {
-        name: [cell.strip() for cell in cells] for name, cells in zip(header, zip(*rows)) if name
-    }
-    return pd.DataFrame(columns, index=lines, dtype=object)
+        records = list(reader)[1:]
+    except csv.Error as error:
+        raise UserError(f"{flag} {path}:{reader.line_num}: {error}") from None
+    first = 3 if said else 2  # row of the first record, as a spreadsheet counts
+    filled = [i for i, row in enumerate(records) if "".join(row).strip()]
+    if not filled:
+        raise UserError(f"{flag} {path}: no rows below the header")
+    if wrong := [i for i in filled if len(records[i]) != len(header)]:
+        fix = "remove rows below the table, and quote cells that hold the separator"
+        cells = f"{len(records[wrong[0]])} cells below a header of {len(header)}"
+        raise UserError(f"{flag} {path}:{wrong[0] + first}: {cells}; {fix}")
+    places = {name: header.index(name) for name in needed or header if name}
+    columns = {name: [records[i][place].strip() for i in filled] for name, place in places.items()}
+    return pd.DataFrame(columns, index=[i + first for i in filled], dtype=object)
 
 
 # ---- what cells mean, as declared ----
@@ -148,16 +145,15 @@ def column_values(table, columns):
 # ---- out ----
 
 
-def write_csv(path, columns):
-    """Write {header: cells}, or a frame, as UTF-8 CSV, complete or not there; see `csv_cell`."""
-    cells = [map(csv_cell, column) for column in dict(columns).values()]
-    table = io.StringIO()
-    writer = csv.writer(table, lineterminator="\n")
-    writer.writerow(map(csv_cell, columns))
-    writer.writerows(zip(*cells))
+def write_csv(path, frame):
+    """Write a frame, or {header: cells}, as UTF-8 CSV, complete or not there; see `csv_cell`."""
+    frame = pd.DataFrame(frame)
+    texts = [name for name in frame if frame[name].dtype == object or frame[name].dtype == str]
+    for name in texts:
+        frame[name] = frame[name].map({cell: csv_cell(cell) for cell in frame[name].unique()})
     Path(path).parent.mkdir(parents=True, exist_ok=True)
     with replacing(path, PRIVATE) as file:
-        file.write(table.getvalue().encode())
+        frame.rename(columns=csv_cell).to_csv(file, index=False, lineterminator="\n")
 
 
 def csv_cell(value):
