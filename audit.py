@@ -80,7 +80,7 @@ def parse_args(argv):
     parser = files.parser("audit.py [values] people.csv [flags]", __doc__.splitlines()[0])
     # fmt: off
     add = parser.add_argument
-    add("table", metavar="people.csv", help="CSV with a header, one row per person or decision; “values” in front of it lists what it holds")
+    add("table", metavar="people.csv", help="CSV with a header, a row per person or decision; “values” in front of it lists what it holds")
     for flag, text in COLUMNS.items():
         add(flag, metavar="COLUMN", help=text)
     for flag, text in LISTS.items():
@@ -93,10 +93,9 @@ def parse_args(argv):
     add("--ll144", action="store_true", help="adds the tables of Local Law 144; of a score without cut-off: above the median")
     add("--map", help="of --ll144: CSV of two columns, your label and the rule's category; “values” writes it")
     add("--exclude-small", help="of --ll144: the reason to leave categories below 2 %% out of its ratios")
-    add("--out", default="runs/audit", help="folder of the report")
-    add("--overwrite", action="store_true", help="replace the report that is there")
     add("--fail-on-difference", action="store_true", help="for CI: exit with status 1 if a difference is found")
     # fmt: on
+    report.add_flags(parser, "runs/audit")
     return parser.parse_args(argv)
 
 
@@ -129,7 +128,7 @@ def read_people(args, scoring):
     selection is, in words."""
     law = [args.sex, args.race, args.hispanic if args.hispanic != "none" else None]
     named = [args.y_pred, args.score, args.y_true, args.within, args.id, *args.group, *law]
-    table = tables.read_csv(args.table, list(dict.fromkeys(filter(None, named))))
+    table = tables.read_csv(args.table, named)
     if args.id:
         table = table[~table[args.id].isin(args.drop)]
         if (empty := table[args.id] == "").any():
@@ -148,9 +147,6 @@ def read_people(args, scoring):
         score = tables.numbers(decided[what], args.decimal, args.table)
         people["goodness"] = score if args.better == "higher" else -score
         people["hit"], rule = selected(people, args, scoring)
-    if people.hit.nunique() < 2:
-        fix = "if an empty cell means no, write that value there"
-        raise UserError(f"{args.table}: {rule}: all rows with a {what} are alike; {fix}")
     if args.y_true:
         known = decided.loc[~decided[args.y_true].isin(unknown), args.y_true]
         people["outcome"] = tables.yes_or_no(known, args.qualified, "--qualified", args.table)[0]
@@ -239,10 +235,9 @@ def law_tables(args, table, people, scoring):
         ("crossed", races.str.cat(sexes, sep=", "), crossed),
     ):
         counts = hit.groupby(labels).agg(["size", "sum"]).reindex(categories, fill_value=0)
-        rate = counts["sum"] / counts["size"].where(counts["size"] > 0)
+        rate = counts["rate"] = counts["sum"] / counts["size"]
         left_out = bool(args.exclude_small) & (counts["size"] < SMALL * counts["size"].sum())
-        counts["rate"], counts["ratio"] = rate, rate / rate[~left_out].max()
-        counts.loc[left_out, "ratio"] = None
+        counts["ratio"] = (rate / rate[~left_out].max()).mask(left_out)
         title = f"Local Law 144, {key}; {labels.isna().sum():,} of unknown category are left out"
         law[title] = counts.rename_axis("category").reset_index().to_dict("records")
     return law
@@ -291,18 +286,12 @@ def say(row, reference, what):
     return text
 
 
-def metrics(rows_of):
+def metrics(rates):
     """Values of METRICS as fairlearn defines them, over all groups; NaN where a group has nobody of
-    that outcome.  rows_of  {kind: rows of `compare`}, with the kinds of `main`"""
-    rates = pd.DataFrame(
-        {
-            kind: {row["group"]: row["rate"]["value"] for row in rows}
-            for kind, rows in rows_of.items()
-        }
-    )
-    highest, lowest = rates.max(skipna=False), rates.min(skipna=False)
-    gap = (highest - lowest).reindex(["Selected", "True positives", "False positives"])
-    ratio = (lowest / highest)["Selected"]
+    that outcome.  rates  a frame: a column per kind of `main`, a row per group"""
+    gap = rates.max(skipna=False) - rates.min(skipna=False)
+    gap = gap.reindex(["Selected", "True positives", "False positives"])
+    ratio = rates["Selected"].min() / rates["Selected"].max()
     return dict(zip(METRICS, (gap.iloc[0], ratio, gap.iloc[1], gap.iloc[1:].max(skipna=False))))
 
 
@@ -323,41 +312,45 @@ def main(argv=None):
         kinds["True positives"] = people[people.outcome == 1]
         kinds["False positives"] = people[people.outcome == 0]
     # (2) compare the groups
-    comparisons, group_metrics, said = {}, [], {FOUND: [], OPEN: [], NONE: [], UNMEASURED: []}
+    comparisons, group_metrics = {}, []
+    said = {FOUND: {}, OPEN: {}, NONE: {}, UNMEASURED: {}}  # {verdict: {group: sentence}}
     for name, label in labels.items():
-        of_kind, reference = {}, args.reference
+        page.limit(f"{name}: {label.isna().sum():,} rows of unknown group are in no comparison.")
+        rates, reference = {}, args.reference
         for kind, part in kinds.items():
             compared = compare(part.assign(group=label[part.index]), reference)
             by_group = {row["group"]: row for row in compared}
-            for row in compared:
+            for group, row in by_group.items():
                 reference = row["reference"]
-                if row["group"] != reference:
-                    text = say(row, by_group[reference], f"{kind} ({rule}), {name}")
-                    said[row["verdict"]].append(text)
-            of_kind[kind] = comparisons[f"{kind}, {name}"] = compared
-        group_metrics.append({"groups": name} | metrics(of_kind))
+                if group != reference:
+                    text = say(row, by_group[reference], f"{kind}, {name} (selected = {rule})")
+                    said[row["verdict"]][f"{group} ({kind.lower()}, {name})"] = text
+            comparisons[f"{kind}, {name}"] = compared
+            rates[kind] = {group: row["rate"]["value"] for group, row in by_group.items()}
+        group_metrics.append({"groups": name} | metrics(pd.DataFrame(rates)))
     # (3) Local Law 144
     law = law_tables(args, rows, people, scoring) if args.ll144 else {}
     # (4) files
-    sentences = sum(said.values(), [])
+    heads = [
+        f"{verdict.capitalize()}: {', '.join(found)}." for verdict, found in said.items() if found
+    ]
     counted = f"of {people.person.nunique():,} people" if args.id else "each a person (no --id)"
-    page.answer(f"{sentences[0]} {len(people):,} rows, {counted}.", *sentences[1:8])
+    page.answer(f"{' '.join(heads)} {len(people):,} rows, {counted}; selected = {rule}.")
+    sentences = [text for found in said.values() for text in found.values()]
+    page.answer(*sentences[: max(3, len(said[FOUND]))])
     what, compared = next(iter(comparisons.items()))
-    axes = page.chart(f"{what}: rates with 95 % intervals", height=0.9 + 0.35 * len(compared))
-    colours = [page.colour(row["group"]) for row in compared]
-    report.intervals(axes, [(row["group"], row["rate"]) for row in compared], colours, form=".1%")
+    page.intervals(
+        f"{what}, with 95 % intervals", [(x["group"], x["rate"]) for x in compared], ".1%"
+    )
     for what, compared in comparisons.items():
-        unknown = labels[what.partition(", ")[2]].isna().sum()
-        page.table(
-            what, compared, SHOWN, note=f"Unknown group, in no comparison: {unknown:,} rows."
-        )
+        page.table(what, compared, SHOWN)
     for title, counts in law.items():
         page.table(title, counts, LAW, note=args.exclude_small or "")
     if args.stated:
         page.table("Stated", [{"": fact} for fact in args.stated], {"": ""})
     formats = {name: (name, ".3f") for name in METRICS}
     page.table("Group metrics, over all groups", group_metrics, {"groups": ""} | formats)
-    held = tables.column_values(table, [x for x in (args.y_pred, args.y_true, *args.group) if x])
+    held = tables.column_values(table, [args.y_pred, args.y_true, *args.group])
     page.table("What the columns hold", held, {"column": "", "value": "value", "rows": "rows"})
     page.limit(*LIMITS)
     ids = rows[args.id] if args.id else people.person

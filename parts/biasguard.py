@@ -21,30 +21,34 @@ def write_decisions(path, frame):
 
 
 def beside(path, frame, comparisons):
-    """[line] of BiasGuard's and our numbers for each comparison in the file; or why it was not run:
-    EOD needs an outcome, "label_value", in every row.  comparisons  {attribute: rows of `compare`}"""
+    """[line] of what BiasGuard says of each comparison in the file; or why it was not run: its EOD
+    needs an outcome, "label_value", in every row.  comparisons  {attribute: rows of `compare`}"""
     tool, result = shutil.which("biasguard"), path.with_name("biasguard.json")
     if not tool or "label_value" not in frame:
         reason = "it needs --y-true in every row" if tool else "it is not installed"
         return [f"BiasGuard was not run ({reason}); {path.name} has the layout that it reads."]
     lines = []
+    command = [
+        tool,
+        "audit",
+        path,
+        "--y-true",
+        "label_value",
+        "--y-pred",
+        "score",
+        "--output",
+        result,
+    ]
     for attribute, row in ((name, row) for name, rows in comparisons.items() for row in rows):
-        protected, reference = row["group"], row["reference"]
-        if protected == reference:
-            continue
-        command = [tool, "audit", str(path), "--y-true", "label_value", "--y-pred", "score"]
-        command += ["--group", attribute, "--protected", csv_cell(protected)]
-        command += ["--reference", csv_cell(reference), "--output", str(result)]
-        rate = frame.groupby(attribute).score.mean()
-        true = frame[frame.label_value == 1].groupby(attribute).score.mean().reindex(rate.index)
-        ours = {"dir": rate[protected] / rate[reference], "spd": rate[protected] - rate[reference]}
-        ours["eod"] = true[protected] - true[reference]
-        try:
-            subprocess.run(command, capture_output=True, timeout=60, check=True)
-            theirs = json.loads(result.read_text(encoding="utf-8"))["metrics"]
-            text = ", ".join(f"{key} {theirs[key]} (ours {ours[key]})" for key in ours)
-        except (subprocess.SubprocessError, OSError, ValueError, KeyError) as error:
-            text = f"no result ({brief(error)})"
-        lines.append(f"BiasGuard, {protected} − {reference}: {text}")
+        group, reference = row["group"], row["reference"]
+        pair = ["--group", attribute, "--protected", csv_cell(group)]
+        pair += ["--reference", csv_cell(reference)]
+        if group != reference:
+            try:
+                subprocess.run(command + pair, capture_output=True, timeout=60, check=True)
+                said = json.loads(result.read_text(encoding="utf-8"))["metrics"]
+            except (subprocess.SubprocessError, OSError, ValueError, KeyError) as error:
+                said = f"no result ({brief(error)})"
+            lines.append(f"BiasGuard, {group} − {reference}: {said}")
     result.unlink(missing_ok=True)
     return lines

@@ -25,8 +25,8 @@ def read_csv(path, needed=(), flag="table"):
     holds the rows of the file as a spreadsheet counts them, the header being 1.
 
     Cells are separated by whichever of comma, semicolon, tab and bar gives the header most cells,
-    or by what Excel's first line says ("sep=;"). Blank rows are skipped. UserError for a file that
-    is no such table, and where one of the `needed` columns is missing or there twice.
+    or by what Excel's first line says ("sep=;"). Blank rows are skipped, and a None among the needed.
+    UserError for a file that is no such table, or has a needed column not once.
     """
     try:
         text = Path(path).read_bytes().decode("utf-8-sig")
@@ -40,6 +40,7 @@ def read_csv(path, needed=(), flag="table"):
     head = max(heads, key=len)
     mark = marks[heads.index(head)]
     header = [" ".join(name.split()) for name in head]
+    needed = [name for name in dict.fromkeys(needed) if name]
     if wrong := [name for name in needed if header.count(name) != 1]:
         there = f"there is {', '.join(header) or 'nothing'}"
         raise UserError(f"{flag} {path}: expected one column {wrong[0]!r}; {there}")
@@ -108,6 +109,9 @@ def yes_or_no(cells, favourable, flag, path):
     """((n,) 0 or 1, the values that are 1): the declared ones, or 1, yes, true of a column that holds
     nothing but 1/0, yes/no, true/false."""
     values = sorted(set(cells))
+    if len(values) < 2:
+        fix = "if an empty cell means no, write that value there"
+        raise UserError(f"{path}: {cells.name} is {values[0]!r} wherever it is filled in; {fix}")
     read = {value: int(value in favourable) for value in values}
     if not favourable:
         read = {value: YES_NO.get(value.lower()) for value in values}
@@ -132,7 +136,7 @@ def numbers(cells, decimal, path):
 def column_values(table, columns):
     """[{"column", "value", "rows"}]: what the columns hold, the most frequent values first."""
     rows = []
-    for column in columns:
+    for column in filter(None, columns):
         counts = table[column].value_counts()
         for value, n in counts.head(MOST).items():
             rows.append({"column": column, "value": value or "(empty)", "rows": n})
