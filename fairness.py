@@ -38,7 +38,6 @@ from tqdm import tqdm
 from checks.decisions import decision_of
 from checks.risky import is_foreign, risky_questions
 from parts import files
-from parts.old_biasguard import beside, compared, write_decisions
 from parts.fairness_page import (
     SURFACES,
     model_name,
@@ -49,6 +48,8 @@ from parts.fairness_page import (
 )
 from parts.files import UserError
 from parts.messages import visible
+from parts.old_biasguard import beside, compared, write_decisions
+from parts.old_stats import number, share
 from parts.people import fold_labels
 from parts.rates import compare
 from parts.reports import (
@@ -63,7 +64,6 @@ from parts.reports import (
     raw_scorer,
 )
 from parts.reports import labels as labels_of
-from parts.old_stats import number, share
 from parts.twins import (
     cell_notes,
     contrasts_of,

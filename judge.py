@@ -56,6 +56,7 @@ from parts.grades import (
 )
 from parts.means import mean
 from parts.messages import visible
+from parts.old_stats import cohen_kappa, mean_number
 from parts.questions import REFERENCE, block, message, parse_entries, shown
 from parts.rubrics import (  # noqa: F401  (Criterion and the next two for notebooks and copies)
     Criterion,
@@ -66,7 +67,6 @@ from parts.rubrics import (  # noqa: F401  (Criterion and the next two for noteb
     response_text,
 )
 from parts.server import Call, Judge, Reply, add_judge_arguments, cost_line, estimate
-from parts.old_stats import cohen_kappa, mean_number
 
 BATCH = 64  # answers graded between two moves of the bar
 

@@ -9,8 +9,8 @@ import numpy as np
 
 from parts import files
 from parts.files import UserError, number
-from parts.reports import add_model_arguments, encode_prompts, load_policy
 from parts.old_stats import prompt_keys
+from parts.reports import add_model_arguments, encode_prompts, load_policy
 from parts.votes import as_answer, load_items
 
 BASE = "data/tiny-base"

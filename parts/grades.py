@@ -9,8 +9,8 @@ from tqdm import tqdm
 
 from parts import files, pages
 from parts.files import UserError
-from parts.server import Judge, cost_line, estimate
 from parts.old_stats import mean_number
+from parts.server import Judge, cost_line, estimate
 
 ALONE = "one answer, or equal ones: nothing to compare"
 UNREAD = "a check cannot tell: "

@@ -18,13 +18,13 @@ from typing import NamedTuple
 import numpy as np
 
 from parts import files
-from parts.old_biasguard import COLUMNS
 from parts.blinding import unaccented
 from parts.files import UserError
-from parts.pages import number as show
-from parts.people import NAME_COLUMNS, fold, read_names
+from parts.old_biasguard import COLUMNS
 from parts.old_stats import holm, number
 from parts.old_tables import read_csv
+from parts.pages import number as show
+from parts.people import NAME_COLUMNS, fold, read_names
 from parts.verdicts import MARGIN, REFERENCE, title_of, verdict
 
 DRAWS = 2000  # of the bootstrap

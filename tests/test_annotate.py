@@ -20,7 +20,8 @@ import requests
 import annotate
 import judge
 from conftest import REPO
-from parts import agreement, criteria, files, old_stats as stats, sampling, votes, web
+from parts import agreement, criteria, files, sampling, votes, web
+from parts import old_stats as stats
 from parts.pairs import check_pair
 from parts.rubrics import read_rubrics
 from tiny import cases, error_of, pair_rows, table, tiny_model, write_rows

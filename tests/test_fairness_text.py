@@ -12,9 +12,9 @@ from checks.risky import is_foreign, risky_questions
 from conftest import REPO
 from parts import fairness_page
 from parts.files import read_jsonl
+from parts.old_stats import share
 from parts.pages import number
 from parts.rates import compare
-from parts.old_stats import share
 from test_audit import FORBIDDEN, columns_of, write
 from tiny import cases, error_of, read_json
 
