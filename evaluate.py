@@ -71,7 +71,7 @@ def preference(a, b, wins, lengths, prompts):
 
     By hand: won and a tie on x, lost on y: (¾ + 0)/2, so B won 1 − .375.
     >>> row = preference("A", "B", *map(pd.Series, ([1, 0.5, 0], [0, 0, 0], ["x", "x", "y"])))
-    >>> row["a"], row["wins"]["value"], row["equal_length"]
+    >>> row["a"], round(row["wins"]["value"], 6), row["equal_length"]
     ('B', 0.625, None)
     """
     rates = wins.groupby(prompts).mean()
@@ -245,7 +245,7 @@ def compare(args):
         columns = {"task": "task", **{name: (name, ".3f") for name in by_task}}
         page.table(f"{judge} score by task", by_task.reset_index().to_dict("records"), columns)
     runs = {name: run for folder, name in names.items() if (run := curves.read_run(folder))}
-    if judge == "gold" and args.temperature:
+    if judge == "gold" and "kl" in answers:
         caption = "Score over √KL (lines: during training, on validation prompts)"
         axes = page.chart(caption, x="√KL from the first model, √nats per answer", y="gold score")
         near = {n: run for n, run in runs.items() if run["args"].get("model") == args.model[0]}

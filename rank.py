@@ -163,10 +163,8 @@ def main(argv=None):
     others = frame[~is_profile].sort_values("id")
     others = others.assign(rank=None, of=None, score=None, cut=None)
     columns = [*FIRST, *(name for name in frame if name not in (*FIRST, "prompt", "asked"))]
-    table = {name: [*some[name], *others[name]] for name in columns}
-    for name, cells in table.items():
-        table[name] = [as_text(x) if isinstance(x, (list, dict)) else x for x in cells]
-    write_csv(out, table)
+    table = {name: [*map(as_text, [*some[name], *others[name]])] for name in columns}
+    write_csv(out, pd.DataFrame(table, dtype=object))
     print("This is no decision: a score is a reason to read a profile, and not to drop one.")
     print(f"{len(some)} candidates ranked for {some.asked.nunique()} roles. The first of them:")
     print(some[["rank", "of", "id", "score"]][:TOP].to_string(index=False))
