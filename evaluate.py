@@ -7,14 +7,13 @@ Algorithm    of compare:
              (3) scores: --gold, which no training saw, decides; without it the reward model
              (4) check the judge: does it prefer cut or repetitive answers? is it right on pairs?
              (5) means, win rates, what the runs reached; the report
-             of reward: score held-out pairs; compare with the rule "the longer answer wins"
+             of reward: score held-out pairs, beside the rule "the longer answer wins"
              of human: find who wrote what; the win rate in people's votes
 Conventions  every answer of A meets every answer of B to the same prompt; equal scores, ties and
              "both bad" count ½; each prompt weighs the same, and a prompt counts where every model
              has a score. Rate, interval and p are of one estimator over prompts (parts/stats.py);
              the verdict goes by p, adjusted for all comparisons (Holm)
-Left out     1. fairness (fairness.py)   2. a single overall score   3. fitted scaling curves
-             4. an LLM's opinion: python ruler.py --responses samples.jsonl
+Left out     fairness (fairness.py), a single overall score, an LLM's opinion (ruler.py)
 Run          python evaluate.py compare --model data/tiny-base runs/dpo --reward-model runs/reward
              python evaluate.py reward --reward-model runs/reward --pairs data/prefs_test.jsonl
              python evaluate.py human --votes runs/ab/annotations.jsonl
@@ -33,7 +32,7 @@ import pandas as pd
 
 from parts import curves, files, report, stats
 from parts.files import UserError, number
-from parts.judge_check import check_judge, check_scorer, sentences
+from parts.judge_check import KINDS, check_judge, check_scorer, sentences
 from parts.messages import plain_text
 from parts.report import show
 from parts.stats import FEWEST, FOUND, NONE, OPEN, UNMEASURED
@@ -44,21 +43,10 @@ VERDICTS = {  # of the first model of a row against the second
 }  # fmt: skip
 ALIKE = 0.05  # models are about equal where the interval of the win rate lies within ½ ± this
 COUNTS = ("none", "one", "two", "three", "four", "five", "six", "seven", "eight")  # models
-SHOWN = 3  # prompts, drawn by seed, whose answers are shown side by side
-CHECKED_PAIRS = 200  # chosen answers of which `reward` scores spoiled copies
-# columns of tables, and notes below them
-COMPARED = {
+COMPARED = {  # columns of the table of comparisons, and the note below it
     "a": "model", "verdict": "verdict", "b": "than", "wins": ("preferred in", ".1%"),
     "equal_length": ("at equal length", ".1%"), "p_holm": ("p", ".2g"),
-}  # fmt: skip
-UNEQUAL = (
-    "At equal length, –: not measured, since one is longer nearly everywhere or prompts are few."
-)
-CHECKED = {
-    "kind": "answers", "mean": ("mean score", ".2f"), "other": "others", "mean_other":
-    ("mean score", ".2f"), "n": "number", "n_other": "others", "wrong": "prefers them",
-}  # fmt: skip
-PAIRED = "Compared within prompts; –: fewer than 10 prompts have answers of both kinds."
+}, "At equal length, –: not measured, since one is longer nearly everywhere or prompts are few."  # fmt: skip
 
 # ---- the math ----
 
@@ -92,13 +80,12 @@ def judged(rows):
 
 
 def comparisons(answers, score):
-    """Each two models as a row of `judged`: every answer of one against every answer of the other
-    to the same prompt.
+    """Each two models as a row of `judged`: all their answers to the same prompt meet.
 
-    answers   a frame with the columns model, p (the prompt), length and `score`, all known. Where
-              all scores are the same there is nothing to test, and p is None.
+    answers   a frame of model, p (the prompt), length and `score`, all known. Where all scores are
+              the same there is nothing to test, and p is None.
     """
-    rows, of = [], dict(list(answers.groupby("model", sort=False)))
+    rows, of = [], dict(iter(answers.groupby("model", sort=False)))
     for a, b in itertools.combinations(of, 2):
         met = of[a].merge(of[b], on="p", suffixes=("", "_b"))
         wins = (np.sign(met[score] - met[f"{score}_b"]) + 1) / 2
@@ -122,7 +109,7 @@ def parse_args(argv=None):
         text = function.__doc__.splitlines()[0]
         adders[name] = add = commands.add_parser(name, help=text, formatter_class=form).add_argument
         add("--out", default=out, help="folder of the report")
-        add("--overwrite", action="store_true", help="replace the report there")
+        add("--overwrite", action="store_true", help="replace the report that is there")
     whole, some = number(int, at_least=0), number(int, at_least=1)
     # fmt: off
     add = adders["compare"]
@@ -176,11 +163,11 @@ def compare(args):
     args.samples = args.samples if args.temperature else 1  # greedy answers are all the same
     names = names_of(args.model, args.name)
     if not 2 <= len(names) < len(COUNTS):
-        raise UserError(f"--model: name two or more models, {len(COUNTS) - 1} at most")
+        raise UserError("--model: name two or more models, eight at most")
     if args.bon and (args.reward_model == "none" or not args.temperature):
         raise UserError("--bon: needs a --reward-model to choose, and a --temperature above 0")
-    inputs = [args.prompts, args.pairs or "", args.gold.rpartition(":")[0]]
-    page = report.Report("Which model is better?", args, inputs)
+    read = args.prompts, args.pairs or "", args.gold.rpartition(":")[0]
+    page = report.Report("Which model is better?", args, read)
     rows = contest.load_prompts(args)
     ids = contest.encode_alike(args.model, [row["prompt"] for row in rows], args.max_new_tokens)
     scorers = contest.load_scorers(args, rows)  # {"gold", "reward": (function, its flag)}
@@ -222,7 +209,8 @@ def compare(args):
     for row in found if distrust else ():
         row["verdict"] = NEVER
     scores = ", ".join(f"{row['model']} {show(row[judge]['value'], '.3f')}" for row in models)
-    page.answer(headline(found, list(names.values())), f"Mean {judge} score: {scores}.")
+    met = [row for row in found if {row["a"], row["b"]} <= {*names.values()}]  # no best of n
+    page.answer(headline(met, list(names.values())), f"Mean {judge} score: {scores}.")
     page.answer(*sentences(checks), *on_pairs)
     lacking = ", ".join(f"{row['model']} {row['missing']}" for row in models if row["missing"])
     if lacking:
@@ -230,11 +218,11 @@ def compare(args):
             f"Answers without a score, left out: {lacking}. Compared are the {has_all.sum()} of "
             f"{len(rows)} prompts where every model has one."
         )
-    page.answer(*advice(args, found, list(names.values())))
+    page.answer(*advice(args, met))
     lines = [(f"{row['a']} over {row['b']}", row["wins"], row["a"]) for row in found]
     draw_rates(page, "How often the first of two is preferred", lines)
-    page.table("Does the judge prefer what nobody wants?", checks, CHECKED, PAIRED)
-    page.table(f"Comparisons on {has_all.sum()} prompts, winner first", found, COMPARED, UNEQUAL)
+    page.table("Does the judge prefer what nobody wants?", checks, *KINDS)
+    page.table(f"Comparisons on {has_all.sum()} prompts, winner first", found, *COMPARED)
     columns = {
         "model": "model", **{key: (f"{key} score", ".3f") for key in scorers},
         "kl": ("KL, nats", ".2f"), "length": ("tokens", ".0f"), "finished": ("finished", ".0%"),
@@ -242,7 +230,7 @@ def compare(args):
     page.table("Models, best first", models, columns)
     by_task = compared.groupby(["task", "model"])[judge].mean().unstack()
     if len(by_task) > 1:
-        columns = {"task": "task", **{name: (name, ".3f") for name in by_task}}
+        columns = {"task": "task"} | {name: (name, ".3f") for name in by_task}
         page.table(f"{judge} score by task", by_task.reset_index().to_dict("records"), columns)
     runs = {name: run for folder, name in names.items() if (run := curves.read_run(folder))}
     if judge == "gold" and "kl" in answers:
@@ -250,13 +238,11 @@ def compare(args):
         axes = page.chart(caption, x="√KL from the first model, √nats per answer", y="gold score")
         near = {n: run for n, run in runs.items() if run["args"].get("model") == args.model[0]}
         curves.draw(axes, near, models, page.colour)
-    for caption, lines, columns, note in (
-        ("Two policies at the smaller √KL of the two", curves.equal_kl(runs), *curves.AT_KL),
-        ("What it cost", curves.efficiency(runs), *curves.COSTLY),
-    ):
-        if lines:
-            page.table(caption, lines, columns, note)
-    some = random.Random(args.seed).sample(range(len(rows)), min(SHOWN, len(rows)))
+    if equal := curves.equal_kl(runs):
+        page.table("Two policies at the smaller √KL of the two", equal, *curves.AT_KL)
+    if runs:
+        page.table("What it cost", curves.efficiency(runs), *curves.COSTLY)
+    some = random.Random(args.seed).sample(range(len(rows)), min(3, len(rows)))
     shown = answers[answers.p.isin(some)].drop_duplicates(["p", "model"])
     shown = shown.assign(prompt=shown.prompt.map(plain_text)).pivot(
         index="prompt", columns="model", values="response"
@@ -272,8 +258,8 @@ def compare(args):
         "No person compared these answers. Fairness is measured by fairness.py.",
     )
     page.write(models=models, comparisons=found, judge=checks, accuracy=accuracy)
-    samples = answers.drop(columns="p").to_dict("records")
-    files.write_jsonl(Path(args.out) / "samples.jsonl", samples)
+    answers = answers.drop(columns="p").to_dict("records")
+    files.write_jsonl(Path(args.out) / "samples.jsonl", answers)
 
 
 def means(answers, scorers):
@@ -290,16 +276,12 @@ def headline(found, names):
     """The first sentence: which of `names` is best, or who is better than whom."""
     if any(row["verdict"] == NEVER for row in found):
         return "No verdict on which model is better."
-    met = [row for row in found if {row["a"], row["b"]} <= {*names}]
-    better = [row for row in met if row["verdict"] == "better"]
+    better = [row for row in found if row["verdict"] == "better"]
     for best in names:
         rows = [row for row in better if row["a"] == best]
         if len(rows) == len(names) - 1:
-            than = (
-                f"the best of the {COUNTS[len(names)]}"
-                if rows[1:]
-                else f"better than {rows[0]['b']}"
-            )
+            than = f"better than {rows[0]['b']}"
+            than = f"the best of the {COUNTS[len(names)]}" if rows[1:] else than
             rate = show(np.mean([row["wins"]["value"] for row in rows]), ".1%")
             return f"{best} is {than}: preferred in {rate} of comparisons."
     if not better:
@@ -308,17 +290,15 @@ def headline(found, names):
     return f"No single best model: {said}; no other difference is shown."
 
 
-def advice(args, found, names):
+def advice(args, found):
     """What to do where no difference between two models is shown, or no judge can be trusted."""
-    met = [row for row in found if {row["a"], row["b"]} <= {*names}]
-    unclear = [row for row in met if row["verdict"] == VERDICTS[OPEN]]
+    unclear = [row for row in found if row["verdict"] == VERDICTS[OPEN]]
     for row in unclear:
         yield f"{row['a']} against {row['b']}: no difference shown. {to_see_more(row['wins'])}"
     if unclear or found[0]["verdict"] == NEVER:
         words = ["--model", args.model[-1], "--model-b", args.model[-2], "--prompts", args.prompts]
         words += ["--split", args.split] if args.split != "all" else []
-        words = shlex.join(["python", "annotate.py", "draw", *words, "--out", "runs/ab"])
-        yield f"To let people compare them: {words}"
+        yield f"To let people compare them: python annotate.py draw {shlex.join(words)} --out runs/ab"
 
 
 def to_see_more(wins):
@@ -340,6 +320,7 @@ def draw_rates(page, caption, lines):
 
 def reward(args):
     """how good a reward model is on held-out pairs, beside the rule 'the longer answer wins'"""
+    from common import pad_id
     from parts import contest
 
     page = report.Report("Is the reward model right?", args, [args.pairs], private=True)
@@ -355,20 +336,20 @@ def reward(args):
     ]  # fmt: skip
     gain = stats.mean(pairs.right - pairs.longer, pairs.label)
     right, longer = rows[0]["right"], rows[0]["longer"]
-    some = pairs[:CHECKED_PAIRS]
+    some = pairs[:200]  # more would tell no more
     ids = function.encode(list(some.prompt), list(some.chosen), function.max_length)
-    checks = check_scorer(function.scorer, *zip(*ids), function.tokenizer.pad_token_id)
+    checks = check_scorer(function.scorer, *zip(*ids), pad_id(function.tokenizer))
     page.answer(
         f"The reward model is right on {show(right, '.1%')} of {len(pairs)} held-out pairs.",
         f"The rule “the longer answer wins” is right on {show(longer, '.1%')}: "
         f"{stats.verdict(gain, -ALIKE, ALIKE)}, {show(gain, '+.1%')}.",
         "It was also shown good answers and spoiled copies of them.", *sentences(checks),
     )  # fmt: skip
-    lines = [("reward model", right, "model"), ("the longer answer", longer, "rule")]
+    lines = ("reward model", right, "model"), ("the longer answer", longer, "rule")
     draw_rates(page, "Right on held-out pairs", lines)
     columns = {"pairs": "pairs", "n": "number", "right": ("reward model", ".1%")}
     page.table("Right on held-out pairs", rows, columns | {"longer": ("the longer answer", ".1%")})
-    page.table("Does it prefer what nobody wants?", checks, CHECKED, PAIRED)
+    page.table("Does it prefer what nobody wants?", checks, *KINDS)
     record = files.read_record(args.reward_model)
     if record and args.pairs in record["args"].get("pairs", ()):
         page.limit("It was trained on this very file: these are no held-out pairs.")
@@ -377,8 +358,8 @@ def reward(args):
         "right on those, let people vote on them: python annotate.py draw"
     )
     page.write(accuracy=right, length_baseline=longer, against_length=gain, judge=checks)
-    kept = pairs.drop(columns="label").to_dict("records")
-    files.write_jsonl(Path(args.out) / "pairs.jsonl", kept, mode=files.PRIVATE)
+    pairs = pairs.drop(columns="label").to_dict("records")
+    files.write_jsonl(Path(args.out) / "pairs.jsonl", pairs, mode=files.PRIVATE)
 
 
 # ---- human ----
@@ -390,9 +371,9 @@ def human(args):
 
     path = Path(args.votes)
     items = load_items(path.with_name("items.jsonl"), "--votes")
-    inputs = [path, path.with_name("items.jsonl")]
-    page = report.Report("Which model do people prefer?", args, inputs, private=True)
     every = replay(read_log(path, items))
+    read = path, path.with_name("items.jsonl")
+    page = report.Report("Which model do people prefer?", args, read, private=True)
     votes = pd.DataFrame(unblinded(every, items))
     models = sorted({*votes.model, *votes.other}) if len(votes) else []
     if len(models) != 2:
@@ -406,18 +387,18 @@ def human(args):
         {"annotator": person, "votes": len(part), "wins": stats.mean_share(part.wins, part.prompt)}
         for person, part in votes.groupby("annotator")
     ]
-    rate, equal = show(wins, ".1%"), found[0]["equal_length"]
+    rate, equal = show(wins, ".1%"), found[0]["equal_length"] or "not measured"
     page.answer(
         f"People prefer {a} to {b}: in {rate} of comparisons."
         if word == "better"
         else f"{a} and {b}: {word}. {a} is preferred in {rate} of comparisons.",
         f"{len(votes)} votes of {len(people)} people on {wins['clusters']} prompts. At equal length: "
-        f"{show(equal, '.1%') if equal else 'not measured'}.",
+        f"{show(equal, '.1%')}.",
         *[to_see_more(wins)] * (word == VERDICTS[OPEN]),
     )
     lines = [(person["annotator"], person["wins"], b) for person in people]
     draw_rates(page, f"How often {a} is preferred", [("everyone", wins, a), *lines])
-    page.table("The comparison, winner first", found, COMPARED, UNEQUAL)
+    page.table("The comparison, winner first", found, *COMPARED)
     columns = {"annotator": "annotator", "votes": "votes", "wins": (f"for {a}", ".1%")}
     page.table("Each annotator", people, columns)
     page.limit(
@@ -437,7 +418,7 @@ def unblinded(votes, items):
     """
     for vote in votes:
         item = items[vote["item_id"]]
-        models = {item.get("a_model"), item.get("b_model")} - {None, ""}
+        models = set(filter(None, (item.get("a_model"), item.get("b_model"))))
         is_test = item.get("gold") or vote.get("repeat_of")  # of the annotator
         if len(models) < 2 or is_test or vote.get("judge"):
             continue

@@ -20,6 +20,10 @@ import torch
 
 REPEATED = 0.3  # no chosen answer of data/*.jsonl reaches it
 FEWEST = 10  # prompts with answers of both kinds, below which nothing is concluded
+KINDS = {  # columns of a table of the rows of `check_judge`, and the note below it
+    "kind": "answers", "mean": ("mean score", ".2f"), "other": "others", "mean_other":
+    ("mean score", ".2f"), "n": "number", "n_other": "others", "wrong": "prefers them",
+}, "Compared within prompts; –: fewer than 10 prompts have answers of both kinds."  # fmt: skip
 LINE = 2.0  # a judge prefers a kind whose mean gap exceeds this many standard errors
 
 

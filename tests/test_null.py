@@ -1,5 +1,7 @@
 """Verdicts of evaluate.py where there is nothing to find, and where there is: simulated."""
 
+import gc
+
 import numpy as np
 import pandas as pd
 import pytest
@@ -7,6 +9,12 @@ from scipy.stats import binomtest
 
 from evaluate import comparisons, judged, preference
 from parts.stats import mean, needed, verdict
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch):
+    """statsmodels' multipletests collects garbage at each call, a third of a second here."""
+    monkeypatch.setattr(gc, "collect", lambda: 0)
 
 
 def correlated(rng, clusters, size, rate=0.5, rho=0.3):
