@@ -58,7 +58,7 @@ define loop
 	$(PY) ppo.py --reward-model $(1)/reward --gold data/recruiter.py:reward $(PPO) --seed $(2) --out $(1)/ppo --overwrite || [ $$? = 3 ]
 	$(PY) grpo_rubric.py $(GRPO) --lr 2e-4 --eval-temperature 1 --eval-every 10 --seed $(2) --out $(1)/grpo --overwrite
 	$(PY) fairness.py report --before data/tiny-base --after $(1)/dpo $(1)/ppo --reward-model $(1)/reward --prefs data/prefs_train.jsonl data/rank_train.jsonl --per-cell 6 --resumes 20 --out $(1)/fairness --overwrite > $(1)/fairness.txt
-	$(PY) evaluate.py compare --model data/tiny-base $(1)/dpo $(1)/ppo --reward-model $(1)/reward $(COMPARE) --seed $(2) --out $(1)/report --overwrite
+	$(PY) evaluate.py compare --model data/tiny-base $(1)/dpo $(1)/ppo --name Base DPO PPO --reward-model $(1)/reward $(COMPARE) --seed $(2) --out $(1)/report --overwrite
 endef
 
 # six to twelve minutes on two cores; make report trains longer, and tests/test_demo.py runs these commands at toy size
@@ -66,9 +66,10 @@ demo: REWARD = --steps 100
 demo: DPO = --epochs 1
 demo: PPO = --steps 10 --lr 2e-4
 demo: GRPO = --steps 30 --schedule constant
-demo: COMPARE = --n 100
+demo: COMPARE = --n 100 --bon 16
 demo: $(RUNTIME)
 	$(call loop,runs/demo,0)
+	@$(PY) -c "import json; print(*json.load(open('runs/demo/report/report.json'))['answer'][:5], sep='\n')"
 	@echo "open runs/demo/report/report.html and runs/demo/fairness/report.html in a browser"
 
 # two processes, a file of tests to each at a time
@@ -104,7 +105,7 @@ $(SEEDS:%=report-%): REWARD = --epochs 2
 $(SEEDS:%=report-%): DPO = --epochs 3
 $(SEEDS:%=report-%): PPO = --steps 30
 $(SEEDS:%=report-%): GRPO = --steps 200
-$(SEEDS:%=report-%): COMPARE = --n 200
+$(SEEDS:%=report-%): COMPARE = --n 200 --bon 16
 $(SEEDS:%=report-%): report-%: $(RUNTIME)
 	$(call loop,runs/report-$*,$*)
 	$(PY) evaluate.py reward --reward-model runs/report-$*/reward --pairs data/prefs_test.jsonl --out runs/report-$*/reward-report --overwrite
@@ -141,7 +142,7 @@ $(SEEDS:%=lesson-%): lesson-%: $(RUNTIME)
 	$(PY) data/augment.py data/screen_biased.jsonl data/names.csv --seed $* > runs/$@/screen_named.jsonl
 	$(PY) dpo.py --model runs/$@/answers-biased --pairs runs/$@/screen_named.jsonl --epochs 4 --seed $* --out runs/$@/policy-cured --overwrite
 	$(PY) fairness.py report --before data/tiny-base --after runs/$@/policy-cured --per-cell 10 --resumes 20 --out runs/$@/twins-cured --overwrite
-	$(PY) evaluate.py compare --model data/tiny-base runs/$@/answers-biased runs/$@/policy-cured --n 100 --samples 1 --bon 0 --reward-model none --seed $* --out runs/$@/policy-cured-report --overwrite
+	$(PY) evaluate.py compare --model data/tiny-base runs/$@/answers-biased runs/$@/policy-cured --n 100 --samples 1 --reward-model none --seed $* --out runs/$@/policy-cured-report --overwrite
 	for model in fair biased cured; do $(PY) evaluate.py reward --reward-model runs/$@/$$model --pairs data/rank_test.jsonl --out runs/$@/$$model-report --overwrite || exit; done
 	@mkdir -p reports/demo
 	for model in fair biased cured policy-cured; do cp runs/$@/$$model-report/report.json reports/demo/lesson-$$model-seed-$*.json || exit; done

@@ -35,7 +35,6 @@ def serve(folder):
 def pages(folder):
     """{picture: file}: the reports of the demo's seed 0 as their pages show them."""
     import fairness
-    from parts.evaluation_page import PAGES
     from parts.pages import write_page
     from parts.verdicts import NOTICE
 
@@ -43,15 +42,12 @@ def pages(folder):
         file = REPO / "reports" / "demo" / f"{kind}-seed-0.json"
         return json.loads(file.read_text(encoding="utf-8"))
 
-    title, sections = PAGES["compare"]
-    write_page(folder / "report.html", title, sections(read("compare")))
     sections = fairness.sections(read("fairness"))
     write_page(folder / "fairness.html", fairness.TITLE, sections, lead=NOTICE)
     # the heading that stands at the top of the picture
-    return {
-        "report": (folder / "report.html", "Which model is better?"),
-        "fairness": (folder / "fairness.html", "Same résumé"),
-    }
+    found = {"fairness": (folder / "fairness.html", "Same résumé")}
+    report = REPO / "runs" / "demo" / "report" / "report.html"  # where `make demo` has run
+    return found | ({"report": (report, "Which model is better?")} if report.is_file() else {})
 
 
 def watched_runs(runs):

@@ -20,8 +20,7 @@ import numpy as np
 from scipy.optimize import brentq
 from scipy.stats import hypergeom, norm, t
 
-from parts.files import UserError
-from parts.stats import LEVEL, POWER, holm, mean_share, regress, share, verdict
+from parts.stats import LEVEL, holm, mean_share, needed, regress, share, verdict
 
 FEWEST = 5  # people of a group, below which nothing is tested
 SMALL = 0.02  # of all people: the rules let an auditor pass over a smaller category
@@ -32,9 +31,10 @@ def compare(frame, reference=None):
     """[row] of every group, the largest first: its rate, and its test against the reference.
 
     frame  columns "group" (None: unknown, in no comparison), "hit" 0 or 1, "role", "person"
+    reference  a group; the largest if none is called so
     row    {"group", "people", "n" rows, "selected", "rate" (estimate), "of_highest" (ratio to the
-           highest rate)}; but for the reference also "reference", the keys of `contrast`, "p_holm"
-           and "verdict"
+           highest rate), "reference", "verdict"}, and but for the reference "p_holm" and the keys
+           of `contrast`
     """
     known = frame[frame.group.notna()]
     rows = []
@@ -43,63 +43,60 @@ def compare(frame, reference=None):
         rate = share(k, n) if people == n else mean_share(part.hit, part.person)
         rows.append({"group": name, "people": people, "n": n, "selected": k, "rate": rate})
     rows.sort(key=lambda row: (-row["people"], row["group"]))
-    names = [row["group"] for row in rows]
-    reference = reference or names[0]
-    if reference not in names:
-        raise UserError(f"--reference {reference}: expected one of {', '.join(names)}")
-    highest = max(row["rate"]["value"] for row in rows if row["n"] >= SMALL * len(known))
+    if not rows:
+        return []
+    if reference not in [row["group"] for row in rows]:
+        reference = rows[0]["group"]
+    large = [row for row in rows if row["n"] >= SMALL * len(known)]
+    top = max(large, key=lambda row: row["selected"] / row["n"])
     for row in rows:
-        row["of_highest"] = row["rate"]["value"] / highest if highest else None
+        k, most = row["selected"] * top["n"], top["selected"] * row["n"]  # rates, times both n
+        row["of_highest"] = k / most if most else None
+        row |= {"reference": reference, "verdict": "reference"}
         if row["group"] != reference:
             pair = known[known.group.isin([row["group"], reference])]
-            row |= {"reference": reference} | contrast(pair, row["group"], reference)
+            row |= contrast(pair, row["group"], reference)
     for row in holm(rows):
         if row["group"] != reference:
-            row["verdict"] = verdict(row, FOUR_FIFTHS, 1 / FOUR_FIFTHS)
+            row["verdict"] = verdict(row | row["ratio"], FOUR_FIFTHS, 1 / FOUR_FIFTHS)
     return rows
 
 
 def contrast(pair, group, reference):
-    """The rows of two groups, compared within roles that hold both: {"ratio", "low", "high" (its
-    interval), "shortfall" (selections that the group lacks at the common rate of each role), "p",
-    "deviations" (standard deviations that p amounts to), "test", "needed" (people of both groups
-    that would find a ratio of .8 in 4 of 5 audits)}, or "p" None and a "reason"."""
-    counts = pair.groupby(["role", "group"]).hit.agg(["sum", "size"]).unstack().dropna()
-    pair = pair[pair.role.isin(counts.index)]
-    of_group = pair.group == group
-    people = [pair.person[of_group].nunique(), pair.person[~of_group].nunique()]
-    if min(people) < FEWEST:
-        return {"p": None, "reason": f"fewer than {FEWEST} people of a group in the same roles"}
-    order = [("sum", group), ("size", group), ("sum", reference), ("size", reference)]
-    k, n, l, m = table = counts[order].to_numpy().T  # (roles,) each
+    """The rows of two groups, compared within roles that hold both: {"ratio" (an estimate; without
+    an interval where p is exact), "p", "deviations" (standard deviations that p amounts to),
+    "shortfall" (selections that the group lacks at the common rate of each role), "needed" (people
+    of both groups that would find a ratio of .8 in 4 of 5 audits)}; where nothing is tested "p" is
+    None, with a "reason"."""
+    counts = pair.groupby(["group", "role"]).hit.agg(["sum", "size"])
+    shared = counts.loc[group].join(counts.loc[reference], how="inner", rsuffix=" of reference")
+    k, n, l, m = table = shared.to_numpy(float).T  # (roles,) each
+    pair = pair[pair.role.isin(shared.index)]
+    people = [pair.person[pair.group == side].nunique() for side in (group, reference)]
     N, selected = n + m, k + l
-    if selected.sum() in (0, N.sum()):
-        return {"p": None, "reason": "all are selected" if selected.sum() else "nobody is selected"}
-    effect, freedom = 1.0, np.inf
-    if sum(people) < len(pair):
+    if min(people) < FEWEST or selected.sum() in (0, N.sum()):
+        reason = f"fewer than {FEWEST} people of a group in the same roles, or all or none selected"
+        return {"ratio": {"value": None}, "p": None, "reason": reason}
+    root, freedom = 1.0, np.inf  # of the design effect
+    if pair.person.nunique() < len(pair):
         by_person, by_row = (
-            regress(pair.hit, of_group, clusters, pair.role)[0]["se"]
+            regress(pair.hit, pair.group == group, clusters, pair.role)[0]["se"]
             for clusters in (pair.person, None)
         )
-        effect, freedom = max(1.0, (by_person / by_row) ** 2), min(people) - 1
+        root, freedom = max(1.0, by_person / by_row), min(people) - 1
     expected = (n * selected / N).sum()
     least, most = np.maximum(0, selected - m).sum(), np.minimum(n, selected).sum()
-    if min(expected - least, most - expected) < 5 * effect:
-        row = {"test": "exact", "p": exact_p(*np.rint(table / effect).astype(int))}
+    if min(expected - least, most - expected) < 5 * root**2:
+        p, ends = exact_p(*np.rint(table / root**2).astype(int)), {}
     else:
-        row = {"test": "score"} | score(table, t.isf(LEVEL / 2, freedom) * effect**0.5)
-        row["p"] = float(2 * t.sf(abs(z_of(1.0, *table)) / effect**0.5, freedom))
+        p, ends = score(table, root, freedom)
     up, down = (k * m / N).sum(), (l * n / N).sum()
-    row |= {"ratio": float(up / down) if down else None, "shortfall": float(down - up)}
-    row["deviations"] = float(norm.isf(row["p"] / 2))
+    row = {"ratio": {"value": float(up / down) if down else None} | ends, "p": p}
+    row |= {"deviations": float(norm.isf(p / 2)), "shortfall": float(down - up), "needed": None}
     if down:
-        reach = (norm.isf(LEVEL / 2) + norm.ppf(POWER)) * effect**0.5 * deviation(1.0, *table)
-        row["needed"] = int(np.ceil(sum(people) * (reach / (1 - FOUR_FIFTHS) / down) ** 2))
+        variation = {"se": root * deviation(1.0, *table), "clusters": sum(people)}
+        row["needed"] = needed(variation, (1 - FOUR_FIFTHS) * down)
     return row
-
-
-def z_of(ratio, k, n, l, m):
-    return ((k * m - ratio * l * n) / (n + m)).sum() / deviation(ratio, k, n, l, m)
 
 
 def deviation(ratio, k, n, l, m):
@@ -112,23 +109,27 @@ def deviation(ratio, k, n, l, m):
     return np.sqrt(((n * m / N) ** 2 * variance * N / (N - (len(N) > 1))).sum())
 
 
-def score(table, bound):
-    """{"low", "high"}: the ratios R with |z(R)| = bound; z falls as log R grows.
+def score(table, root=1.0, freedom=np.inf):
+    """(p, {"low", "high"}): z(1), and the ratios R at which |z(R)| is t's 97.5 % quantile; z falls as
+    log R grows.  table  (4, roles) k, n, l, m;  root  of the design effect
 
-    >>> ends = score(np.array([[12.0], [40.0], [40.0], [80.0]]), 1.96)
-    >>> round(ends["low"], 3), round(ends["high"], 3)
-    (0.348, 0.972)
+    >>> p, ends = score(np.array([[12.0], [40.0], [40.0], [80.0]]))
+    >>> round(p, 4), round(ends["low"], 3), round(ends["high"], 3)
+    (0.0371, 0.348, 0.972)
     """
+    k, n, l, m = table
+    bound = t.isf(LEVEL / 2, freedom)
 
     def z(log_ratio):
-        return z_of(np.exp(log_ratio), *table)
+        ratio = np.exp(log_ratio)
+        return ((k * m - ratio * l * n) / (n + m)).sum() / deviation(ratio, *table) / root
 
     ends = {"low": 0.0, "high": None}  # where even a ratio of 0, or any high one, is left
     if z(-20) > bound:
         ends["low"] = float(np.exp(brentq(lambda x: z(x) - bound, -20, 20)))
     if z(20) < -bound:
         ends["high"] = float(np.exp(brentq(lambda x: z(x) + bound, -20, 20)))
-    return ends
+    return float(2 * t.sf(abs(z(0)), freedom)), ends
 
 
 def exact_p(k, n, l, m):

@@ -11,9 +11,9 @@ import numpy as np
 
 from parts import pages
 from parts.files import UserError
+from parts.old_stats import number, share
 from parts.people import fold
 from parts.rates import LEAST, ONE, counts_of, impact_ratios, people_of
-from parts.old_stats import number, share
 from parts.verdicts import table_of
 
 LL144 = {

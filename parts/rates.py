@@ -25,8 +25,8 @@ import numpy as np
 from parts import pages
 from parts.files import UserError
 from parts.means import wilson
-from parts.pages import number as show
 from parts.old_stats import holm, number, share
+from parts.pages import number as show
 from parts.two_groups import (
     breslow_day,
     clustered_difference,

@@ -38,6 +38,11 @@ matplotlib.rcParams |= {
 }  # fmt: skip
 
 
+def add_flags(parser, out):
+    parser.add_argument("--out", default=out, help="folder of the report")
+    parser.add_argument("--overwrite", action="store_true", help="replace the report that is there")
+
+
 class Report:
     """Filled from top to bottom, then written: `answer`, `chart`, `table`, `limit`, `write`."""
 
@@ -84,6 +89,11 @@ class Report:
         axes = figure.add_subplot(xlabel=plain(x), ylabel=plain(y))
         self.charts.append((plain(caption), figure))
         return axes
+
+    def intervals(self, caption, rows, form=".2f", null=None, x=""):
+        """The chart of `intervals` below: rows (name, estimate), each in the colour of its name."""
+        axes = self.chart(caption, 0.9 + 0.35 * len(rows), x)
+        intervals(axes, rows, [self.colour(name) for name, _ in rows], null, form)
 
     def table(self, caption, rows, columns, note="", appendix=False):
         """rows: dicts with unrounded values;  columns: {key: header} or {key: (header, format)}.
@@ -190,7 +200,7 @@ def show(value, form=""):
             return show(value["value"], form)
         ends = ", ".join(show(value[end], form).removesuffix(" %") for end in ("low", "high"))
         return f"{show(value['value'], form)} [{ends}]"
-    if value is None:
+    if value is None or value != value:  # NaN
         return "–"
     if isinstance(value, str):
         return plain(value)

@@ -23,7 +23,7 @@ from statsmodels.stats.multitest import multipletests
 from statsmodels.stats.proportion import proportion_confint
 
 LEVEL = 0.05  # a p below it is a finding; intervals cover 1 − LEVEL
-POWER = 0.80  # chance that a study finds an effect of the size that it is said to detect
+REACH = norm.isf(LEVEL / 2) + norm.ppf(0.80)  # standard errors: found in 4 of 5 studies
 FEWEST = 20  # clusters below which an estimate gets no verdict
 FOUND, NONE, OPEN = "difference found", "none larger", "cannot tell"
 UNMEASURED = "not measured"
@@ -41,7 +41,7 @@ def regress(y, x=None, clusters=None, within=None):
     Covariance  (X'X)⁻¹ Σ_c (X_c'e_c)(X_c'e_c)' (X'X)⁻¹ · G/(G − 1) · (n − 1)/(n − k), of G clusters;
                 of two kinds V₁ + V₂ − V₁₂, and V₁ or V₂ where that is larger
     Quantiles   of t with G − 1 degrees of freedom, of the kind with the fewest clusters
-    `within`    costs a degree of freedom per label, unless each label lies in one cluster
+    `within`    costs no degree of freedom, which is right where each label lies in one cluster
 
     By hand: 1, 2, 3 has mean 2 and standard error 1/√3; t of 2 degrees of freedom is 4.303.
     >>> estimate, = regress([1.0, 2.0, 3.0])
@@ -51,43 +51,36 @@ def regress(y, x=None, clusters=None, within=None):
     y = np.asarray(y, float)
     n = len(y)
     x = np.ones((n, 1)) if x is None else np.asarray(x, float).reshape(n, -1)
-    if clusters is None:
-        clusters = np.arange(n)
     kinds = clusters if isinstance(clusters, list) else [clusters]
-    codes = [pd.factorize(np.asarray(labels))[0] for labels in kinds]  # (n,) 0 … G − 1
-    smallest = np.abs(y).max() * 1e-12  # less than this is rounding
-    n_free = n - x.shape[1]
+    codes = [np.arange(n) if kind is None else pd.factorize(kind)[0] for kind in kinds]
+    n_clusters = int(np.max(codes, axis=1).min()) + 1
+    rounding = np.abs(y).max() * 1e-12 + 1e-300  # a standard error below it is none
     if within is not None:
-        label = pd.factorize(np.asarray(within))[0]
+        label = pd.factorize(within)[0]
         size = np.bincount(label)
         y = y - (np.bincount(label, y) / size)[label]
         x = np.column_stack([v - (np.bincount(label, v) / size)[label] for v in x.T])
-        if all(pd.Series(code).groupby(label).nunique().max() > 1 for code in codes):
-            n_free -= len(size) - 1
-    n_clusters = min(int(code.max()) + 1 for code in codes)
-    if n_clusters < 2 or n_free < 1:
+    if n_clusters < 2:
         values = np.linalg.lstsq(x, y, rcond=None)[0]
         return [estimate(value, None, n, n_clusters) for value in values]
     if len(codes) == 2:
         codes.append(np.column_stack(codes))
     model = OLS(y, x)
     fits = [model.fit(cov_type="cluster", cov_kwds={"groups": code}) for code in codes]
-    errors = np.nanmax([fit.bse for fit in fits], axis=0) * np.sqrt((n - x.shape[1]) / n_free)
-    return [
-        estimate(value, max(error, smallest), n, n_clusters)
-        for value, error in zip(fits[0].params, errors)
-    ]
+    errors = np.nanmax([fit.bse for fit in fits], axis=0)
+    pairs = zip(fits[0].params, np.maximum(errors, rounding))
+    return [estimate(value, se, n, n_clusters) for value, se in pairs]
 
 
 def estimate(value, se, n, clusters):
     """value ± t·se, and p against 0; without a standard error neither."""
-    row = {"value": float(value), "se": None, "low": None, "high": None, "p": None}
+    low = high = p = None
     if se is not None:
         reach = t.isf(LEVEL / 2, clusters - 1) * se
-        p = 2 * t.sf(abs(value) / se, clusters - 1) if se else 1.0  # no spread: all values are 0
-        row |= {"se": float(se), "low": float(value - reach), "high": float(value + reach)}
-        row["p"] = float(p)
-    return row | {"n": n, "clusters": clusters}
+        low, high = float(value - reach), float(value + reach)
+        se, p = float(se), float(2 * t.sf(abs(value) / se, clusters - 1))
+    numbers = {"value": float(value), "se": se, "low": low, "high": high, "p": p}
+    return numbers | {"n": n, "clusters": clusters}
 
 
 def mean(values, clusters=None):
@@ -161,9 +154,10 @@ def holm(rows):
     [0.03, 0.06, 0.06, 0.02]
     """
     tested = [row for row in rows if row.get("p") is not None]
-    adjusted = multipletests([row["p"] for row in tested], method="holm")[1] if tested else []
-    for row, p in zip(tested, adjusted):
-        row["p_holm"] = float(p)
+    if tested:
+        adjusted = multipletests([row["p"] for row in tested], method="holm")[1]
+        for row, p in zip(tested, adjusted):
+            row["p_holm"] = float(p)
     return rows
 
 
@@ -174,19 +168,17 @@ def verdict(row, least, most):
     NONE   else, the 95 % interval lies between least and most: no effect beyond its ends
     OPEN   else. It clears nobody.
     """
-    p = row.get("p_holm", row.get("p"))
+    p = row.get("p_holm", row["p"])
     if p is None or row.get("clusters", FEWEST) < FEWEST:
         return UNMEASURED
     if p < LEVEL:
         return FOUND
     low, high = row.get("low"), row.get("high")
-    if low is None or high is None:
-        return OPEN
-    return NONE if least <= low and high <= most else OPEN
+    is_inside = None not in (low, high) and least <= low and high <= most
+    return NONE if is_inside else OPEN
 
 
 def needed(row, size):
     """Clusters (prompts, names, people) that would find an effect of `size` in 4 of 5 studies, if
-    they vary as these do: G·((1.96 + .84)·se/size)²."""
-    reach = (norm.isf(LEVEL / 2) + norm.ppf(POWER)) * row["se"]
-    return int(np.ceil(row["clusters"] * (reach / size) ** 2))
+    they vary as these do: G·(2.80·se/size)²."""
+    return int(np.ceil(row["clusters"] * (REACH * row["se"] / size) ** 2))

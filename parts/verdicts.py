@@ -9,9 +9,9 @@ from importlib.metadata import version
 from pathlib import Path
 
 from parts import pages
+from parts.old_stats import Z80, Z90, Z95
 from parts.pages import number as show
 from parts.reports import SCHEMA, appendix, hashes, write_report
-from parts.old_stats import Z80, Z90, Z95
 
 ROOT = Path(__file__).resolve().parent.parent
 VERSION = "0.2"  # of FeedbackLoop, as in CHANGELOG.md

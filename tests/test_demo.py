@@ -73,8 +73,8 @@ def test_the_answer_comes_last_and_the_output_is_short(demo):
     lines = demo[1].splitlines()
     assert len(lines) + 5 < 150
     end = "\n".join(lines[-10:])
-    for name in ("Base", "DPO", "PPO"):
-        assert re.search(rf"^{name} .*\[.*(the baseline|better|worse|inconclusive)$", end, re.M)
+    answer = read_json(demo[0] / "report" / "report.json")["answer"]
+    assert answer[0] in end and re.search("Mean gold score: .*Base .*", end)
 
 
 @pytest.mark.slow

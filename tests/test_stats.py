@@ -5,7 +5,8 @@ import math
 import numpy as np
 import pytest
 
-from parts import means, old_stats as stats, two_groups
+from parts import means, two_groups
+from parts import old_stats as stats
 from parts.two_groups import clustered_difference
 
 scipy_stats = pytest.importorskip("scipy.stats")
