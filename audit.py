@@ -289,9 +289,9 @@ def say(row, reference, what):
 def metrics(rates):
     """Values of METRICS as fairlearn defines them, over all groups; NaN where a group has nobody of
     that outcome.  rates  a frame: a column per kind of `main`, a row per group"""
-    gap = rates.max(skipna=False) - rates.min(skipna=False)
-    gap = gap.reindex(["Selected", "True positives", "False positives"])
-    ratio = rates["Selected"].min() / rates["Selected"].max()
+    highest, lowest = rates.max(skipna=False), rates.min(skipna=False)
+    gap = (highest - lowest).reindex(["Selected", "True positives", "False positives"])
+    ratio = (lowest / highest)["Selected"]
     return dict(zip(METRICS, (gap.iloc[0], ratio, gap.iloc[1], gap.iloc[1:].max(skipna=False))))
 
 
