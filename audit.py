@@ -6,18 +6,14 @@ Algorithm    (1) read the table: decision or score, outcome, groups, roles, peop
              (3) --ll144: the tables of New York City's Local Law 144
              (4) report.html, report.json, and audit.csv, which BiasGuard reads
 Conventions  nothing is guessed: which value is a selection, which end of a score is good, who is one
-             person and which labels mean unknown are declared. An empty cell is unknown. The report
-             lists the values of each declared column with their counts.
-Verdicts     difference found (adjusted p < .05); none larger (no ratio beyond four fifths: the
-             interval lies between 4/5 and 5/4); cannot tell, which clears nobody; not measured
+             person and which labels mean unknown are declared. An empty cell is unknown.
+Verdicts     difference found (adjusted p < .05); none larger (the interval of the ratio lies between
+             4/5 and 5/4); cannot tell, which clears nobody; not measured
 Left out     1. causes, qualifications, intent   2. guessing anybody's sex or race
              3. re-weighting of decisions   4. one overall score, any pass mark
 Run          python audit.py people.csv --y-pred hired --group race --within role --id person
-             python audit.py people.csv --y-pred stage --favourable Offer Hired --group sex race
-             python audit.py people.csv --score score --better higher --select 0.3 --group sex
              python audit.py values people.csv --sex sex --race race --map map.csv
              python audit.py people.csv --y-pred hired --group race --ll144 --sex sex --race race
-Writes       the files of (4) into --out: personal data, mode 0600
 Reference    29 CFR 1607.4D (four fifths); 6 RCNY 5-300 to 5-304; statistics: parts/groups.py
 """
 
@@ -41,11 +37,10 @@ RACES = (
 )  # fmt: skip
 MOST_GROUPS = 20  # values of a column, above which it is no column of groups
 LIMITS = (
-    "Not legal advice, and not an independent bias audit.",
-    "It sees who was selected, not why: neither qualifications nor intent nor cause. It sees only "
-    "the people in this table.",
-    "“Cannot tell” clears nobody: so few people show neither a difference nor its absence. “People "
-    "needed” is how many of both groups would show a ratio of 0.80 in 4 of 5 audits.",
+    "Not legal advice, and not an independent bias audit. It sees who was selected in this table, not "
+    "why: neither qualifications nor intent nor cause.",
+    "“Cannot tell” clears nobody: so few people show neither a difference nor its absence. The people "
+    "needed, of both groups, would show a ratio of 0.80 in 4 of 5 audits.",
     "p is the chance of a gap at least this large if selection did not depend on the group. The "
     "verdict uses p adjusted for the number of groups compared (Holm).",
     "Four fifths is a rule of thumb. It is taken against the highest rate of a group of 2 % or more, "
@@ -54,7 +49,6 @@ LIMITS = (
 
 
 # ---- 4. the arguments ----
-
 
 COLUMNS = {
     "--y-pred": "the decision; an empty cell is undecided, and left out",
@@ -112,7 +106,7 @@ def check_flags(args):
         raise UserError("--cutoff, --select: expected one of them, with --score")
     if not args.group:
         raise UserError("--group: expected one or two columns of groups")
-    if bool(args.ll144) != bool(args.sex and args.race):
+    if len({args.ll144, bool(args.sex), bool(args.race)}) > 1:
         raise UserError("--ll144, --sex, --race: Local Law 144 needs all three")
     if args.drop and not args.id:
         raise UserError("--drop: it needs --id, the column that holds these labels")
@@ -227,13 +221,10 @@ def law_tables(args, table, people, scoring):
     if scoring:
         known = people.goodness[sexes.notna() | races.notna()]
         hit = (people.goodness > known.median()).astype(int)
-    crossed = [f"{race}, {sex}" for race in RACES for sex in SEXES]
-    law = {}
-    for key, labels, categories in (
-        ("sex", sexes, SEXES),
-        ("race/ethnicity", races, RACES),
-        ("crossed", races.str.cat(sexes, sep=", "), crossed),
-    ):
+    law, both = {}, [f"{race}, {sex}" for race in RACES for sex in SEXES]
+    columns = {"sex": (sexes, SEXES), "race/ethnicity": (races, RACES)}
+    columns["crossed"] = races.str.cat(sexes, sep=", "), both
+    for key, (labels, categories) in columns.items():
         counts = hit.groupby(labels).agg(["size", "sum"]).reindex(categories, fill_value=0)
         rate = counts["rate"] = counts["sum"] / counts["size"]
         left_out = bool(args.exclude_small) & (counts["size"] < SMALL * counts["size"].sum())
@@ -268,16 +259,14 @@ def say(row, reference, what):
     text = f"{row['verdict'].capitalize()}: {what}: {rates}"
     if row["p"] is None:
         return f"{text} ({row['reason']})."
-    p = "p < 0.001" if row["p"] < 0.001 else f"p {row['p']:.3f}"
-    text += f"; ratio {report.show(row['ratio'], '.2f')}, {p}, "
+    text += f"; ratio {report.show(row['ratio'], '.2f')}, {report.p_value(row['p'])}, "
     text += f"{row['deviations']:.1f} standard deviations."
     if row["verdict"] == FOUND:
         less = "fewer" if row["shortfall"] > 0 else "more"
-        text += (
-            f" Unlikely by chance alone: {abs(row['shortfall']):,.0f} {less} than at equal rates"
-        )
-        is_below = row["of_highest"] < FOUR_FIFTHS
-        text += ", and below four fifths of the highest rate." if is_below else "."
+        many = f"{abs(row['shortfall']):,.0f} {less} than at equal rates"
+        below = row["of_highest"] < FOUR_FIFTHS
+        text += f" Unlikely by chance alone: {many}."
+        text += " Below four fifths of the highest rate." if below else ""
     if row["verdict"] == NONE:
         largest = min(row["ratio"]["low"], 1 / row["ratio"]["high"])
         text += f" No difference larger than a ratio of {largest:.2f}."
@@ -289,9 +278,9 @@ def say(row, reference, what):
 def metrics(rates):
     """Values of METRICS as fairlearn defines them, over all groups; NaN where a group has nobody of
     that outcome.  rates  a frame: a column per kind of `main`, a row per group"""
-    gap = rates.max(skipna=False) - rates.min(skipna=False)
-    gap = gap.reindex(["Selected", "True positives", "False positives"])
-    ratio = rates["Selected"].min() / rates["Selected"].max()
+    highest, lowest = rates.max(skipna=False), rates.min(skipna=False)
+    gap = (highest - lowest).reindex(["Selected", "True positives", "False positives"])
+    ratio = (lowest / highest)["Selected"]
     return dict(zip(METRICS, (gap.iloc[0], ratio, gap.iloc[1], gap.iloc[1:].max(skipna=False))))
 
 
@@ -301,8 +290,8 @@ def main(argv=None):
         return write_values(parse_args(argv[1:]))
     args = parse_args(argv)
     scoring = check_flags(args)
-    inputs = [args.table, args.map] if args.map else [args.table]
-    page = report.Report("Did decisions about people differ?", args, inputs, private=True)
+    title, inputs = "Did decisions about people differ?", [args.table, args.map]
+    page = report.Report(title, args, inputs, private=True)
     # (1) read the table
     table, people, rule = read_people(args, scoring)
     rows = table.loc[people.index]
@@ -324,46 +313,43 @@ def main(argv=None):
                 reference = row["reference"]
                 if group != reference:
                     text = say(row, by_group[reference], f"{kind}, {name} (selected = {rule})")
-                    said[row["verdict"]][f"{group} ({kind.lower()}, {name})"] = text
+                    ratio = report.show(row["ratio"]["value"], ".2f")
+                    who = f"{group} {ratio} times as often as {reference} ({kind.lower()}, {name})"
+                    said[row["verdict"]][who] = text
             comparisons[f"{kind}, {name}"] = compared
             rates[kind] = {group: row["rate"]["value"] for group, row in by_group.items()}
         group_metrics.append({"groups": name} | metrics(pd.DataFrame(rates)))
     # (3) Local Law 144
     law = law_tables(args, rows, people, scoring) if args.ll144 else {}
     # (4) files
-    heads = [
-        f"{verdict.capitalize()}: {', '.join(found)}." for verdict, found in said.items() if found
-    ]
+    heads = [f"{key.capitalize()}: {', '.join(found)}." for key, found in said.items() if found]
     counted = f"of {people.person.nunique():,} people" if args.id else "each a person (no --id)"
     page.answer(f"{' '.join(heads)} {len(people):,} rows, {counted}; selected = {rule}.")
     sentences = [text for found in said.values() for text in found.values()]
-    page.answer(*sentences[: max(3, len(said[FOUND]))])
+    page.answer(*sentences[:5])
     what, compared = next(iter(comparisons.items()))
-    page.intervals(
-        f"{what}, with 95 % intervals", [(x["group"], x["rate"]) for x in compared], ".1%"
-    )
+    bars = [(row["group"], row["rate"]) for row in compared]
+    page.intervals(f"{what}: share selected, with 95 % intervals", bars, ".1%")
     for what, compared in comparisons.items():
         page.table(what, compared, SHOWN)
     for title, counts in law.items():
         page.table(title, counts, LAW, note=args.exclude_small or "")
-    if args.stated:
-        page.table("Stated", [{"": fact} for fact in args.stated], {"": ""})
     formats = {name: (name, ".3f") for name in METRICS}
     page.table("Group metrics, over all groups", group_metrics, {"groups": ""} | formats)
-    held = tables.column_values(table, [args.y_pred, args.y_true, *args.group])
+    held = tables.column_values(table, [args.y_pred, args.y_true, args.within, *args.group])
     page.table("What the columns hold", held, {"column": "", "value": "value", "rows": "rows"})
-    page.limit(*LIMITS)
-    ids = rows[args.id] if args.id else people.person
-    decisions = pd.DataFrame(labels).assign(entity_id=ids, score=people.hit)
+    page.limit(*LIMITS, *(f"Stated: {fact}" for fact in args.stated))
+    decisions = pd.DataFrame(labels)
+    decisions["entity_id"] = rows[args.id] if args.id else people.person
+    decisions["score"] = people.hit
     if args.y_true and people.outcome.notna().all():
         decisions["label_value"] = people.outcome.astype(int)
     if args.score:
         decisions["score_raw"] = rows[args.score]
     file = Path(args.out) / "audit.csv"
     write_decisions(file, decisions)
-    page.limit(
-        *beside(file, decisions, {name: comparisons[f"Selected, {name}"] for name in labels})
-    )
+    selections = {name: comparisons[f"Selected, {name}"] for name in labels}
+    page.limit(*beside(file, decisions, selections))
     page.write()
     return int(args.fail_on_difference and bool(said[FOUND]))
 

@@ -69,7 +69,7 @@ def contrast(pair, group, reference):
     of both groups that would find a ratio of .8 in 4 of 5 audits)}; where nothing is tested "p" is
     None, with a "reason"."""
     counts = pair.groupby(["group", "role"]).hit.agg(["sum", "size"])
-    shared = counts.loc[group].join(counts.loc[reference], how="inner", rsuffix=" of reference")
+    shared = counts.loc[group].join(counts.loc[reference].add_suffix(" there"), how="inner")
     k, n, l, m = table = shared.to_numpy(float).T  # (roles,) each
     pair = pair[pair.role.isin(shared.index)]
     people = [pair.person[pair.group == side].nunique() for side in (group, reference)]

@@ -64,7 +64,7 @@ class Report:
         self.record = {
             "command": [Path(sys.argv[0]).name, *sys.argv[1:]],
             "args": {name: str(v) if isinstance(v, Path) else v for name, v in vars(args).items()},
-            "sha256": {str(path): sha256(path) for path in inputs if Path(path).is_file()},
+            "sha256": {str(path): sha256(path) for path in inputs if path and Path(path).is_file()},
             "versions": {name: version(name) for name in ("numpy", "scipy", "statsmodels")},
         }
 
@@ -209,6 +209,10 @@ def show(value, form=""):
     if not form:
         return f"{value:,}"
     return format(value, form).replace("%", " %").replace("-", "−")
+
+
+def p_value(p):
+    return "p < 0.001" if p < 0.001 else f"p {p:.3f}"
 
 
 def text_table(table):

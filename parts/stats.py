@@ -133,9 +133,10 @@ def equal_length(wins, lengths, clusters):
     lengths = np.asarray(lengths, float)
     if min((lengths >= 0).mean(), (lengths <= 0).mean()) < 0.05:
         return None
-    terms = np.tanh(lengths / (lengths.std() or 1.0))
-    x = np.column_stack([np.ones(len(terms)), terms])
-    groups = pd.factorize(np.asarray(clusters))[0]
+    x = np.ones((len(lengths), 1))
+    if lengths.any():
+        x = np.c_[x, np.tanh(lengths / lengths.std())]
+    groups = pd.factorize(clusters)[0]
     fit = GLM(np.asarray(wins, float), x, family=Binomial()).fit(
         cov_type="cluster", cov_kwds={"groups": groups}
     )
