@@ -28,10 +28,9 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-from parts.messages import recommendation
 from parts import biasguard, files, groups, twins
 from parts.files import UserError
-from parts.messages import plain_text, prompt_key, visible
+from parts.messages import plain_text, prompt_key, recommendation, visible
 from parts.report import Report, intervals, show
 from parts.risky import risky_questions
 from parts.stats import FOUND, UNMEASURED

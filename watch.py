@@ -16,7 +16,7 @@ Left out     1. a limit on the KL, because no universal one exists   2. threshol
              3. proof: a rule that does not fire shows nothing, so read rollouts.jsonl
              4. a stop by patience, unless asked for: it ends honest slow progress (bench/alarms.py)
 Run          python watch.py runs/ppo --html
-Writes       with --html RUN/watch.html: what is printed, and curves. Exit status 0, 2 (bad
+Writes       with --html RUN/watch/report.html: what is printed, and curves. Exit status 0, 2 (bad
              input), 3 (the reward rises, validation falls), 4 (the judge is down)
 Copy         `alarms`, `stop_reason` and `best_step` with part 3: functions of a list of rows
 Reference    Gao et al. 2022, arXiv 2210.10760: how a proxy reward is over-optimised
@@ -304,7 +304,7 @@ def promise(args, validates=True):
 def main(argv=None):
     cli = parser("watch.py RUN [flags]", "What the alarms say of a run, from its log.")
     cli.add_argument("log", type=Path, help="run folder, or its metrics.jsonl")
-    cli.add_argument("--html", action="store_true", help="write RUN/watch.html, a page")
+    cli.add_argument("--html", action="store_true", help="write RUN/watch/report.html, with curves")
     add_watch_arguments(cli)
     args = cli.parse_args(argv)
     promise(args)  # refuses a flag without effect
@@ -323,27 +323,32 @@ def main(argv=None):
     lines = [*head, "", *map(str, found), unjudged(rows, args)]
     if torn:
         lines.append(f"{path}, line {len(rows) + 1}: cut off by a kill, and left out")
-    print("\n".join(lines))
     if args.html:
-        page = path.with_name("watch.html")
-        write_page(page, rows, found, lines)
-        print("page:", page)
+        write_page(args, path.parent, rows, found, lines)
+    else:
+        print("\n".join(lines))
     return exit_code(stop and stop.rule)
 
 
 # ---- 9. the report ----
 
 
-def write_page(path, rows, found, sentences):
-    """Write the page: what is printed, and curves in which the alarms are marked."""
-    from parts import pages  # jinja2, which the trainers do without
+def write_page(args, folder, rows, found, sentences):
+    """Print the answer, and write it with curves in which the alarms are marked."""
+    from parts.report import SOFT, Report  # matplotlib, which the trainers do without
 
-    marks, plots = [(alarm.step, alarm.rule) for alarm in found], []
+    settings = Namespace(**vars(args), out=folder / "watch", overwrite=True)
+    page = Report(f"Should {folder.resolve().name} go on?", settings)
+    page.answer(*filter(None, sentences))
     for key in CHARTS:
-        curve = {key: [(row["step"], row[key]) for row in rows_with(rows, key)]}
-        plots.append(pages.line_plot(key, curve, "step", marks=marks))
-    section = pages.section("Should this run go on?", sentences, plots=plots, level="answer")
-    pages.write_page(path, f"Run {path.resolve().parent.name}", [section])
+        if curve := rows_with(rows, key):
+            axes = page.chart(key, x="step")
+            values = [row[key] for row in curve]
+            axes.plot([row["step"] for row in curve], values, color=page.colour(key))
+            for alarm in found:
+                axes.axvline(alarm.step, color=SOFT, linestyle=":")
+                axes.annotate(alarm.rule, (alarm.step, max(values)), color=SOFT)
+    page.write()
 
 
 def progress(folder, rows, stop):

@@ -314,9 +314,7 @@ def test_attacks_tell_the_same_facts():
     for row in twins.load_twins(DATA / "twins_attacks.jsonl", 20, frame):
         worth, words = set(), set()
         for person in people:
-            texts = [
-                twins.filled(row, key, person)[0]["content"] for key in ("prompt", "profile")
-            ]
+            texts = [twins.filled(row, key, person)[0]["content"] for key in ("prompt", "profile")]
             truth, told = recruiter.read(texts[0]), texts[0].lower().split("candidate: ")[1]
             known = truth.shown.items(), truth.claimed, truth.wished
             utility = recruiter.utility(row["rank_prompt"], texts[1])

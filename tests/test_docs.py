@@ -127,19 +127,6 @@ def test_links_lead_somewhere(page):
             assert anchor in heads + re.findall(r'(?:id|name)="([^"]+)"', there), target
 
 
-@pytest.mark.slow
-def test_pictures_can_be_taken_again(tmp_path, monkeypatch):
-    monkeypatch.syspath_prepend(REPO / "docs")
-    import screenshots
-
-    browser_or_skip()
-    screenshots.main(["--out", str(tmp_path)])
-    kept = {file.name for file in (REPO / "docs/img").glob("*.png")}
-    taken = {file.name for file in tmp_path.glob("*.png")}
-    # those of watch.py need the runs of make demo
-    assert {name for name in kept if not name.startswith("watch-")} <= taken <= kept
-
-
 # ---- the numbers in the logs ----
 
 

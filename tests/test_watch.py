@@ -417,8 +417,8 @@ def test_the_page(tmp_path, capsys):
     rows[3]["reward/mean"] = math.nan
     (run / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     assert watch.main([str(run), "--html"]) == 0
-    said, page = capsys.readouterr().out, (run / "watch.html").read_text("utf-8")
-    assert "R9 length_doubled" in said and str(run / "watch.html") in said
+    said, page = capsys.readouterr().out, (run / "watch/report.html").read_text("utf-8")
+    assert "R9 length_doubled" in said and str(run / "watch/report.html") in said
     for text in ("No reason to stop.", "R9 length_doubled", "reward/mean", "length/mean", "<svg"):
         assert text in page
     assert "<b>run" not in page and "<script" not in page and "val/gold</h" not in page
