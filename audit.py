@@ -7,10 +7,7 @@ Algorithm    (1) read the table: decision or score, outcome, groups, roles, peop
              (4) report.html, report.json, and audit.csv, which BiasGuard reads
 Conventions  nothing is guessed: which value is a selection, which end of a score is good, who is one
              person and which labels mean unknown are declared. An empty cell is unknown.
-Verdicts     difference found (adjusted p < .05); none larger (the interval of the ratio lies between
-             4/5 and 5/4); cannot tell, which clears nobody; not measured
-Left out     1. causes, qualifications, intent   2. guessing anybody's sex or race
-             3. re-weighting of decisions   4. one overall score, any pass mark
+Left out     causes, qualifications, intent; re-weighting of decisions; any overall score or pass mark
 Run          python audit.py people.csv --y-pred hired --group race --within role --id person
              python audit.py values people.csv --sex sex --race race --map map.csv
              python audit.py people.csv --y-pred hired --group race --ll144 --sex sex --race race
@@ -37,8 +34,7 @@ RACES = (
 )  # fmt: skip
 MOST_GROUPS = 20  # values of a column, above which it is no column of groups
 LIMITS = (
-    "Not legal advice, and not an independent bias audit. It sees who was selected in this table, not "
-    "why: neither qualifications nor intent nor cause.",
+    "Not legal advice, and no independent bias audit. It sees who was selected in this table, not why.",
     "“Cannot tell” clears nobody: so few people show neither a difference nor its absence. The people "
     "needed, of both groups, would show a ratio of 0.80 in 4 of 5 audits.",
     "p is the chance of a gap at least this large if selection did not depend on the group. The "
@@ -117,8 +113,8 @@ def check_flags(args):
 
 
 def read_people(args, scoring):
-    """(table, people, rule): the rows as texts; of those with a decision "hit" 0 or 1, "goodness" (the
-    score, negated where lower is better), "outcome" 1, 0 or NaN, "role", "person"; and what a
+    """(table, people, rule): the rows as texts; of those with a decision "hit" 0 or 1, "score",
+    "goodness" (the score, negated where lower is better), "outcome" 1, 0 or NaN, "role", "person"; and what a
     selection is, in words."""
     law = [args.sex, args.race, args.hispanic if args.hispanic != "none" else None]
     named = [args.y_pred, args.score, args.y_true, args.within, args.id, *args.group, *law]
@@ -127,23 +123,21 @@ def read_people(args, scoring):
         table = table[~table[args.id].isin(args.drop)]
         if (empty := table[args.id] == "").any():
             raise UserError(f"{args.table}:{empty.idxmax()}: {args.id} is empty; name the person")
-    what, unknown = args.y_pred or args.score, ["", *args.unknown]
+    path, what, unknown = args.table, args.y_pred or args.score, ["", *args.unknown]
     decided = table[~table[what].isin(unknown)]
-    tables.check_last_rows(decided, args.group, args.table)
+    tables.check_last_rows(decided, args.group, path)
     people = pd.DataFrame({"role": decided[args.within] if args.within else ""}, decided.index)
     people["person"] = pd.factorize(decided[args.id])[0] if args.id else np.arange(len(decided))
     if args.y_pred:
-        people["hit"], yes = tables.yes_or_no(
-            decided[what], args.favourable, "--favourable", args.table
-        )
+        people["hit"], yes = tables.yes_or_no(decided[what], args.favourable, "--favourable", path)
         rule = f"{what} is {' or '.join(yes)}"
     else:
-        score = tables.numbers(decided[what], args.decimal, args.table)
-        people["goodness"] = score if args.better == "higher" else -score
+        people["score"] = tables.numbers(decided[what], args.decimal, path)
+        people["goodness"] = people.score if args.better == "higher" else -people.score
         people["hit"], rule = selected(people, args, scoring)
     if args.y_true:
         known = decided.loc[~decided[args.y_true].isin(unknown), args.y_true]
-        people["outcome"] = tables.yes_or_no(known, args.qualified, "--qualified", args.table)[0]
+        people["outcome"] = tables.yes_or_no(known, args.qualified, "--qualified", path)[0]
     return table, people, rule
 
 
@@ -175,9 +169,9 @@ def group_labels(args, table):
     if len(labels) == 2:
         one, two = labels.values()
         labels[" × ".join(labels)] = one.str.cat(two, sep=" ")
-    there = set().union(*labels.values())
+    there = set().union(*(label.dropna() for label in labels.values()))
     if args.reference and args.reference not in there:
-        raise UserError(f"--reference {args.reference}: expected one of {sorted(map(str, there))}")
+        raise UserError(f"--reference {args.reference}: expected one of {sorted(there)}")
     return labels
 
 
@@ -187,8 +181,8 @@ def write_values(args):
     for row in tables.column_values(table, table.columns):
         print(f"{row['column']}: {row['value']} {row['rows']:,}")
     if args.map:
-        columns = [name for name in (args.sex, args.race, args.hispanic) if name]
-        values = {*table[columns].to_numpy().ravel()} - {"", *args.unknown}
+        held = tables.read_csv(args.table, [args.sex, args.race, args.hispanic])
+        values = {*held.to_numpy().ravel()} - {"", *args.unknown}
         tables.write_map(args.map, sorted(values), (*SEXES, *RACES))
 
 
@@ -241,9 +235,6 @@ SHOWN = {
     "ratio": ("Ratio to the reference", ".2f"), "p_holm": ("p (adjusted)", ".4f"),
     "of_highest": ("Of the highest rate", ".2f"), "needed": "People needed",
 }  # fmt: skip
-METRICS = (
-    "parity difference", "parity ratio", "equal opportunity difference", "equalized odds difference",
-)  # fmt: skip
 LAW = {
     "category": "", "size": "# of applicants", "sum": "# selected", "rate": ("rate", ".1%"),
     "ratio": ("impact ratio", ".3f"),
@@ -252,21 +243,17 @@ LAW = {
 
 def say(row, reference, what):
     """A comparison in words: both rates, ratio, p, and what follows."""
-    rates = ", ".join(
-        f"{side['group']} {report.show(side['rate']['value'], '.1%')} of {side['n']:,}"
-        for side in (row, reference)
-    )
-    text = f"{row['verdict'].capitalize()}: {what}: {rates}"
+    text = f"{row['verdict'].capitalize()}: {what}: "
+    for side, end in ((row, ", "), (reference, "")):
+        text += f"{side['group']} {report.show(side['rate']['value'], '.1%')} of {side['n']:,}{end}"
     if row["p"] is None:
         return f"{text} ({row['reason']})."
     text += f"; ratio {report.show(row['ratio'], '.2f')}, {report.p_value(row['p'])}, "
     text += f"{row['deviations']:.1f} standard deviations."
     if row["verdict"] == FOUND:
         less = "fewer" if row["shortfall"] > 0 else "more"
-        many = f"{abs(row['shortfall']):,.0f} {less} than at equal rates"
-        below = row["of_highest"] < FOUR_FIFTHS
-        text += f" Unlikely by chance alone: {many}."
-        text += " Below four fifths of the highest rate." if below else ""
+        text += f" Unlikely by chance: {abs(row['shortfall']):,.0f} {less} than at equal rates."
+        text += " Below four fifths of the highest rate." if row["of_highest"] < FOUR_FIFTHS else ""
     if row["verdict"] == NONE:
         largest = min(row["ratio"]["low"], 1 / row["ratio"]["high"])
         text += f" No difference larger than a ratio of {largest:.2f}."
@@ -276,12 +263,16 @@ def say(row, reference, what):
 
 
 def metrics(rates):
-    """Values of METRICS as fairlearn defines them, over all groups; NaN where a group has nobody of
-    that outcome.  rates  a frame: a column per kind of `main`, a row per group"""
+    """Group metrics as fairlearn defines them, over all groups; NaN where a group has nobody of that
+    outcome.  rates  a frame: a column per kind of `main`, a row per group"""
     highest, lowest = rates.max(skipna=False), rates.min(skipna=False)
     gap = (highest - lowest).reindex(["Selected", "True positives", "False positives"])
-    ratio = (lowest / highest)["Selected"]
-    return dict(zip(METRICS, (gap.iloc[0], ratio, gap.iloc[1], gap.iloc[1:].max(skipna=False))))
+    return {
+        "parity difference": gap["Selected"],
+        "parity ratio": (lowest / highest)["Selected"],
+        "equal opportunity difference": gap["True positives"],
+        "equalized odds difference": gap.iloc[1:].max(skipna=False),
+    }
 
 
 def main(argv=None):
@@ -290,8 +281,8 @@ def main(argv=None):
         return write_values(parse_args(argv[1:]))
     args = parse_args(argv)
     scoring = check_flags(args)
-    title, inputs = "Did decisions about people differ?", [args.table, args.map]
-    page = report.Report(title, args, inputs, private=True)
+    inputs = args.table, args.map
+    page = report.Report("Did decisions about people differ?", args, inputs, private=True)
     # (1) read the table
     table, people, rule = read_people(args, scoring)
     rows = table.loc[people.index]
@@ -313,8 +304,8 @@ def main(argv=None):
                 reference = row["reference"]
                 if group != reference:
                     text = say(row, by_group[reference], f"{kind}, {name} (selected = {rule})")
-                    ratio = report.show(row["ratio"]["value"], ".2f")
-                    who = f"{group} {ratio} times as often as {reference} ({kind.lower()}, {name})"
+                    times = report.show(row["ratio"]["value"], ".2f")
+                    who = f"{group} {times} times as often as {reference} ({kind.lower()}, {name})"
                     said[row["verdict"]][who] = text
             comparisons[f"{kind}, {name}"] = compared
             rates[kind] = {group: row["rate"]["value"] for group, row in by_group.items()}
@@ -322,11 +313,10 @@ def main(argv=None):
     # (3) Local Law 144
     law = law_tables(args, rows, people, scoring) if args.ll144 else {}
     # (4) files
-    heads = [f"{key.capitalize()}: {', '.join(found)}." for key, found in said.items() if found]
+    heads = [f"{key.capitalize()}: {report.listed(said[key])}." for key in said if said[key]]
     counted = f"of {people.person.nunique():,} people" if args.id else "each a person (no --id)"
     page.answer(f"{' '.join(heads)} {len(people):,} rows, {counted}; selected = {rule}.")
-    sentences = [text for found in said.values() for text in found.values()]
-    page.answer(*sentences[:5])
+    page.answer(*[text for found in said.values() for text in found.values()][:5])
     what, compared = next(iter(comparisons.items()))
     bars = [(row["group"], row["rate"]) for row in compared]
     page.intervals(f"{what}: share selected, with 95 % intervals", bars, ".1%")
@@ -334,8 +324,8 @@ def main(argv=None):
         page.table(what, compared, SHOWN)
     for title, counts in law.items():
         page.table(title, counts, LAW, note=args.exclude_small or "")
-    formats = {name: (name, ".3f") for name in METRICS}
-    page.table("Group metrics, over all groups", group_metrics, {"groups": ""} | formats)
+    formats = {name: (name, ".3f") for name in group_metrics[0]}
+    page.table("Group metrics, over all groups", group_metrics, formats)
     held = tables.column_values(table, [args.y_pred, args.y_true, args.within, *args.group])
     page.table("What the columns hold", held, {"column": "", "value": "value", "rows": "rows"})
     page.limit(*LIMITS, *(f"Stated: {fact}" for fact in args.stated))
@@ -345,13 +335,13 @@ def main(argv=None):
     if args.y_true and people.outcome.notna().all():
         decisions["label_value"] = people.outcome.astype(int)
     if args.score:
-        decisions["score_raw"] = rows[args.score]
+        decisions["score_raw"] = people.score
     file = Path(args.out) / "audit.csv"
     write_decisions(file, decisions)
     selections = {name: comparisons[f"Selected, {name}"] for name in labels}
     page.limit(*beside(file, decisions, selections))
     page.write()
-    return int(args.fail_on_difference and bool(said[FOUND]))
+    return 1 if args.fail_on_difference and said[FOUND] else 0
 
 
 # ---- 10. the guard ----

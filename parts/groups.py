@@ -48,7 +48,7 @@ def compare(frame, reference=None):
     if reference not in [row["group"] for row in rows]:
         reference = rows[0]["group"]
     large = [row for row in rows if row["n"] >= SMALL * len(known)]
-    top = max(large, key=lambda row: row["selected"] / row["n"])
+    top = max(large or rows, key=lambda row: row["selected"] / row["n"])
     for row in rows:
         k, most = row["selected"] * top["n"], top["selected"] * row["n"]  # rates, times both n
         row["of_highest"] = k / most if most else None
@@ -91,12 +91,14 @@ def contrast(pair, group, reference):
     else:
         p, ends = score(table, root, freedom)
     up, down = (k * m / N).sum(), (l * n / N).sum()
-    row = {"ratio": {"value": float(up / down) if down else None} | ends, "p": p}
-    row |= {"deviations": float(norm.isf(p / 2)), "shortfall": float(down - up), "needed": None}
-    if down:
-        variation = {"se": root * deviation(1.0, *table), "clusters": sum(people)}
-        row["needed"] = needed(variation, (1 - FOUR_FIFTHS) * down)
-    return row
+    variation = {"se": root * deviation(1.0, *table), "clusters": sum(people)}
+    return {
+        "ratio": {"value": up / down if down else None} | ends,
+        "p": p,
+        "deviations": norm.isf(p / 2),
+        "shortfall": down - up,
+        "needed": needed(variation, (1 - FOUR_FIFTHS) * down) if down else None,
+    }
 
 
 def deviation(ratio, k, n, l, m):
@@ -114,22 +116,22 @@ def score(table, root=1.0, freedom=np.inf):
     log R grows.  table  (4, roles) k, n, l, m;  root  of the design effect
 
     >>> p, ends = score(np.array([[12.0], [40.0], [40.0], [80.0]]))
-    >>> round(p, 4), round(ends["low"], 3), round(ends["high"], 3)
-    (0.0371, 0.348, 0.972)
+    >>> print(round(p, 4), round(ends["low"], 3), round(ends["high"], 3))
+    0.0371 0.348 0.972
     """
     k, n, l, m = table
-    bound = t.isf(LEVEL / 2, freedom)
 
-    def z(log_ratio):
+    def z(log_ratio, bound=0.0):
         ratio = np.exp(log_ratio)
-        return ((k * m - ratio * l * n) / (n + m)).sum() / deviation(ratio, *table) / root
+        difference = ((k * m - ratio * l * n) / (n + m)).sum()
+        return difference / deviation(ratio, *table) / root - bound
 
+    reach = t.isf(LEVEL / 2, freedom)
     ends = {"low": 0.0, "high": None}  # where even a ratio of 0, or any high one, is left
-    if z(-20) > bound:
-        ends["low"] = float(np.exp(brentq(lambda x: z(x) - bound, -20, 20)))
-    if z(20) < -bound:
-        ends["high"] = float(np.exp(brentq(lambda x: z(x) + bound, -20, 20)))
-    return float(2 * t.sf(abs(z(0)), freedom)), ends
+    for end, bound in (("low", reach), ("high", -reach)):
+        if z(-20, bound) > 0 > z(20, bound):
+            ends[end] = np.exp(brentq(z, -20, 20, bound))
+    return 2 * t.sf(abs(z(0)), freedom), ends
 
 
 def exact_p(k, n, l, m):
@@ -137,7 +139,7 @@ def exact_p(k, n, l, m):
     chance of a sum that is as likely as this one, or less.
 
     By hand: 2 of 2 against 0 of 2. Of C(4, 2) = 6 tables two are as extreme: 1/3.
-    >>> round(exact_p(*np.array([[2], [2], [0], [2]])), 4)
+    >>> print(round(exact_p(*np.array([[2], [2], [0], [2]])), 4))
     0.3333
     """
     least, most = np.maximum(0, k + l - m), np.minimum(n, k + l)
@@ -149,4 +151,4 @@ def exact_p(k, n, l, m):
         ],
     )
     here = chances[(k - least).sum()]
-    return float(min(1.0, chances[chances <= here * (1 + 1e-7)].sum()))
+    return min(1.0, chances[chances <= here * (1 + 1e-7)].sum())

@@ -211,6 +211,16 @@ def show(value, form=""):
     return format(value, form).replace("%", " %").replace("-", "−")
 
 
+def listed(names, most=6):
+    """Names with commas, the first of many.
+
+    >>> listed(["a", "b", "c"], 2)
+    'a, b and 1 more'
+    """
+    more = f" and {len(names) - most} more" if len(names) > most else ""
+    return ", ".join([*names][:most]) + more
+
+
 def p_value(p):
     return "p < 0.001" if p < 0.001 else f"p {p:.3f}"
 

@@ -111,7 +111,7 @@ def yes_or_no(cells, favourable, flag, path):
     values = sorted(set(cells))
     if len(values) < 2:
         fix = "if an empty cell means no, write that value there"
-        raise UserError(f"{path}: {cells.name} is {values[0]!r} wherever it is filled in; {fix}")
+        raise UserError(f"{path}: {cells.name} holds only {values} and empty cells; {fix}")
     read = {value: int(value in favourable) for value in values}
     if not favourable:
         read = {value: YES_NO.get(value.lower()) for value in values}
@@ -125,7 +125,7 @@ def numbers(cells, decimal, path):
     """(n,) finite numbers, written with this decimal mark and no other."""
     other = "," if decimal == "." else "."
     points = cells.mask(cells.str.contains(other, regex=False), "").str.replace(",", ".")
-    values = pd.to_numeric(points, errors="coerce")
+    values = pd.to_numeric(points, errors="coerce").astype(float)
     if (wrong := ~np.isfinite(values)).any():
         line = wrong.idxmax()
         fix = f"expected a number with the decimal mark {decimal!r} (--decimal)"
