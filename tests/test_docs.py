@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from conftest import REPO, browser_or_skip
+from conftest import REPO
 from judge_server import Rule
 from parts import files
 from parts.files import UserError
