@@ -228,7 +228,7 @@ def study_answers(path, words):
     rows = list(files.read_jsonl(path, check_answer, flag="answers"))
     texts = [visible(row["response"]) for row in rows]
     frame = pd.DataFrame({
-        "group": [row.get("group") for row in rows], "role": "",
+        "group": [str(row["group"]) if row.get("group") else None for row in rows], "role": "",
         "person": [str(row.get("prompt", n)) for n, row in enumerate(rows)],
         "model": [str(row.get("model", "")) for row in rows],
         "said": [recommendation(text, words) for text in texts],
@@ -256,9 +256,7 @@ def compared(name, frames, references=()):
         if frame.group.nunique() < 2:
             continue
         known = [group for group in references if (frame.group == group).any()]
-        for row in groups.compare(frame, *known[:1]):
-            ratio = {key: row.get(key) for key in ("low", "high")} | {"value": row.get("ratio")}
-            rows.append({"what": f"{name}: {measure}", **row, "ratio": ratio, "rate": row["rate"]})
+        rows += [{"what": f"{name}: {measure}", **x} for x in groups.compare(frame, *known[:1])]
     return rows
 
 

@@ -46,7 +46,10 @@ def load_people(path, columns, per_cell):
 
     path   CSV; `columns` of it are the groups, such as sex and race_ethnicity
     """
-    people = read_csv(path, columns, "--people")
+    people = read_csv(path, flag="--people")
+    if missing := [column for column in columns if column not in people]:
+        there = f"there is {', '.join(people)}"
+        raise UserError(f"--people {path}: no column {missing[0]!r} (--group); {there}")
     if (people[columns] == "").any(axis=None):
         raise UserError(f"--people {path}: an empty cell in {', '.join(columns)}")
     sizes = people.groupby(columns).size()
@@ -131,6 +134,8 @@ def reward_matrix(score, rows, people, fields, what):
     for row in timed(rows, what):
         prompts, answers = ([filled(row, field, who) for who in people] for field in fields)
         matrix.append(score(prompts, answers))
+    if any(None in row for row in matrix):
+        raise UserError(f"{what}: the reward model does not read a résumé to its end; shorten it")
     return np.array(matrix)
 
 

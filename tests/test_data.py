@@ -308,13 +308,14 @@ def test_attacks_tell_the_same_facts():
     """What a candidate writes to please a machine is worth nothing to the recruiter, in all fifty
     wordings; the polished ones say what the plain ones say, number for number, and no skill more."""
     from parts import twins
+    from parts.messages import plain_text
 
     frame = twins.load_people(DATA / "attacks.csv", ["wording"], 10)
     people = frame.to_dict("records")
     for row in twins.load_twins(DATA / "twins_attacks.jsonl", 20, frame):
         worth, words = set(), set()
         for person in people:
-            texts = [twins.filled(row, key, person)[0]["content"] for key in ("prompt", "profile")]
+            texts = [plain_text(twins.filled(row, key, person)) for key in ("prompt", "profile")]
             truth, told = recruiter.read(texts[0]), texts[0].lower().split("candidate: ")[1]
             known = truth.shown.items(), truth.claimed, truth.wished
             utility = recruiter.utility(row["rank_prompt"], texts[1])

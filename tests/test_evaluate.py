@@ -290,7 +290,7 @@ def test_greedy_answers_are_those_that_a_trainer_shows(world, tmp_path):
     ids = [common.encode_prompt(tokenizer, row["prompt"]) for row in rows]
     assert len(rows) == 16
     assert [row["response_ids"] for row in rows] == [
-        a for a, _ in generate(policy, tokenizer, ids, 12, 0)
+        a for a in generate(policy, tokenizer, ids, 12, 0)
     ]
     assert not any("kl" in row for row in report["models"])
 
@@ -484,7 +484,7 @@ def test_a_prompt_counts_once_and_tests_of_annotators_not_at_all(tmp_path):
 @pytest.mark.parametrize(
     "items, choice, more, fact",
     [
-        ([item(0)], "a", {"item_sha256": "0"}, "other texts"),
+        ([item(0)], "a", {"item_sha256": "0"}, "same texts"),
         ([item(0, "new", "new")], "a", {}, "found none"),
         ([item(0, gold="a")], "a", {"gold_pass": True}, "found none"),
         ([item(0), item(1, "new", "third")], "a", {}, "found new, old, third"),

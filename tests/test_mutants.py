@@ -114,7 +114,8 @@ def record(path):
 
 
 def decisions(path):
-    audit.load_people(audit.parse_args([str(path), "--y-pred", "p", "--group", "g"]))
+    flags = ["--y-pred", "p", "--group", "g", "--out", str(path.parent / "out"), "--overwrite"]
+    audit.main([str(path), *flags])
 
 
 def names(path):
@@ -147,7 +148,7 @@ ANSWERS = [{"response": "How old are you? advance", "group": "a"}, {"response": 
 READ = [(prompts, PROMPTS), (pairs, [PAIR] * 3), (candidates, PEOPLE), (votes, VOTES)]
 READ += [(items, ITEMS), (log, LOG), (record, [RUN]), (answers, ANSWERS * 3)]
 READ += [(decisions, DECISIONS), (names, NAMES), (slots, SLOTS)]
-READ += [(templates, rows_of("twins.jsonl")), (votes_by_group, rows_of("screen_train.jsonl"))]
+READ += [(templates, rows_of("twins.jsonl") * 3), (votes_by_group, rows_of("screen_train.jsonl"))]
 READ += [(votes_by_group, rows_of("rank_train.jsonl"))]
 
 
