@@ -33,6 +33,7 @@ RACES = (
     "Native American or Alaska Native", "Two or More Races",
 )  # fmt: skip
 MOST_GROUPS = 20  # values of a column, above which it is no column of groups
+QUESTION = "Did decisions about people differ?"
 LIMITS = (
     "Not legal advice, and no independent bias audit. It sees who was selected in this table, not why.",
     "“Cannot tell” clears nobody: so few people show neither a difference nor its absence. The people "
@@ -281,8 +282,7 @@ def main(argv=None):
         return write_values(parse_args(argv[1:]))
     args = parse_args(argv)
     scoring = check_flags(args)
-    inputs = args.table, args.map
-    page = report.Report("Did decisions about people differ?", args, inputs, private=True)
+    page = report.Report(QUESTION, args, [args.table, args.map], private=True)
     # (1) read the table
     table, people, rule = read_people(args, scoring)
     rows = table.loc[people.index]
@@ -315,15 +315,15 @@ def main(argv=None):
     # (4) files
     heads = [f"{key.capitalize()}: {report.listed(said[key])}." for key in said if said[key]]
     counted = f"of {people.person.nunique():,} people" if args.id else "each a person (no --id)"
-    page.answer(f"{' '.join(heads)} {len(people):,} rows, {counted}; selected = {rule}.")
-    page.answer(*[text for found in said.values() for text in found.values()][:5])
+    page.answer(f"{heads[0]} {len(people):,} rows, {counted}; selected = {rule}.", *heads[1:])
+    page.answer(*[text for found in said.values() for text in found.values()][:3])
     what, compared = next(iter(comparisons.items()))
     bars = [(row["group"], row["rate"]) for row in compared]
     page.intervals(f"{what}: share selected, with 95 % intervals", bars, ".1%")
     for what, compared in comparisons.items():
         page.table(what, compared, SHOWN)
     for title, counts in law.items():
-        page.table(title, counts, LAW, note=args.exclude_small or "")
+        page.table(title, counts, LAW, note=args.exclude_small)
     formats = {name: (name, ".3f") for name in group_metrics[0]}
     page.table("Group metrics, over all groups", group_metrics, formats)
     held = tables.column_values(table, [args.y_pred, args.y_true, args.within, *args.group])

@@ -74,7 +74,7 @@ def contrast(pair, group, reference):
     pair = pair[pair.role.isin(shared.index)]
     people = [pair.person[pair.group == side].nunique() for side in (group, reference)]
     N, selected = n + m, k + l
-    if min(people) < FEWEST or selected.sum() in (0, N.sum()):
+    if min(people) < FEWEST or pair.hit.nunique() < 2:
         reason = f"fewer than {FEWEST} people of a group in the same roles, or all or none selected"
         return {"ratio": {"value": None}, "p": None, "reason": reason}
     root, freedom = 1.0, np.inf  # of the design effect

@@ -95,7 +95,7 @@ class Report:
         axes = self.chart(caption, 0.9 + 0.35 * len(rows), x)
         intervals(axes, rows, [self.colour(name) for name, _ in rows], null, form)
 
-    def table(self, caption, rows, columns, note="", appendix=False):
+    def table(self, caption, rows, columns, note=None, appendix=False):
         """rows: dicts with unrounded values;  columns: {key: header} or {key: (header, format)}.
 
         format is Python's, ".2f" or ".1%", of a number or an estimate, which shows its interval;
@@ -106,7 +106,7 @@ class Report:
         is_text = [any(isinstance(row.get(key), str) for row in rows) for key in columns]
         self.tables.append(
             {"caption": plain(caption), "headers": [plain(head) for head, _ in columns.values()],
-             "cells": cells, "is_text": is_text, "note": plain(note), "appendix": appendix,
+             "cells": cells, "is_text": is_text, "note": plain(note or ""), "appendix": appendix,
              "rows": rows}
         )  # fmt: skip
 
@@ -211,7 +211,7 @@ def show(value, form=""):
     return format(value, form).replace("%", " %").replace("-", "−")
 
 
-def listed(names, most=6):
+def listed(names, most=3):
     """Names with commas, the first of many.
 
     >>> listed(["a", "b", "c"], 2)

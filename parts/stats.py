@@ -45,8 +45,8 @@ def regress(y, x=None, clusters=None, within=None):
 
     By hand: 1, 2, 3 has mean 2 and standard error 1/√3; t of 2 degrees of freedom is 4.303.
     >>> estimate, = regress([1.0, 2.0, 3.0])
-    >>> [round(estimate[key], 4) for key in ("value", "se", "low", "high", "p")]
-    [2.0, 0.5774, -0.4841, 4.4841, 0.0742]
+    >>> print(*(round(estimate[key], 4) for key in ("value", "se", "low", "high", "p")))
+    2.0 0.5774 -0.4841 4.4841 0.0742
     """
     y = np.asarray(y, float)
     n = len(y)
@@ -66,7 +66,10 @@ def regress(y, x=None, clusters=None, within=None):
     if len(codes) == 2:
         codes.append(np.column_stack(codes))
     model = OLS(y, x)
-    fits = [model.fit(cov_type="cluster", cov_kwds={"groups": code}) for code in codes]
+    if clusters is None:
+        fits = [model.fit(cov_type="HC1")]  # the same formula with G = n
+    else:
+        fits = [model.fit(cov_type="cluster", cov_kwds={"groups": code}) for code in codes]
     errors = np.nanmax([fit.bse for fit in fits], axis=0)
     pairs = zip(fits[0].params, np.maximum(errors, rounding))
     return [estimate(value, se, n, n_clusters) for value, se in pairs]
@@ -77,10 +80,10 @@ def estimate(value, se, n, clusters):
     low = high = p = None
     if se is not None:
         reach = t.isf(LEVEL / 2, clusters - 1) * se
-        low, high = float(value - reach), float(value + reach)
-        se, p = float(se), float(2 * t.sf(abs(value) / se, clusters - 1))
-    numbers = {"value": float(value), "se": se, "low": low, "high": high, "p": p}
-    return numbers | {"n": n, "clusters": clusters}
+        low, high = value - reach, value + reach
+        p = 2 * t.sf(abs(value) / se, clusters - 1)
+    found = value, se, low, high, p, n, clusters
+    return dict(zip(("value", "se", "low", "high", "p", "n", "clusters"), found))
 
 
 def mean(values, clusters=None):
@@ -94,8 +97,8 @@ def mean(values, clusters=None):
 def share(k, n):
     """k of n independent rows, with Wilson's interval; k may hold halves, for ties.
 
-    >>> [round(share(55, 100)[key], 4) for key in ("value", "low", "high")]
-    [0.55, 0.4524, 0.6439]
+    >>> print(*(round(share(55, 100)[key], 4) for key in ("value", "low", "high")))
+    0.55 0.4524 0.6439
     """
     low, high = proportion_confint(k, n, LEVEL, "wilson") if n else (None, None)
     return {"value": k / n if n else None, "low": low, "high": high, "n": n}
@@ -109,8 +112,8 @@ def mean_share(values, clusters=None, null=0.5):
     holds every null with |value − null| ≤ 1.96·√(null·(1 − null)/m), and p is that test's.
 
     >>> row = mean_share([1.0, 0.0] * 50 + [1.0] * 10)  # 60 of 110 independent rows
-    >>> [round(row[key], 3) for key in ("value", "low", "high", "p")]
-    [0.545, 0.451, 0.637, 0.348]
+    >>> print(*(round(row[key], 3) for key in ("value", "low", "high", "p")))
+    0.545 0.451 0.637 0.348
     """
     row = mean(values, clusters)
     value, n_clusters = row["value"], row["clusters"]
@@ -120,7 +123,7 @@ def mean_share(values, clusters=None, null=0.5):
     worth *= (norm.isf(LEVEL / 2) / t.isf(LEVEL / 2, n_clusters - 1)) ** 2
     low, high = proportion_confint(value * worth, worth, LEVEL, "wilson")
     z = (value - null) / np.sqrt(null * (1 - null) / worth)
-    return row | {"low": float(low), "high": float(high), "p": float(2 * norm.sf(abs(z)))}
+    return row | {"low": low, "high": high, "p": 2 * norm.sf(abs(z))}
 
 
 def equal_length(wins, lengths, clusters):
@@ -151,14 +154,14 @@ def holm(rows):
     """Adds "p_holm" to the rows with a p: the chance that any of them is found by chance alone stays
     below .05.
 
-    >>> [round(row["p_holm"], 3) for row in holm([{"p": .01}, {"p": .04}, {"p": .03}, {"p": .005}])]
-    [0.03, 0.06, 0.06, 0.02]
+    >>> print(*(round(row["p_holm"], 3) for row in holm([{"p": .01}, {"p": .04}, {"p": .03}])))
+    0.03 0.06 0.06
     """
     tested = [row for row in rows if row.get("p") is not None]
     if tested:
         adjusted = multipletests([row["p"] for row in tested], method="holm")[1]
         for row, p in zip(tested, adjusted):
-            row["p_holm"] = float(p)
+            row["p_holm"] = p
     return rows
 
 

@@ -50,7 +50,7 @@ def read_csv(path, needed=(), flag="table"):
     except csv.Error as error:
         raise UserError(f"{flag} {path}:{reader.line_num}: {error}") from None
     first = 3 if said else 2  # row of the first record, as a spreadsheet counts
-    filled = [i for i, row in enumerate(records) if "".join(row).strip()]
+    filled = [i for i, row in enumerate(records) if any(row)]
     if not filled:
         raise UserError(f"{flag} {path}: no rows below the header")
     if wrong := [i for i in filled if len(records[i]) != len(header)]:
