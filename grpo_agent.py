@@ -46,9 +46,16 @@ import watch
 from common import Policy, encode_prompt, load_model, load_tokenizer, max_positions
 from parts import flags, grpo, rollouts, runs, server
 from parts.answers import scored
-from parts.card import shown_value
 from parts.episodes import Episode, next_prompt, pack, training_rows
-from parts.files import UserError, brief, command, load_function, number, write_jsonl
+from parts.files import (
+    UserError,
+    brief,
+    command,
+    load_function,
+    number,
+    shown_value,
+    write_jsonl,
+)
 from parts.parallel import all_sum, gather, pick, rank, world
 from parts.sampling import sample
 from parts.texts import text_flags, text_metrics

@@ -286,7 +286,7 @@ def main(argv=None):
             validate(args, guard, policy, tokenizer, ids, graders, val)
         guard.end_step()
 
-    if test and not run.caught:
+    if test and not run.unfinished():
         if run.state["best"]:
             rollouts.load_trained_state(policy, run.state["best"]["weights"])
         before, after = run.state["test"], score_of_test(*models, run, test)

@@ -206,7 +206,7 @@ def mean_loss(run, policy, rows, indices, pad):
 
 def evaluate(run, policy, rows, held, pad, answers):
     """Log the loss of held-out rows; sample answers and their score."""
-    metrics, samples, _ = answers(policy)
+    metrics, samples = answers(policy)
     if len(held):
         metrics["eval/loss"] = mean_loss(run, policy, rows, held, pad)
         metrics["eval/n"] = len(held)
@@ -227,7 +227,7 @@ def main(argv=None):
     rows, train, held = load_rows(args, tokenizer, longest)
     pad, lengths, seconds = pad_id(tokenizer), [len(row.ids) for row in rows], None
     shown = [{"prompt": rows[i].prompt} for i in (*held, *train)[:2]]
-    answers = Answers(args, tokenizer, config, shown, {rows[i].key for i in train})
+    answers = Answers(run, tokenizer, config, shown, {rows[i].key for i in train})
 
     # the policy: all its weights are trained, or adapters; with --init-config they are random
     if args.init_config:

@@ -9,7 +9,7 @@ import runpy
 import shlex
 import sys
 import tempfile
-from argparse import SUPPRESS, ArgumentDefaultsHelpFormatter, ArgumentParser, ArgumentTypeError
+from argparse import ArgumentDefaultsHelpFormatter, ArgumentParser, ArgumentTypeError
 from operator import index
 from pathlib import Path
 
@@ -112,7 +112,7 @@ def read_log(path):
     return rows, bool(rest.strip())
 
 
-def read_record(folder, flag="", fix=""):
+def read_record(folder, flag=""):
     """What a run writes into its folder's args.json: {"stage", "args", …}. None where there is
     none, or another tool's; UserError for one that is cut."""
     file = Path(folder) / "args.json"
@@ -121,7 +121,7 @@ def read_record(folder, flag="", fix=""):
     try:
         record = parse_json(file.read_text(encoding="utf-8"))
     except (ValueError, RecursionError) as error:
-        raise UserError(f"{flag} {file}: {brief(error)}; {fix}".strip(" ;")) from None
+        raise UserError(f"{flag} {file}: {brief(error)}; choose another folder") from None
     ours = isinstance(record, dict) and isinstance(record.get("args"), dict) and "stage" in record
     return record if ours else None
 
@@ -193,9 +193,9 @@ def shown_value(row, key):
     >>> shown_value({"val/kl": -1e-6}, "val/kl")
     '0.000'
     """
-    ends = [row.get(f"{key}_{end}") for end in ("low", "high")]
-    shown = [f"{x:z.3f}" for x in (row[key], *ends) if x is not None]
-    return f"{shown[0]} [{', '.join(shown[1:])}]" if shown[1:] else "".join(shown) or "none"
+    value, low, high = (row.get(key + end) for end in ("", "_low", "_high"))
+    interval = "" if low is None else f" [{low:z.3f}, {high:z.3f}]"
+    return "none" if value is None else f"{value:z.3f}{interval}"
 
 
 def write_card(folder, record, numbers, step, ended):
@@ -204,11 +204,9 @@ def write_card(folder, record, numbers, step, ended):
     path, stage = folder / "README.md", record["stage"]
     if path.exists() and CARD_MARK not in path.read_text(encoding="utf-8"):
         return print(f"{path} is your own and stays: no model card is written")
-    task = "text-classification" if stage == "reward_train" else "text-generation"
     model, numbers = record["args"]["model"], "\n".join(numbers) or "Nothing was held out."
     text = f"""---
 library_name: transformers
-pipeline_tag: {task}
 base_model: {model}
 tags: [feedbackloop, {stage}]
 ---
@@ -253,8 +251,7 @@ class _Help(ArgumentDefaultsHelpFormatter):
         return words.get(action.type, "N")
 
     def _get_help_string(self, action):
-        flag = action.nargs == 0 or action.default in (None, "", SUPPRESS) or action.default == []
-        is_said = flag or "default" in action.help
+        is_said = action.nargs == 0 or action.default in (None, "", []) or "default" in action.help
         return action.help + " (default %(default)s)" * (not is_said)
 
 

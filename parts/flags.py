@@ -42,7 +42,7 @@ def parser(example, description, out, rates):
     add("--save-every", type=whole, default=100, help="steps between checkpoints")
     add("--stop-after", type=whole, help="stop cleanly after this step; --resume continues")
     add("--resume", action="store_true", help="continue the run in --out")
-    add("--overwrite", action="store_true", help="replace the run in --out")
+    add("--overwrite", action="store_true", help="replace the run in --out; not with --resume")
     add("--wandb-project", help="also log to this project of Weights & Biases (needs the package wandb)")
     # fmt: on
     return made

@@ -81,10 +81,11 @@ def merged_state(model):
     for path, layer in lora_layers(model):
         change = SCALE * layer.lora_B.weight @ layer.lora_A.weight
         state[f"{path}.weight"] = (layer.weight.float() + change).cpu()
-    kept = {key: x for key, x in state.items() if ".lora_" not in key and key not in tied}
-    if not all(x.isfinite().all() for x in kept.values()):
-        raise UserError("--lr: the weights are no longer finite; lower it, and --overwrite")
-    return {key: x.float() if x.is_floating_point() else x for key, x in kept.items()}
+    return {
+        key: x.float() if x.is_floating_point() else x
+        for key, x in state.items()
+        if ".lora_" not in key and key not in tied
+    }
 
 
 def save_adapter(model, folder, source):

@@ -3,6 +3,8 @@ read, and by what two prompts are the same. No torch, so that a page of votes or
 need not wait for it.
 """
 
+import hashlib
+
 ROLES = ("system", "developer", "user", "assistant", "tool")
 HUMAN, ASSISTANT = "\n\nHuman:", "\n\nAssistant:"  # of Anthropic's HH texts
 
@@ -103,6 +105,11 @@ def prompt_key(row):
         return words(prompt.removeprefix(HUMAN).partition(ASSISTANT)[0])
     users = [i for i, role in enumerate(roles(prompt)) if role == "user"]
     return words(prompt[: users[0] + 1] if users else prompt)
+
+
+def hash_fraction(key):
+    """A number from 0 to 1 by the key's hash: what is chosen by it is the same in every file."""
+    return int.from_bytes(hashlib.sha256(key.encode()).digest()[:8], "big") / 2**64
 
 
 def check_messages(value, key):

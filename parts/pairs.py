@@ -5,7 +5,6 @@ A pair, as TRL writes it: {"prompt": …, "chosen": …, "rejected": …}, each 
 "group": rows of one group stay on one side of the split.
 """
 
-import hashlib
 import math
 from collections import Counter
 
@@ -13,8 +12,17 @@ import numpy as np
 
 from common import Refused, encode_pair, max_positions, pad_id, pad_rows
 from parts.files import UserError, counts_in_words, existing_file, number, read_jsonl
-from parts.messages import ASSISTANT, as_chat, check_answer, check_prompt, check_text, prompt_key
+from parts.messages import (
+    ASSISTANT,
+    as_chat,
+    check_answer,
+    check_prompt,
+    check_text,
+    hash_fraction,
+    prompt_key,
+)
 from parts.parallel import share
+from parts.shared_prompt import can_share
 
 SIDES = ("prompt", "chosen", "rejected")
 SCORES = ("score_chosen", "score_rejected")  # as UltraFeedback has them; compared, not trained on
@@ -87,8 +95,7 @@ def say_how_text_is_read(tokenizer, texts, chat):
 
 def held_out(key, fraction):
     """Is the prompt of this key held out? Its hash decides, so every file splits it alike."""
-    digest = hashlib.sha256(key.encode()).digest()
-    return int.from_bytes(digest[:8], "big") < fraction * 2**64
+    return hash_fraction(key) < fraction
 
 
 def split(keys, is_eval, fraction):
@@ -129,24 +136,26 @@ def share_interval(right, keys):
 
 class Pairs:
     """Encoded pairs. prompts, chosen, rejected: lists of int32 arrays of ids; train, held: their
-    row numbers; places, keys, rows: of pair i the file and line, the key of its prompt, and some of
-    its columns. shared: does a forward compute each prompt once for both answers?"""
+    row numbers; places, keys, rows: of pair i the file and line, the key of its prompt, and the row
+    as it was read. shared: does a forward compute each prompt once for both answers?"""
 
-    def __init__(self, args, tokenizer, config, keep_ties=False, columns=()):
-        usable, is_eval, counts, texts = [], [], Counter(), 0
+    def __init__(self, args, tokenizer, config, keep_ties=False):
+        usable, counts, texts = [], Counter(), 0
         max_length = min(args.max_length, max_positions(config))
         for i, name in enumerate([*args.pairs, *args.eval_pairs]):
             flag = "--pairs" if i < len(args.pairs) else "--eval-pairs"
             for line, row in read_jsonl(name, check_pair, numbered=True, flag=flag):
-                key, tools = prompt_key(row), row.get("tools")
+                key, dropped = prompt_key(row), None
                 counts["rows"] += 1
                 texts += isinstance(row["prompt"], str)
                 if args.chat:
                     as_chat(row, *SIDES)
-                sides = [row[side] for side in SIDES]
                 try:
-                    ids = encode_pair(tokenizer, *sides, max_length=max_length, tools=tools)
-                    dropped = "equal answers" if ids[1] == ids[2] else None
+                    ids = encode_pair(
+                        tokenizer, *(row[side] for side in SIDES),
+                        max_length=max_length, tools=row.get("tools"),
+                    )  # fmt: skip
+                    dropped = "equal answers" if ids[1] == ids[2] else dropped
                 except Refused as error:
                     dropped = error
                 if dropped or row.get("tie") and not keep_ties:
@@ -157,18 +166,17 @@ class Pairs:
                 scores = [row.get(score) for score in SCORES]
                 is_below = None not in scores and not scores[0] > scores[1]
                 counts["score_chosen not above score_rejected"] += is_below
-                kept = {column: row.get(column) for column in ("prompt", "tie", *columns)}
                 ids = [np.array(side, np.int32) for side in ids]
-                usable.append((*ids, f"{name}:{line}", key, kept))
-                is_eval.append(flag == "--eval-pairs")
+                usable.append((*ids, f"{name}:{line}", key, row, flag == "--eval-pairs"))
         if not usable:
             raise UserError(f"--pairs: no usable row ({counts_in_words(counts)})")
-        self.prompts, self.chosen, self.rejected, self.places, self.keys, self.rows = zip(*usable)
+        self.prompts, self.chosen, self.rejected, self.places, self.keys, self.rows, is_eval = zip(
+            *usable
+        )
         self.train, self.held = split(self.keys, is_eval, args.eval_fraction)
         self.pad, self.shared = pad_id(tokenizer), False
         for rows in (len(self.train) % args.batch_size, len(self.held)):
-            if rows:  # the short last batch of an epoch must not end a run of several processes
-                share([range(rows)])
+            share([range(rows)])  # the short last batch of an epoch must not end a run of several
         sides = f"training {len(self.train)}, held out {len(self.held)}"
         print(f"data       {counts_in_words(counts)}; {sides}")
         say_how_text_is_read(tokenizer, texts, args.chat)
@@ -180,13 +188,24 @@ class Pairs:
     def tokens(self):
         """(n,) tokens that the forward of each pair computes: the prompt once, or twice."""
         sides = self.prompts, self.chosen, self.rejected
-        prompt, chosen, rejected = np.array([[len(ids) for ids in side] for side in sides])
+        prompt, chosen, rejected = np.array([[*map(len, side)] for side in sides])
         if self.shared:
             return prompt + chosen + rejected
         return 2 * (prompt + np.maximum(chosen, rejected))
+
+    def chosen_tokens(self, indices):
+        """The tokens of the chosen answers of these pairs together."""
+        return sum(len(self.chosen[i]) for i in indices)
 
     def batch(self, indices, device):
         """(ids, attention_mask, answer_mask), (2b, T) each: b chosen rows, then b rejected."""
         prompts = [self.prompts[i] for i in indices]
         answers = [side[i] for side in (self.chosen, self.rejected) for i in indices]
         return [x.to(device) for x in pad_rows(prompts + prompts, answers, self.pad)]
+
+    def share_prompts(self, module):
+        """Let each prompt pass once for both answers, if that is exact for this model; returns the
+        batch of the longest pair, of which it was asked."""
+        longest = self.batch([self.tokens().argmax()], module.model.device)
+        self.shared = can_share(module.model, module.dtype, *longest)
+        return longest

@@ -40,12 +40,13 @@ def world():
 def pick(device, dtype):
     """(device, compute dtype) of --device and --dtype; auto: a GPU if there is one, and there
     bf16, or fp16 on those older than Ampere; on a CPU fp32."""
-    name = "cuda" if device == "auto" and torch.cuda.is_available() else device
+    if device == "auto":
+        device = "cuda" if torch.cuda.is_available() else "cpu"
     try:
-        device = torch.device("cpu" if name == "auto" else name)
         torch.ones(1, device=device).item()
     except (RuntimeError, AssertionError) as error:  # torch built without CUDA asserts
-        raise UserError(f"--device {name}: {brief(error, 200)}") from None
+        raise UserError(f"--device {device}: {brief(error, 200)}") from None
+    device = torch.device(device)
     if dtype == "auto":  # is_bf16_supported() says True on a T4, because it counts emulation
         newer = device.type == "cuda" and torch.cuda.get_device_capability(device)[0] >= 8
         dtype = "bf16" if newer else "fp16" if device.type == "cuda" else "fp32"
@@ -87,9 +88,8 @@ def progress(rows, name, total=None, initial=0, delay=0):
 
 def say(line):
     """Print beside a bar."""
-    if not rank():
-        with tqdm.external_write_mode(sys.stdout):
-            print(line, flush=True)
+    with tqdm.external_write_mode(sys.stdout):
+        print(line, flush=True)
 
 
 # ---- numbers and rows over the processes ----

@@ -294,7 +294,7 @@ class Guard:
         exit status is watch's if a rule ended the run."""
         run, best, ended = self.run, self.run.state["best"], self.run.state.get("ended")
         step = run.step
-        if best and not run.caught:
+        if best and not run.unfinished():
             load_trained_state(run.policy, best["weights"])
             step = best["step"]
             start = ": no step improved on the start" * (step == 0)

@@ -50,7 +50,7 @@ from parts.files import (
     write_jsonl,
 )
 from parts.flags import LEAST_STEPS, lr_factor
-from parts.parallel import all_sum, gather, rank, world
+from parts.parallel import all_sum, gather, rank
 
 MAX_GRAD_NORM = 1.0
 LOSS_SCALE = 2.0**10  # of fp16; torch's 65536 overflows in the first steps of most models
@@ -58,15 +58,10 @@ MOST_SKIPS = 11  # in a row; each overflow halves the scale, this one brings it 
 MICRO_TOKENS = {"cpu": 1024}  # by default; 8192 elsewhere
 CHECKPOINTS = "checkpoint/step-*.pt"
 LOGS = "metrics.jsonl", "samples.jsonl", "rollouts.jsonl"
-WRITTEN = *LOGS, CHECKPOINTS, "model*", "adapter/*"  # what --overwrite removes
+WRITTEN = *LOGS, CHECKPOINTS, "model*", "adapter/*", "adapter"  # what --overwrite removes
 GOES_ON = ["steps", "judge_budget", "target"]  # with another of these an ended run goes on
-MAY_DIFFER = (
-    GOES_ON
-    + """
-    out resume overwrite eval_every save_every stop_after wandb_project fsdp device micro_tokens
-    grad_checkpoint
-""".split()
-)
+MAY_DIFFER = """out resume eval_every save_every stop_after wandb_project fsdp device micro_tokens
+    grad_checkpoint""".split() + GOES_ON
 
 
 class Run:
@@ -79,45 +74,37 @@ class Run:
     """
 
     def __init__(self, stage, args, show, headline):
-        if args.wandb_project:
-            import wandb  # noqa: F401 (a missing package is reported before anything is done)
         self.args, self.out, self.show, self.headline = args, Path(args.out), show, headline
         self.device, self.dtype = parallel.start(args)
         args.micro_tokens = args.micro_tokens or MICRO_TOKENS.get(self.device.type, 8192)
         half = self.dtype == torch.float16
         self.scaler = torch.amp.GradScaler(self.device.type, LOSS_SCALE, enabled=half)
         self.step = self.skips = self.caught = 0
-        self.state, self.wandb, self.is_open = {}, None, False
+        self.state, self.wandb = {}, None
         self.bar, self.last = tqdm(disable=True), time.perf_counter()
         torch.manual_seed(args.seed)
         versions = {name: version(name) for name in ("torch", "transformers", "tokenizers")}
         self.record = dict(stage=stage, command=sys.argv, args=vars(args), versions=versions)
-        self.old = read_record(self.out, "--out", "choose another folder")
-        self._check_out()
-
-    def _check_out(self):
-        """Refuse an --out in use, and a --resume of another run; nothing in --out is touched."""
-        args, out, old, wrong = self.args, self.out, self.old, None
-        if args.resume:
-            wrong = self._differences()
-        elif old and not args.overwrite:
-            wrong = f"--out {out}: holds a run; pass --resume, --overwrite or another --out"
-        elif not old and out.exists() and any(out.iterdir()):
-            wrong = f"--out {out}: holds files that are no run; choose another folder"
-        elif Path(args.model).resolve() == out.resolve():
-            wrong = f"--overwrite: {out} is also --model, which a kill would leave half written"
+        self.old = read_record(self.out, "--out")
+        wrong = self._not_resumed() if args.resume else self._in_use()
         if wrong:
             raise UserError(wrong)
 
-    def _differences(self):
+    def _in_use(self):
+        """What keeps a new run from --out, or None. Nothing in --out is touched."""
+        args, out = self.args, self.out
+        if self.old and not args.overwrite:
+            return f"--out {out}: holds a run; pass --resume, --overwrite or another --out"
+        if not self.old and out.exists() and any(out.iterdir()):
+            return f"--out {out}: holds files that are no run; choose another folder"
+        if Path(args.model).resolve() == out.resolve():
+            return f"--overwrite: {out} is also --model; choose another folder"
+
+    def _not_resumed(self):
         """What keeps --resume from going on, or None; a flag that is left out stays what it was."""
-        now, old = vars(self.args), self.old
-        if not old or old["stage"] != self.record["stage"] or not any(self.out.glob(CHECKPOINTS)):
-            return (
-                f"--resume: {self.out} holds no run of {self.record['stage']}.py with a checkpoint"
-            )
-        if now["overwrite"]:
-            return "--resume continues a run, --overwrite replaces it; pass one of them"
+        now, old, stage = vars(self.args), self.old, self.record["stage"]
+        if not old or old["stage"] != stage or not any(self.out.glob(CHECKPOINTS)):
+            return f"--resume: {self.out} holds no run of {stage}.py with a checkpoint"
         for key, was in old["args"].items():
             if now.get(key) is None:
                 now[key] = was
@@ -126,7 +113,7 @@ class Run:
 
     def start(self, modules, tokenizer, rates, per_epoch, encoded, own_lr=None):
         """The optimiser, AdamW over the trained weights; sets `planned`, the number of steps; with
-        --resume loads the newest checkpoint.
+        --resume loads the newest checkpoint. From here on --out is written.
 
         modules     {name: nn.Module}; the model of the first one is written at the end
         rates       default learning rates, see `flags.parser`
@@ -136,60 +123,74 @@ class Run:
         """
         args, self.tokenizer = self.args, tokenizer
         self.modules, self.policy = nn.ModuleDict(modules), next(iter(modules.values()))
+        model = self.policy.model
         ids = np.concatenate([*encoded, [common.pad_id(tokenizer)]]).astype(np.int32)
-        if ids.max() >= self.policy.model.get_input_embeddings().num_embeddings:
+        if ids.max() >= model.get_input_embeddings().num_embeddings:
             wrong = f"token {ids.max()} of the tokenizer has no row in its embedding"
             raise UserError(f"--model: {wrong}; call resize_token_embeddings, and save the model")
         self.record["encoded"] = hashlib.sha256(ids).hexdigest()
         if args.resume and self.old.get("encoded") != self.record["encoded"]:
             wrong = "the rows are other tokens now: the data, the tokenizer or its library changed"
-            raise UserError(f"--resume: {wrong}; {self.out}/args.json has the versions of before")
+            raise UserError(f"--resume: {wrong}")
         for module in modules.values():
             if args.grad_checkpoint and hasattr(module, "model"):
                 recompute_activations(module.model)
             if args.fsdp:
                 parallel.shard(module)
-        small = self.policy.model.num_parameters() < 100e6
-        args.lr = args.lr or rates[2 if args.lora_rank else 0 if small else 1]
-        rate = {w: lr for part, lr in (own_lr or {}).items() for w in part.parameters()}
-        weights = [w for w in self.modules.parameters() if w.requires_grad]
-        groups = [
-            dict(params=[w for w in weights if rate.get(w, args.lr) == lr], lr=lr, base_lr=lr)
-            for lr in sorted({args.lr, *rate.values()})
-        ]
+        size = 2 if args.lora_rank else int(model.num_parameters() >= 100e6)
+        args.lr = args.lr or rates[size]
+        own = {w: lr for part, lr in (own_lr or {}).items() for w in part.parameters()}
+        groups = {}  # {rate: weights}
+        for weight in self.modules.parameters():
+            if weight.requires_grad:
+                groups.setdefault(own.get(weight, args.lr), []).append(weight)
+        groups = [dict(params=groups[lr], lr=lr, base_lr=lr) for lr in sorted(groups)]
         self.optimizer = torch.optim.AdamW(groups, weight_decay=0.0, fused=True)
         epochs = args.epochs or math.ceil(LEAST_STEPS / per_epoch)
         self.planned = args.steps or epochs * per_epoch
         if args.resume:
             self._load_checkpoint()
-        trained, total = (sum(w.numel() for w in x) for x in (weights, self.modules.parameters()))
-        print(f"model      {trained / 1e6:.2f} M of {total / 1e6:.2f} M weights are trained, lr "
-              f"{args.lr:g}, on {self.device} in {self.dtype}\n"
-              f"plan       {self.planned} steps, {per_epoch} per epoch")  # fmt: skip
+        trained = sum(w.numel() for group in groups for w in group["params"]) / 1e6
+        print(f"model      {trained:.2f} M weights are trained, lr {args.lr:g}, on {self.device} "
+              f"in {self.dtype}\nplan       {self.planned} steps, {per_epoch} per epoch")  # fmt: skip
+        all_sum(0)  # all ranks have looked at the folder as it was
+        if not rank():
+            self._open_folder()
         return self.optimizer
+
+    def _open_folder(self):
+        """Remove what the run before wrote, with --overwrite; or cut its logs to the checkpoint."""
+        args, out = self.args, self.out
+        if args.wandb_project:
+            import wandb
+
+            self.wandb = wandb.init(project=args.wandb_project, name=out.name, config=vars(args))
+        for path in [path for name in WRITTEN * args.overwrite for path in out.glob(name)]:
+            path.rmdir() if path.is_dir() else path.unlink()
+        (out / "checkpoint").mkdir(parents=True, exist_ok=True)
+        (out / "config.json").unlink(missing_ok=True)  # until the run ends it is no model
+        write_json(out / "args.json", self.record)
+        for name in LOGS:
+            if (out / name).is_file():
+                write_jsonl(out / name, self.rows(name))
 
     def steps(self, seconds=None):
         """Yield each remaining step; save checkpoints, and stop when asked.
         seconds: what a step will take, as measured before the first one."""
-        args, left = self.args, range(self.step + 1, self.planned + 1)
-        left = range(0) if self.state.get("ended") else left
-        self.open()
-        if seconds and left:
-            minutes = math.ceil(seconds * len(left) / world() / 60)
-            parallel.say(f"time       {len(left)} steps, about {minutes} min without evaluations")
+        last = self.step if self.state.get("ended") else self.planned
+        if seconds:
+            minutes = math.ceil(seconds * last / parallel.world() / 60)
+            parallel.say(f"time       {last} steps, about {minutes} min without evaluations")
         before = {n: signal.signal(n, self._catch) for n in (signal.SIGINT, signal.SIGTERM)}
-        self.bar = parallel.progress(left, "training", self.planned, self.step)
-        self.last = time.perf_counter()
-        for step in self.bar:
-            self.step = step
-            yield step
-            over = step == self.planned or self.state.get("ended")
+        left = range(self.step + 1, last + 1)
+        self.bar, self.last = parallel.progress(left, "training", last, self.step), time.perf_counter()
+        for self.step in self.bar:
+            yield self.step
             self.caught = max(gather([self.caught]))  # one rank's signal stops all
-            if step == args.stop_after and not over:
-                self.caught = self.caught or -1
-            if self.caught or over or step % args.save_every == 0:
+            over = self.caught or self.step == self.args.stop_after or not self.unfinished()
+            if over or self.step % self.args.save_every == 0:
                 self._save_checkpoint()
-            if self.caught or over:
+            if over:
                 break
         for signum, handler in before.items():
             signal.signal(signum, handler)
@@ -197,10 +198,14 @@ class Run:
     def _catch(self, signum, frame):
         """The first Ctrl-C lets the step finish; a second one raises KeyboardInterrupt, but not
         under torchrun, where each process gets the same Ctrl-C twice."""
-        if self.caught and world() == 1:
+        if self.caught and parallel.world() == 1:
             raise KeyboardInterrupt
         self.caught = signum
         os.write(2, b"\nstopping after this step; --resume continues\n")  # print is not reentrant
+
+    def unfinished(self):
+        """Are steps left, for --resume?"""
+        return self.step < self.planned and not self.state.get("ended")
 
     # ---- one step ----
 
@@ -239,17 +244,21 @@ class Run:
     def log(self, row):
         """One row of metrics.jsonl, with the step, and the seconds since the last row."""
         now = time.perf_counter()
-        seconds, self.last = now - self.last, now
-        row = {**row, "time_s": round(seconds, 4)}
+        row, self.last = {**row, "time_s": round(now - self.last, 4)}, now
         if "tokens" in row:
-            row["tokens_per_s"] = round(row["tokens"] / seconds)
+            row["tokens_per_s"] = round(row["tokens"] / row["time_s"])
         if self.device.type == "cuda":
             row["peak_mem_mb"] = torch.cuda.max_memory_allocated(self.device) // 2**20
         self.write("metrics.jsonl", [row])
         if self.wandb:
             self.wandb.log(row, step=self.step)
-        shown = {key: f"{row[key]:.3g}" for key in self.show if row.get(key) is not None}
-        self.bar.set_postfix(shown, refresh=sys.stderr.isatty())
+        shown = {key: row[key] for key in self.show if row.get(key) is not None}
+        self.bar.set_postfix(shown, refresh=False)
+
+    def write(self, name, rows):
+        """Append rows to one of the run's logs."""
+        if not rank():
+            write_jsonl(self.out / name, [{"step": self.step, **row} for row in rows], append=True)
 
     def rows(self, name="metrics.jsonl"):
         """Rows of a log up to this step, without a last line that a kill has cut."""
@@ -262,37 +271,10 @@ class Run:
 
     def evaluation(self, metrics, samples):
         """Log one evaluation and print its headline; samples: [{"prompt", "answer"}]."""
-        self.open()
         self.log(metrics)
         shown = [f"{key} {shown_value(metrics, key)}" for key in self.headline if key in metrics]
         parallel.say(f"step {self.step}: {'  '.join(shown)}")
         self.write("samples.jsonl", samples)
-
-    def write(self, name, rows):
-        """Append rows to one of the run's logs."""
-        if not rank():
-            write_jsonl(self.out / name, [{"step": self.step, **row} for row in rows], append=True)
-
-    def open(self):
-        """Before the first row: replace the run in --out, or cut its logs to the checkpoint."""
-        if self.is_open:
-            return
-        all_sum(0)  # all ranks have looked at the folder as it was
-        self.is_open, args, out = True, self.args, self.out
-        if rank():
-            return
-        (out / "checkpoint").mkdir(parents=True, exist_ok=True)
-        (out / "config.json").unlink(missing_ok=True)  # until the run ends it is no model
-        for path in itertools.chain(*map(out.glob, WRITTEN)) if args.overwrite else ():
-            path.unlink()
-        write_json(out / "args.json", self.record)
-        for name in LOGS:
-            if (out / name).is_file():
-                write_jsonl(out / name, self.rows(name))
-        if args.wandb_project:
-            import wandb
-
-            self.wandb = wandb.init(project=args.wandb_project, name=out.name, config=vars(args))
 
     # ---- checkpoint, end ----
 
@@ -325,10 +307,10 @@ class Run:
         all_sum(0)  # no rank leaves before the folder is complete
         if self.wandb:
             self.wandb.finish()
-        if self.caught:
+        if self.unfinished():
             where = f"stopped after step {self.step} of {self.planned}; its weights are in"
             print(f"{where} {self.out}\ncontinue with the same command and --resume")
-            return 128 + self.caught if self.caught > 0 else 0
+            return self.caught and 128 + self.caught
         self.step = min(step, self.step)
         rows, numbers = self.rows(), []
         for key in self.headline:
