@@ -4,7 +4,6 @@ import math
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 
 from common import encode_prompt, end_ids, max_positions, pad_id, pad_left, pad_rows
 from parts import parallel
@@ -159,12 +158,12 @@ def check_policy(policy, tokenizer, ids, attention_mask, answer_mask, flag):
     """UserError unless our log-probs of the first row are those of the model's own logits; prints
     the row, token by token."""
     n = attention_mask[0].sum()  # tokens of the first row
-    ids, mask = ids[:1, :n], answer_mask[:1, :n]
-    with parallel.autocast(ids.device, policy.dtype):
-        logits = policy.model(ids).logits[0, :-1].float()  # (T−1, V)
-    own = -F.cross_entropy(logits, ids[0, 1:], reduction="none")  # (T−1,)
+    ids, mask = ids[:1, :n], answer_mask[:1, :n]  # (1, n)
     logps, _ = policy(ids, torch.ones_like(mask), mask)
-    gap = (logps[0, 1:] - own)[mask[0, 1:]].abs().mean().item()
+    with parallel.autocast(ids.device, policy.dtype):
+        logits = policy.model(ids).logits[:, :-1].float()  # (1, n−1, V)
+    own = logits.log_softmax(-1).gather(-1, ids[:, 1:, None]).squeeze(-1)  # (1, n−1)
+    gap = (logps[:, 1:] - own)[mask[:, 1:]].abs().mean().item()
     identity("gap between our log-probs and the model's", gap, 0, 1e-4, policy.dtype, flag)
     row = ["▮" * trained + tokenizer.decode(token) for token, trained in zip(ids[0], mask[0])]
     print("row        ▮ before each trained token:", "".join(row)[-1200:].replace("\n", "⏎"))

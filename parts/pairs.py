@@ -6,6 +6,7 @@ A pair, as TRL writes it: {"prompt": …, "chosen": …, "rejected": …}, each 
 """
 
 import math
+import os
 from collections import Counter
 
 import numpy as np
@@ -51,36 +52,32 @@ def add_split_arguments(parser):
 def check_pair(row):
     """ValueError unless this is a preference row; fills in a missing "prompt"."""
     if row.get("prompt") is None:
-        for key in ("chosen", "rejected"):
-            check_text(row, key)
+        check_text(row, "chosen")
+        check_text(row, "rejected")
         row["prompt"], row["chosen"], row["rejected"] = split_prompt(row["chosen"], row["rejected"])
     check_prompt(row)
-    for key in ("chosen", "rejected"):
-        check_answer(row, key)
+    check_answer(row, "chosen")
+    check_answer(row, "rejected")
     if row.get("tie") not in (None, True, False):
         raise ValueError(f'"tie" is {row["tie"]!r}; expected true or false')
-    for key in SCORES:
-        if not isinstance(row.get(key), (int, float, type(None))):
-            raise ValueError(f'"{key}" is {row[key]!r:.60}; expected a number')
 
 
 def split_prompt(chosen, rejected):
-    """(prompt, chosen, rejected) of two whole dialogues: the prompt is their common beginning; of
-    texts (Anthropic's HH) up to the last "Assistant:" that both share.
+    """(prompt, chosen, rejected) of two whole dialogues: the prompt is all but the last message; of
+    texts (Anthropic's HH) their common beginning up to the last "Assistant:".
 
     >>> split_prompt("\\n\\nHuman: 2+2?\\n\\nAssistant: 4", "\\n\\nHuman: 2+2?\\n\\nAssistant: 5")[1:]
     (' 4', ' 5')
     """
-    most = min(len(chosen), len(rejected)) - (not isinstance(chosen, str))
-    n = next((i for i in range(most) if chosen[i] != rejected[i]), most)
-    if isinstance(chosen, str):
-        n = len("".join(chosen[:n].rpartition(ASSISTANT)[:2]))
-    if not n:
+    prompt = chosen[:-1]
+    if isinstance(chosen, str) and isinstance(rejected, str):
+        prompt = "".join(os.path.commonprefix([chosen, rejected]).rpartition(ASSISTANT)[:2])
+    if not prompt or prompt != rejected[: len(prompt)]:
         raise ValueError(
             '"prompt" is missing, and "chosen" and "rejected" do not begin with the same messages '
             'or, as texts, with the same text up to "Assistant:"'
         )
-    return chosen[:n], chosen[n:], rejected[n:]
+    return prompt, chosen[len(prompt) :], rejected[len(prompt) :]
 
 
 def say_how_text_is_read(tokenizer, texts, chat):
@@ -163,8 +160,8 @@ class Pairs:
                     continue
                 is_long = len(ids[0]) + max(map(len, ids[1:])) >= max_length
                 counts[f"cut to --max-length {max_length}, or just as long"] += is_long
-                scores = [row.get(score) for score in SCORES]
-                is_below = None not in scores and not scores[0] > scores[1]
+                scores = [row[key] for key in SCORES if isinstance(row.get(key), (int, float))]
+                is_below = len(scores) == 2 and scores[0] <= scores[1]
                 counts["score_chosen not above score_rejected"] += is_below
                 ids = [np.array(side, np.int32) for side in ids]
                 usable.append((*ids, f"{name}:{line}", key, row, flag == "--eval-pairs"))
@@ -176,7 +173,7 @@ class Pairs:
         self.train, self.held = split(self.keys, is_eval, args.eval_fraction)
         self.pad, self.shared = pad_id(tokenizer), False
         for rows in (len(self.train) % args.batch_size, len(self.held)):
-            share([range(rows)])  # the short last batch of an epoch must not end a run of several
+            share([[*range(rows)]] * (rows > 0))  # a short last batch must not end a run
         sides = f"training {len(self.train)}, held out {len(self.held)}"
         print(f"data       {counts_in_words(counts)}; {sides}")
         say_how_text_is_read(tokenizer, texts, args.chat)

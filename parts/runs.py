@@ -23,9 +23,9 @@ Writes       args.json, metrics.jsonl, samples.jsonl, checkpoint/step-N.pt (the 
 """
 
 import hashlib
-import itertools
 import math
 import os
+import shutil
 import signal
 import sys
 import time
@@ -58,7 +58,7 @@ MOST_SKIPS = 11  # in a row; each overflow halves the scale, this one brings it 
 MICRO_TOKENS = {"cpu": 1024}  # by default; 8192 elsewhere
 CHECKPOINTS = "checkpoint/step-*.pt"
 LOGS = "metrics.jsonl", "samples.jsonl", "rollouts.jsonl"
-WRITTEN = *LOGS, CHECKPOINTS, "model*", "adapter/*", "adapter"  # what --overwrite removes
+WRITTEN = *LOGS, "checkpoint", "adapter", "model*.safetensors*"  # what --overwrite removes
 GOES_ON = ["steps", "judge_budget", "target"]  # with another of these an ended run goes on
 MAY_DIFFER = """out resume eval_every save_every stop_after wandb_project fsdp device micro_tokens
     grad_checkpoint""".split() + GOES_ON
@@ -86,30 +86,7 @@ class Run:
         versions = {name: version(name) for name in ("torch", "transformers", "tokenizers")}
         self.record = dict(stage=stage, command=sys.argv, args=vars(args), versions=versions)
         self.old = read_record(self.out, "--out")
-        wrong = self._not_resumed() if args.resume else self._in_use()
-        if wrong:
-            raise UserError(wrong)
-
-    def _in_use(self):
-        """What keeps a new run from --out, or None. Nothing in --out is touched."""
-        args, out = self.args, self.out
-        if self.old and not args.overwrite:
-            return f"--out {out}: holds a run; pass --resume, --overwrite or another --out"
-        if not self.old and out.exists() and any(out.iterdir()):
-            return f"--out {out}: holds files that are no run; choose another folder"
-        if Path(args.model).resolve() == out.resolve():
-            return f"--overwrite: {out} is also --model; choose another folder"
-
-    def _not_resumed(self):
-        """What keeps --resume from going on, or None; a flag that is left out stays what it was."""
-        now, old, stage = vars(self.args), self.old, self.record["stage"]
-        if not old or old["stage"] != stage or not any(self.out.glob(CHECKPOINTS)):
-            return f"--resume: {self.out} holds no run of {stage}.py with a checkpoint"
-        for key, was in old["args"].items():
-            if now.get(key) is None:
-                now[key] = was
-            elif now[key] != was and key not in MAY_DIFFER:
-                return f"--resume: --{key.replace('_', '-')} was {was!r}, is {now[key]!r}"
+        check_out(args, stage, self.old)
 
     def start(self, modules, tokenizer, rates, per_epoch, encoded, own_lr=None):
         """The optimiser, AdamW over the trained weights; sets `planned`, the number of steps; with
@@ -122,37 +99,38 @@ class Run:
         own_lr      {module: rate} of a fresh head, which hardly moves at the trunk's rate
         """
         args, self.tokenizer = self.args, tokenizer
-        self.modules, self.policy = nn.ModuleDict(modules), next(iter(modules.values()))
-        model = self.policy.model
+        self.modules, (self.policy, *_) = nn.ModuleDict(modules), modules.values()
         ids = np.concatenate([*encoded, [common.pad_id(tokenizer)]]).astype(np.int32)
-        if ids.max() >= model.get_input_embeddings().num_embeddings:
-            wrong = f"token {ids.max()} of the tokenizer has no row in its embedding"
-            raise UserError(f"--model: {wrong}; call resize_token_embeddings, and save the model")
+        if ids.max() >= self.policy.model.get_input_embeddings().num_embeddings:
+            raise UserError(
+                f"--model: token {ids.max()} of the tokenizer has no row in its embedding; call "
+                "resize_token_embeddings, and save the model"
+            )
         self.record["encoded"] = hashlib.sha256(ids).hexdigest()
         if args.resume and self.old.get("encoded") != self.record["encoded"]:
             wrong = "the rows are other tokens now: the data, the tokenizer or its library changed"
             raise UserError(f"--resume: {wrong}")
         for module in modules.values():
-            if args.grad_checkpoint and hasattr(module, "model"):
+            if args.grad_checkpoint:
                 recompute_activations(module.model)
             if args.fsdp:
                 parallel.shard(module)
-        size = 2 if args.lora_rank else int(model.num_parameters() >= 100e6)
-        args.lr = args.lr or rates[size]
-        own = {w: lr for part, lr in (own_lr or {}).items() for w in part.parameters()}
-        groups = {}  # {rate: weights}
-        for weight in self.modules.parameters():
-            if weight.requires_grad:
-                groups.setdefault(own.get(weight, args.lr), []).append(weight)
-        groups = [dict(params=groups[lr], lr=lr, base_lr=lr) for lr in sorted(groups)]
+        small = self.policy.model.num_parameters() < 100e6
+        args.lr = args.lr or rates[2 if args.lora_rank else 0 if small else 1]
+        rate = {w: lr for part, lr in (own_lr or {}).items() for w in part.parameters()}
+        weights = [w for w in self.modules.parameters() if w.requires_grad]
+        groups = [
+            dict(params=[w for w in weights if rate.get(w, args.lr) == lr], lr=lr, base_lr=lr)
+            for lr in {args.lr, *rate.values()}
+        ]
         self.optimizer = torch.optim.AdamW(groups, weight_decay=0.0, fused=True)
         epochs = args.epochs or math.ceil(LEAST_STEPS / per_epoch)
         self.planned = args.steps or epochs * per_epoch
         if args.resume:
             self._load_checkpoint()
-        trained = sum(w.numel() for group in groups for w in group["params"]) / 1e6
-        print(f"model      {trained:.2f} M weights are trained, lr {args.lr:g}, on {self.device} "
-              f"in {self.dtype}\nplan       {self.planned} steps, {per_epoch} per epoch")  # fmt: skip
+        trained = sum(w.numel() for w in weights) / 1e6
+        print(f"plan       {self.planned} steps, {per_epoch} per epoch, of {trained:.2f} M weights; "
+              f"lr {args.lr:g}, on {self.device} in {self.dtype}")  # fmt: skip
         all_sum(0)  # all ranks have looked at the folder as it was
         if not rank():
             self._open_folder()
@@ -161,18 +139,19 @@ class Run:
     def _open_folder(self):
         """Remove what the run before wrote, with --overwrite; or cut its logs to the checkpoint."""
         args, out = self.args, self.out
-        if args.wandb_project:
-            import wandb
-
-            self.wandb = wandb.init(project=args.wandb_project, name=out.name, config=vars(args))
-        for path in [path for name in WRITTEN * args.overwrite for path in out.glob(name)]:
-            path.rmdir() if path.is_dir() else path.unlink()
+        for name in WRITTEN if args.overwrite else ():
+            for path in out.glob(name):
+                shutil.rmtree(path) if path.is_dir() else path.unlink()
         (out / "checkpoint").mkdir(parents=True, exist_ok=True)
         (out / "config.json").unlink(missing_ok=True)  # until the run ends it is no model
         write_json(out / "args.json", self.record)
         for name in LOGS:
             if (out / name).is_file():
                 write_jsonl(out / name, self.rows(name))
+        if args.wandb_project:
+            import wandb
+
+            self.wandb = wandb.init(project=args.wandb_project, name=out.name, config=vars(args))
 
     def steps(self, seconds=None):
         """Yield each remaining step; save checkpoints, and stop when asked.
@@ -181,7 +160,8 @@ class Run:
         if seconds:
             minutes = math.ceil(seconds * last / parallel.world() / 60)
             parallel.say(f"time       {last} steps, about {minutes} min without evaluations")
-        before = {n: signal.signal(n, self._catch) for n in (signal.SIGINT, signal.SIGTERM)}
+        for signum in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(signum, self._catch)
         left = range(self.step + 1, last + 1)
         self.bar, self.last = parallel.progress(left, "training", last, self.step), time.perf_counter()
         for self.step in self.bar:
@@ -192,8 +172,6 @@ class Run:
                 self._save_checkpoint()
             if over:
                 break
-        for signum, handler in before.items():
-            signal.signal(signum, handler)
 
     def _catch(self, signum, frame):
         """The first Ctrl-C lets the step finish; a second one raises KeyboardInterrupt, but not
@@ -209,10 +187,10 @@ class Run:
 
     # ---- one step ----
 
-    def micro_batches(self, rows, lengths, name="scoring"):
+    def micro_batches(self, rows, lengths):
         """This rank's forwards for a batch, lists of row numbers; without gradient, with a bar."""
         parts = parallel.share(common.micro_batches(rows, lengths, self.args.micro_tokens))
-        return parts if torch.is_grad_enabled() else parallel.progress(parts, name, delay=3)
+        return parts if torch.is_grad_enabled() else parallel.progress(parts, "scoring", delay=3)
 
     def clip(self, loss, rows):
         """(loss, gradient norm): both summed over the ranks; the gradients of each module are
@@ -248,12 +226,11 @@ class Run:
         if "tokens" in row:
             row["tokens_per_s"] = round(row["tokens"] / row["time_s"])
         if self.device.type == "cuda":
-            row["peak_mem_mb"] = torch.cuda.max_memory_allocated(self.device) // 2**20
+            row["peak_mem_mb"] = torch.cuda.max_memory_allocated() // 2**20
         self.write("metrics.jsonl", [row])
         if self.wandb:
             self.wandb.log(row, step=self.step)
-        shown = {key: row[key] for key in self.show if row.get(key) is not None}
-        self.bar.set_postfix(shown, refresh=False)
+        self.bar.set_postfix({key: row[key] for key in self.show if key in row}, refresh=False)
 
     def write(self, name, rows):
         """Append rows to one of the run's logs."""
@@ -266,8 +243,7 @@ class Run:
         return [row for row in rows if row["step"] <= self.step]
 
     def evaluates(self, step):
-        every = self.args.eval_every
-        return step == self.planned or (every > 0 and step % every == 0)
+        return step == self.planned or step % (self.args.eval_every or self.planned) == 0
 
     def evaluation(self, metrics, samples):
         """Log one evaluation and print its headline; samples: [{"prompt", "answer"}]."""
@@ -290,13 +266,14 @@ class Run:
         all_sum(0)
 
     def _load_checkpoint(self):
-        file, load = max(self.out.glob(CHECKPOINTS)), torch.load
-        saved = common.opened("--resume", file, load, map_location="cpu", weights_only=True)
+        file, how = max(self.out.glob(CHECKPOINTS)), dict(map_location="cpu", weights_only=True)
+        saved = common.opened("--resume", file, torch.load, **how)
         self.step, self.state, weights, scaler = saved
         parallel.load_checkpoint_state(self.modules, self.optimizer, weights)
         self.scaler.load_state_dict(scaler)
-        if any(vars(self.args).get(key) != self.old["args"].get(key) for key in GOES_ON):
-            self.state.pop("ended", None)
+        now, was = vars(self.args), self.old["args"]
+        if any(now.get(key) != was.get(key) for key in GOES_ON):
+            self.state["ended"] = None
         print(f"resumed    at step {self.step}")
 
     def finish(self, next, step=math.inf):
@@ -308,11 +285,11 @@ class Run:
         if self.wandb:
             self.wandb.finish()
         if self.unfinished():
-            where = f"stopped after step {self.step} of {self.planned}; its weights are in"
-            print(f"{where} {self.out}\ncontinue with the same command and --resume")
+            print(f"stopped after step {self.step} of {self.planned}; its weights are in {self.out}")
+            print("continue with the same command and --resume")
             return self.caught and 128 + self.caught
-        self.step = min(step, self.step)
-        rows, numbers = self.rows(), []
+        self.step, numbers = min(step, self.step), []
+        rows = self.rows()
         for key in self.headline:
             values = [shown_value(row, key) for row in rows if row.get(key) is not None]
             if values:
@@ -322,6 +299,26 @@ class Run:
             write_card(self.out, self.record, numbers, self.step, self.state.get("ended"))
         print(f"wrote {self.out}: the model, README.md, args.json, logs, checkpoint/\nnext: {next}")
         return 0
+
+
+def check_out(args, stage, old):
+    """Refuse an --out in use, and a --resume of another run than `old`, whose flags are those that
+    --resume leaves out. Nothing in --out is touched."""
+    out, now = Path(args.out), vars(args)
+    if args.resume:
+        if not old or old["stage"] != stage or not any(out.glob(CHECKPOINTS)):
+            raise UserError(f"--resume: {out} holds no run of {stage}.py with a checkpoint")
+        for key, was in old["args"].items():
+            if now.get(key) is None:
+                now[key] = was
+            elif now[key] != was and key not in MAY_DIFFER:
+                raise UserError(f"--resume: --{key.replace('_', '-')} was {was!r}, is {now[key]!r}")
+    elif old and not args.overwrite:
+        raise UserError(f"--out {out}: holds a run; pass --resume, --overwrite or another --out")
+    elif not old and out.exists() and any(out.iterdir()):
+        raise UserError(f"--out {out}: holds files that are no run; choose another folder")
+    elif Path(args.model).resolve() == out.resolve():
+        raise UserError(f"--overwrite: {out} is also --model; choose another folder")
 
 
 def recompute_activations(model):
