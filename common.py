@@ -127,14 +127,14 @@ def encode_pair(tokenizer, prompt, *answers, max_length=None, tools=None):
         else:
             whole = render(tokenizer, [*prompt, *answer], tools=tools)
             if not whole.startswith(opened):  # the template rewrites the prompt: R1 drops a thought
-                whole = opened + (answer[-1]["content"] or "")
+                whole = opened + answer[-1]["content"]
         ids = encode(tokenizer, whole, not is_text)
         if ids[: len(prompt_ids)] == prompt_ids:
             ids = ids[len(prompt_ids) :]
         else:  # a token would span the seam, which a model that answers cannot write
             ids = encode(tokenizer, whole[len(opened) :], True)
-        stop = next((t for t, i in enumerate(ids) if i in ends), None)
-        encoded.append(ids[: stop + 1] if stop is not None else [*ids, ends[-1 if is_text else 0]])
+        ids = [*ids, ends[-1 if is_text else 0]]
+        encoded.append(ids[: next(n for n, i in enumerate(ids, 1) if i in ends)])
     if max_length:
         longest = max(map(len, encoded), default=0)
         prompt_ids = prompt_ids[-max(max_length - longest, max_length // 2) :]
@@ -145,21 +145,16 @@ def encode_pair(tokenizer, prompt, *answers, max_length=None, tools=None):
 # ---- 2. rows and batches ----
 
 
-def pad_rows(prompts, answers, pad):
-    """(ids, attention_mask, answer_mask), each (B, T), right-padded."""
+def pad_rows(prompts, answers, pad, side="right"):
+    """(ids, attention_mask, answer_mask), each (B, T), padded on the right; to sample, on the left,
+    where all prompts end in the last column."""
     rows = [torch.tensor([*p, *a]) for p, a in zip(prompts, answers, strict=True)]
-    ids = pad_sequence(rows, True, pad)  # (B, T)
-    lengths = torch.tensor([[len(p), len(row)] for p, row in zip(prompts, rows)])  # (B, 2)
-    column = torch.arange(ids.shape[1])
-    attention_mask = column < lengths[:, 1:]
-    return ids, attention_mask, attention_mask & (column >= lengths[:, :1])
-
-
-def pad_left(prompts, pad, device):
-    """(ids, attention_mask), (B, T) each, left-padded: all prompts end in the last column."""
-    rows = [torch.tensor(ids) for ids in prompts]
-    sides = (rows, pad), ([torch.ones_like(row) for row in rows], 0)
-    return [pad_sequence(x, True, fill, "left").to(device) for x, fill in sides]
+    masks = [torch.ones(len(row), dtype=torch.bool) for row in rows]
+    answer_masks = [torch.arange(len(row)) >= len(p) for p, row in zip(prompts, rows)]
+    return [
+        pad_sequence(columns, True, value, side)
+        for columns, value in ((rows, pad), (masks, False), (answer_masks, False))
+    ]
 
 
 def batch_indices(n, batch_size, seed, step, keep_order=False):
@@ -176,9 +171,9 @@ def micro_batches(indices, lengths, most_tokens):
     The batch stays what it is: sums over its micro-batches are divided by the count of the whole
     batch, so the update is that of one big forward.
     """
-    parts, left = [], sorted(map(int, indices), key=lambda i: -lengths[i])
+    parts, left = [], sorted(indices, key=lambda i: -lengths[i])
     while left:
-        rows = max(1, int(most_tokens // max(1, lengths[left[0]])))
+        rows = max(1, most_tokens // lengths[left[0]])
         parts, left = [*parts, left[:rows]], left[rows:]
     return parts
 

@@ -38,6 +38,7 @@ from parts.answers import Answers, add_answer_arguments, check_policy, identity
 from parts.files import UserError, command, number
 from parts.pairs import Pairs, add_pair_arguments, share_interval
 from parts.parallel import add_up, gather
+from parts.shared_prompt import can_share
 
 RATES = 3e-4, 1e-5, 2e-4  # below 100 M parameters (data/tiny-base), above (SmolLM2), with LoRA
 SHOW = ("pair_loss", "rewards/accuracies", "rewards/margins", "lr", "grad_norm")
@@ -140,22 +141,23 @@ def pair_logps(policy, pairs, part):
 
 
 @torch.no_grad()
-def reference_logps(args, run, policy, pairs):
+def reference_logps(run, policy, pairs):
     """(2, n): `pair_logps` of all pairs under the start; 0 for simpo, which has no reference."""
     logps = torch.zeros(2, len(pairs.rows))
-    if args.loss_type != "simpo":
+    if run.args.loss_type != "simpo":
         for part in run.micro_batches(range(len(pairs.rows)), pairs.tokens()):
             logps[:, part] = pair_logps(policy, pairs, part)[0].cpu()
         add_up([logps])  # over the ranks, each of which read its share
     return logps
 
 
-def forward(args, policy, pairs, part, ref_logps):
+def forward(run, policy, pairs, part):
     """Steps (3) and (4) for the pairs in `part`: losses (b,), log-probs of the chosen answers (b,),
     and what is logged of each pair, without gradient, see `means`."""
     logps, lengths = pair_logps(policy, pairs, part)  # (2, b) each
+    args, ref_logps = run.args, run.state["reference"][:, part].to(logps)  # (2, b)
     losses, chosen_rewards, rejected_rewards = dpo_loss(
-        *logps, *ref_logps[:, part].to(logps), args.beta, args.loss_type, args.label_smoothing,
+        *logps, *ref_logps, args.beta, args.loss_type, args.label_smoothing,
         *lengths, args.simpo_gamma,
     )  # fmt: skip
     margins = chosen_rewards - rejected_rewards
@@ -177,17 +179,17 @@ def means(stats, pairs):
     rows = columns.pop("pair").long().tolist()
     low, high = share_interval(columns["rewards/accuracies"], [pairs.keys[i] for i in rows])
     return {key: column.mean().item() for key, column in columns.items()} | {
-        "nll": -columns["logps/chosen"].sum().item() / pairs.chosen_tokens(rows),
+        "nll": -columns["logps/chosen"].sum().item() / pairs.chosen_tokens[rows].sum().item(),
         "rewards/accuracies_low": low, "rewards/accuracies_high": high,
     }  # fmt: skip
 
 
 @torch.no_grad()
-def evaluate(args, run, policy, reference, pairs, answers):
+def evaluate(run, policy, reference, pairs, answers):
     """Log held-out loss and accuracy; sample answers, their score and their KL."""
     metrics, samples = answers(policy, reference)
     parts = run.micro_batches(pairs.held, pairs.tokens())
-    stats = [forward(args, policy, pairs, part, run.state["reference"])[2] for part in parts]
+    stats = [forward(run, policy, pairs, part)[2] for part in parts]
     if len(pairs.held):
         metrics |= {f"eval/{key}": x for key, x in means(stats, pairs).items()}
         metrics |= {"eval/loss": metrics.pop("eval/pair_loss"), "eval/n": len(pairs.held)}
@@ -198,9 +200,10 @@ def evaluate(args, run, policy, reference, pairs, answers):
 
 
 @torch.no_grad()
-def check_start(args, run, policy, pairs):
+def check_start(run, policy, pairs):
     """Before step one policy and reference are equal: h = 0, and the sigmoid loss is log 2."""
-    losses, _, columns = forward(args, policy, pairs, pairs.train[:4], run.state["reference"])
+    losses, _, columns = forward(run, policy, pairs, pairs.train[:4])
+    args = run.args
     if args.loss_type != "simpo":
         h = columns["rewards/margins"].mean().item() / args.beta
         identity("h before step one", h, 0, 2e-4, run.dtype, f"--model {args.model}")
@@ -221,29 +224,30 @@ def main(argv=None):
     policy = reference = Policy(model, run.dtype)
     if args.prompts and not args.lora_rank:  # for val/kl alone
         reference = Policy(load_model(*source), run.dtype)
-    longest = pairs.share_prompts(policy)
+    longest = pairs.batch([pairs.tokens().argmax()], run.device)
+    pairs.shared = can_share(model, run.dtype, *longest)
     per_epoch, seconds = math.ceil(len(pairs.train) / args.batch_size), None
     optimizer = run.start({"policy": policy}, tokenizer, RATES, per_epoch, pairs.ids())
     if run.step == 0:
         check_policy(policy, tokenizer, *longest, f"--model {args.model}")
         # (2) reference: log-probs of both answers under the frozen start, once
         start = time.perf_counter()
-        run.state["reference"] = reference_logps(args, run, policy, pairs)
+        run.state["reference"] = reference_logps(run, policy, pairs)
         # a forward with its backward takes three times as long as a forward
         seconds = 3 * (time.perf_counter() - start) * args.batch_size / len(pairs.rows)
-        check_start(args, run, policy, pairs)
-        evaluate(args, run, policy, reference, pairs, answers)
+        check_start(run, policy, pairs)
+        evaluate(run, policy, reference, pairs, answers)
 
-    ref_logps, tokens = run.state["reference"], pairs.tokens()
+    tokens = pairs.tokens()
     for step in run.steps(seconds):
         places, epoch = batch_indices(len(pairs.train), args.batch_size, args.seed, step)
         batch, stats, total = pairs.train[places], [], 0.0
         optimizer.zero_grad()
         for part in run.micro_batches(batch, tokens):
             # (3) policy: log-probs of both answers; (4) loss and implicit rewards
-            losses, logps, columns = forward(args, policy, pairs, part, ref_logps)
+            losses, logps, columns = forward(run, policy, pairs, part)
             # (5) update: a sum over this part, divided by the whole step's count
-            nll = -logps.sum() / pairs.chosen_tokens(batch)
+            nll = -logps.sum() / pairs.chosen_tokens[batch].sum()
             loss = losses.sum() / len(batch) + args.nll_coef * nll
             run.scaler.scale(loss).backward()
             total += loss.item()
@@ -252,11 +256,12 @@ def main(argv=None):
         lr = run.set_lr(step)
         run.scaler.step(optimizer)
         run.scaler.update()
-        update = {"loss": loss, "lr": lr, "grad_norm": grad_norm, "epoch": epoch}
-        run.log(means(stats, pairs) | update | {"n": len(batch), "tokens": tokens[batch].sum()})
+        update = {"epoch": epoch, "loss": loss, "lr": lr, "grad_norm": grad_norm}
+        counts = {"n": len(batch), "tokens": tokens[batch].sum()}
+        run.log(means(stats, pairs) | update | counts)
         # (6) now and then: held-out loss and accuracy, sample answers and their score
         if run.evaluates(step):
-            evaluate(args, run, policy, reference, pairs, answers)
+            evaluate(run, policy, reference, pairs, answers)
 
     words = "--model", args.model, args.out, "--prompts", args.prompts or "YOUR_PROMPTS.jsonl"
     return run.finish(f"python evaluate.py compare {shlex.join(words)}")

@@ -5,7 +5,7 @@ import math
 import numpy as np
 import torch
 
-from common import encode_prompt, end_ids, max_positions, pad_id, pad_left, pad_rows
+from common import encode_prompt, end_ids, max_positions, pad_id, pad_rows
 from parts import parallel
 from parts.files import UserError, existing_file, load_function, number, read_jsonl
 from parts.lora import adapter_off
@@ -54,7 +54,9 @@ def generate(policy, tokenizer, prompt_ids, max_new_tokens, temperature, seed=0,
     torch.manual_seed(seed)
     with parallel.decoding(policy), parallel.autocast(model.device, policy.dtype):
         for start in range(0, len(prompt_ids), rows):
-            ids, mask = pad_left(prompt_ids[start : start + rows], pad, model.device)
+            prompts = prompt_ids[start : start + rows]
+            ids, mask, _ = pad_rows(prompts, [()] * len(prompts), pad, "left")
+            ids, mask = ids.to(model.device), mask.to(model.device)
             drawn = model.generate(ids, attention_mask=mask, **settings)
             for row in drawn[:, ids.shape[1] :].tolist():
                 length = next((t for t, i in enumerate(row, 1) if i in ends), None)
@@ -132,22 +134,23 @@ class Answers:
             scores = score_answers(self.gold, "--gold", self.rows, prompts, texts)
             metrics |= scored("val/gold", scores)
         if reference and args.eval_temperature:
-            metrics["val/kl"] = self.kl(policy, reference, answers)
+            pad = pad_id(self.tokenizer)
+            metrics["val/kl"] = kl_to_start(self.run, policy, reference, ids, answers, pad)
         return metrics, samples
 
-    def kl(self, policy, reference, answers):
-        """KL(π‖π_ref) per answer, in nats: the mean of log π − log π_ref over the policy's own
-        answers, at the temperature they were drawn at. evaluate.py compares policies at it."""
-        run, pad, total = self.run, pad_id(self.tokenizer), 0.0
-        both = [*zip(self.ids, answers)]
-        for part in run.micro_batches(range(len(both)), [len(p) + len(a) for p, a in both]):
-            rows = pad_rows(*zip(*(both[i] for i in part)), pad)  # (b, T) each
-            rows = [*(x.to(run.device) for x in rows), run.args.eval_temperature]
-            with adapter_off(reference):
-                ref_logps, _ = reference(*rows)
-            logps, _ = policy(*rows)
-            total += (logps - ref_logps).sum().item()
-        return parallel.all_sum(total) / len(both)
+
+def kl_to_start(run, policy, reference, prompts, answers, pad):
+    """KL(π‖π_ref) per answer, in nats: the mean of log π − log π_ref over the policy's own answers,
+    at the temperature they were drawn at. It is what evaluate.py compares policies at."""
+    both, total = [*zip(prompts, answers)], 0.0
+    for part in run.micro_batches(range(len(both)), [len(p) + len(a) for p, a in both]):
+        rows = pad_rows(*zip(*(both[i] for i in part)), pad)  # (b, T) each
+        rows = [*(x.to(run.device) for x in rows), run.args.eval_temperature]
+        with adapter_off(reference):
+            ref_logps, _ = reference(*rows)
+        logps, _ = policy(*rows)
+        total += (logps - ref_logps).sum().item()
+    return parallel.all_sum(total) / len(both)
 
 
 # ---- preflight ----
@@ -172,5 +175,5 @@ def check_policy(policy, tokenizer, ids, attention_mask, answer_mask, flag):
 def identity(name, value, expected, bound, dtype, flag):
     """UserError unless |value − expected| ≤ bound, a thousand times that in half precision."""
     if not abs(value - expected) <= bound * (1 if dtype == torch.float32 else 1000):
-        hint = "" if math.isfinite(value) else "; broken weights, or an overflow: try --dtype fp32"
-        raise UserError(f"{flag}: {name} is {value:.4g}, expected {expected:.4g}{hint}")
+        wrong = f"{name} is {value:.4g}, expected {expected:.4g}"
+        raise UserError(f"{flag}: {wrong}; is it so with --dtype fp32, too?")

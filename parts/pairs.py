@@ -23,7 +23,6 @@ from parts.messages import (
     prompt_key,
 )
 from parts.parallel import share
-from parts.shared_prompt import can_share
 
 SIDES = ("prompt", "chosen", "rejected")
 SCORES = ("score_chosen", "score_rejected")  # as UltraFeedback has them; compared, not trained on
@@ -132,9 +131,10 @@ def share_interval(right, keys):
 
 
 class Pairs:
-    """Encoded pairs. prompts, chosen, rejected: lists of int32 arrays of ids; train, held: their
-    row numbers; places, keys, rows: of pair i the file and line, the key of its prompt, and the row
-    as it was read. shared: does a forward compute each prompt once for both answers?"""
+    """Encoded pairs. prompts, chosen, rejected: lists of int32 arrays of ids, and (n,) arrays of
+    their lengths; train, held: their row numbers; places, keys, rows: of pair i the file and line,
+    the key of its prompt, and the row as it was read. shared: does a forward compute each prompt
+    once for both answers?"""
 
     def __init__(self, args, tokenizer, config, keep_ties=False):
         usable, counts, texts = [], Counter(), 0
@@ -167,15 +167,18 @@ class Pairs:
                 usable.append((*ids, f"{name}:{line}", key, row, flag == "--eval-pairs"))
         if not usable:
             raise UserError(f"--pairs: no usable row ({counts_in_words(counts)})")
-        self.prompts, self.chosen, self.rejected, self.places, self.keys, self.rows, is_eval = zip(
-            *usable
+        self.prompts, self.chosen, self.rejected, *columns = zip(*usable)
+        self.places, self.keys, self.rows, is_eval = columns
+        sides = self.prompts, self.chosen, self.rejected
+        self.prompt_tokens, self.chosen_tokens, self.rejected_tokens = (
+            np.array([len(ids) for ids in side]) for side in sides
         )
         self.train, self.held = split(self.keys, is_eval, args.eval_fraction)
         self.pad, self.shared = pad_id(tokenizer), False
         for rows in (len(self.train) % args.batch_size, len(self.held)):
             share([[*range(rows)]] * (rows > 0))  # a short last batch must not end a run
-        sides = f"training {len(self.train)}, held out {len(self.held)}"
-        print(f"data       {counts_in_words(counts)}; {sides}")
+        n_train, n_held = len(self.train), len(self.held)
+        print(f"data       {counts_in_words(counts)}; training {n_train}, held out {n_held}")
         say_how_text_is_read(tokenizer, texts, args.chat)
 
     def ids(self):
@@ -184,25 +187,13 @@ class Pairs:
 
     def tokens(self):
         """(n,) tokens that the forward of each pair computes: the prompt once, or twice."""
-        sides = self.prompts, self.chosen, self.rejected
-        prompt, chosen, rejected = np.array([[*map(len, side)] for side in sides])
+        prompt, chosen, rejected = self.prompt_tokens, self.chosen_tokens, self.rejected_tokens
         if self.shared:
             return prompt + chosen + rejected
         return 2 * (prompt + np.maximum(chosen, rejected))
-
-    def chosen_tokens(self, indices):
-        """The tokens of the chosen answers of these pairs together."""
-        return sum(len(self.chosen[i]) for i in indices)
 
     def batch(self, indices, device):
         """(ids, attention_mask, answer_mask), (2b, T) each: b chosen rows, then b rejected."""
         prompts = [self.prompts[i] for i in indices]
         answers = [side[i] for side in (self.chosen, self.rejected) for i in indices]
         return [x.to(device) for x in pad_rows(prompts + prompts, answers, self.pad)]
-
-    def share_prompts(self, module):
-        """Let each prompt pass once for both answers, if that is exact for this model; returns the
-        batch of the longest pair, of which it was asked."""
-        longest = self.batch([self.tokens().argmax()], module.model.device)
-        self.shared = can_share(module.model, module.dtype, *longest)
-        return longest

@@ -13,6 +13,7 @@ import numpy as np
 
 from parts import files, pages
 from parts.files import UserError
+from watch import read_log
 
 SCHEMA = 4  # of report.json; a key that changes its meaning, or leaves, raises it
 
@@ -85,7 +86,7 @@ def read_run(name):
     run, log = files.read_record(name), Path(name) / "metrics.jsonl"
     if run is None:
         return None
-    rows, torn = files.read_log(log) if log.is_file() else ([], False)
+    rows, torn = read_log(log) if log.is_file() else ([], False)
     if torn:
         print(f"{log}: line {len(rows) + 1} is cut off and left out")
     for line_number, row in enumerate(rows, 1):

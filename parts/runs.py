@@ -41,7 +41,7 @@ import common
 from parts import parallel
 from parts.files import (
     UserError,
-    read_log,
+    read_jsonl,
     read_record,
     replacing,
     shown_value,
@@ -59,9 +59,10 @@ MICRO_TOKENS = {"cpu": 1024}  # by default; 8192 elsewhere
 CHECKPOINTS = "checkpoint/step-*.pt"
 LOGS = "metrics.jsonl", "samples.jsonl", "rollouts.jsonl"
 WRITTEN = *LOGS, "checkpoint", "adapter", "model*.safetensors*"  # what --overwrite removes
-GOES_ON = ["steps", "judge_budget", "target"]  # with another of these an ended run goes on
-MAY_DIFFER = """out resume eval_every save_every stop_after wandb_project fsdp device micro_tokens
-    grad_checkpoint""".split() + GOES_ON
+# of a run that is resumed: what may be another, and what makes one that had ended go on
+MAY_DIFFER = """out resume overwrite eval_every save_every stop_after wandb_project fsdp device
+    micro_tokens grad_checkpoint""".split()
+GOES_ON = "steps", "judge_budget", "target"
 
 
 class Run:
@@ -128,9 +129,8 @@ class Run:
         self.planned = args.steps or epochs * per_epoch
         if args.resume:
             self._load_checkpoint()
-        trained = sum(w.numel() for w in weights) / 1e6
-        print(f"plan       {self.planned} steps, {per_epoch} per epoch, of {trained:.2f} M weights; "
-              f"lr {args.lr:g}, on {self.device} in {self.dtype}")  # fmt: skip
+        print(f"plan       {self.planned} steps, {per_epoch} per epoch, lr {args.lr:g}, "
+              f"on {self.device} in {self.dtype}")  # fmt: skip
         all_sum(0)  # all ranks have looked at the folder as it was
         if not rank():
             self._open_folder()
@@ -147,7 +147,7 @@ class Run:
         write_json(out / "args.json", self.record)
         for name in LOGS:
             if (out / name).is_file():
-                write_jsonl(out / name, self.rows(name))
+                os.truncate(out / name, self.state["bytes"].get(name, 0))
         if args.wandb_project:
             import wandb
 
@@ -160,18 +160,21 @@ class Run:
         if seconds:
             minutes = math.ceil(seconds * last / parallel.world() / 60)
             parallel.say(f"time       {last} steps, about {minutes} min without evaluations")
-        for signum in (signal.SIGINT, signal.SIGTERM):
-            signal.signal(signum, self._catch)
+        before = {n: signal.signal(n, self._catch) for n in (signal.SIGINT, signal.SIGTERM)}
         left = range(self.step + 1, last + 1)
-        self.bar, self.last = parallel.progress(left, "training", last, self.step), time.perf_counter()
-        for self.step in self.bar:
-            yield self.step
+        self.bar = parallel.progress(left, "training", last, self.step)
+        self.last = time.perf_counter()
+        for step in self.bar:
+            self.step = step
+            yield step
             self.caught = max(gather([self.caught]))  # one rank's signal stops all
             over = self.caught or self.step == self.args.stop_after or not self.unfinished()
             if over or self.step % self.args.save_every == 0:
                 self._save_checkpoint()
             if over:
                 break
+        for signum, handler in before.items():
+            signal.signal(signum, handler)
 
     def _catch(self, signum, frame):
         """The first Ctrl-C lets the step finish; a second one raises KeyboardInterrupt, but not
@@ -237,10 +240,9 @@ class Run:
         if not rank():
             write_jsonl(self.out / name, [{"step": self.step, **row} for row in rows], append=True)
 
-    def rows(self, name="metrics.jsonl"):
-        """Rows of a log up to this step, without a last line that a kill has cut."""
-        rows = read_log(self.out / name)[0] if (self.out / name).is_file() else []
-        return [row for row in rows if row["step"] <= self.step]
+    def rows(self):
+        """The rows of metrics.jsonl so far."""
+        return list(read_jsonl(self.out / "metrics.jsonl"))
 
     def evaluates(self, step):
         return step == self.planned or step % (self.args.eval_every or self.planned) == 0
@@ -258,7 +260,8 @@ class Run:
         """checkpoint/step-N.pt, with whole weights, so that another number of ranks can go on."""
         weights = parallel.checkpoint_state(self.modules, self.optimizer)
         if not rank():
-            saved = self.step, self.state, weights, self.scaler.state_dict()
+            logs = {path.name: path.stat().st_size for path in self.out.glob("*.jsonl")}
+            saved = self.step, self.state | {"bytes": logs}, weights, self.scaler.state_dict()
             with replacing(self.out / "checkpoint" / f"step-{self.step:07d}.pt") as file:
                 torch.save(saved, file)
             for old in sorted(self.out.glob(CHECKPOINTS))[:-2]:
@@ -285,7 +288,9 @@ class Run:
         if self.wandb:
             self.wandb.finish()
         if self.unfinished():
-            print(f"stopped after step {self.step} of {self.planned}; its weights are in {self.out}")
+            print(
+                f"stopped after step {self.step} of {self.planned}; its weights are in {self.out}"
+            )
             print("continue with the same command and --resume")
             return self.caught and 128 + self.caught
         self.step, numbers = min(step, self.step), []
@@ -309,9 +314,11 @@ def check_out(args, stage, old):
         if not old or old["stage"] != stage or not any(out.glob(CHECKPOINTS)):
             raise UserError(f"--resume: {out} holds no run of {stage}.py with a checkpoint")
         for key, was in old["args"].items():
+            if key in MAY_DIFFER:
+                continue
             if now.get(key) is None:
                 now[key] = was
-            elif now[key] != was and key not in MAY_DIFFER:
+            elif now[key] != was and key not in GOES_ON:
                 raise UserError(f"--resume: --{key.replace('_', '-')} was {was!r}, is {now[key]!r}")
     elif old and not args.overwrite:
         raise UserError(f"--out {out}: holds a run; pass --resume, --overwrite or another --out")

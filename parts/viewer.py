@@ -8,8 +8,9 @@ flagged ones.
 import json
 
 from parts import pages
-from parts.files import finite, read_log
+from parts.files import finite
 from parts.texts import text_flags
+from watch import read_log
 
 ENDS, FLAGGED = 2, 4  # answers of a step: so many best and worst; flagged
 CHARTS = (  # title, signals

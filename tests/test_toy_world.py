@@ -187,8 +187,8 @@ def test_the_stage_lands_on_the_optimum(loss_type):
     model, everything = FourLogits(), list(range(12))
     policy, four = Policy(model, torch.float32), FourAnswers()
     with torch.no_grad():
-        ref_logps = dpo.pair_logps(policy, four, everything)
-    given = args, policy, four, everything, ref_logps
+        ref_logps, _ = dpo.pair_logps(policy, four, everything)
+    given = SimpleNamespace(args=args, state={"reference": ref_logps}), policy, four, everything
     train(lambda _: (SHARE * dpo.forward(*given)[0]).sum(), model.weight, steps=600)
     lands_on(model.policy(), STAGES[loss_type])
 
