@@ -145,14 +145,14 @@ def encode_pair(tokenizer, prompt, *answers, max_length=None, tools=None):
 # ---- 2. rows and batches ----
 
 
-def pad_rows(prompts, answers, pad, side="right"):
+def pad_rows(prompts, answers, pad, device=None, side="right"):
     """(ids, attention_mask, answer_mask), each (B, T), padded on the right; to sample, on the left,
     where all prompts end in the last column."""
     rows = [torch.tensor([*p, *a]) for p, a in zip(prompts, answers, strict=True)]
     masks = [torch.ones(len(row), dtype=torch.bool) for row in rows]
     answer_masks = [torch.arange(len(row)) >= len(p) for p, row in zip(prompts, rows)]
     return [
-        pad_sequence(columns, True, value, side)
+        pad_sequence(columns, True, value, side).to(device)
         for columns, value in ((rows, pad), (masks, False), (answer_masks, False))
     ]
 
@@ -190,8 +190,7 @@ def opened(flag, name, load, **settings):
     try:
         return load(name, **settings)
     except Exception as error:
-        hint = "this run has not finished, so it " * (Path(name) / "checkpoint").is_dir()
-        raise UserError(f"{flag} {name}: {hint}cannot be loaded ({brief(error)})") from None
+        raise UserError(f"{flag} {name}: cannot be loaded ({brief(error)})") from None
 
 
 def load_config(name, flag="--model", scores=False):

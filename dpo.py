@@ -179,7 +179,7 @@ def means(stats, pairs):
     rows = columns.pop("pair").long().tolist()
     low, high = share_interval(columns["rewards/accuracies"], [pairs.keys[i] for i in rows])
     return {key: column.mean().item() for key, column in columns.items()} | {
-        "nll": -columns["logps/chosen"].sum().item() / pairs.chosen_tokens[rows].sum().item(),
+        "nll": -columns["logps/chosen"].sum().item() / pairs.lengths[1, rows].sum(),
         "rewards/accuracies_low": low, "rewards/accuracies_high": high,
     }  # fmt: skip
 
@@ -247,7 +247,7 @@ def main(argv=None):
             # (3) policy: log-probs of both answers; (4) loss and implicit rewards
             losses, logps, columns = forward(run, policy, pairs, part)
             # (5) update: a sum over this part, divided by the whole step's count
-            nll = -logps.sum() / pairs.chosen_tokens[batch].sum()
+            nll = -logps.sum() / pairs.lengths[1, batch].sum()
             loss = losses.sum() / len(batch) + args.nll_coef * nll
             run.scaler.scale(loss).backward()
             total += loss.item()

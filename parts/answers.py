@@ -55,8 +55,7 @@ def generate(policy, tokenizer, prompt_ids, max_new_tokens, temperature, seed=0,
     with parallel.decoding(policy), parallel.autocast(model.device, policy.dtype):
         for start in range(0, len(prompt_ids), rows):
             prompts = prompt_ids[start : start + rows]
-            ids, mask, _ = pad_rows(prompts, [()] * len(prompts), pad, "left")
-            ids, mask = ids.to(model.device), mask.to(model.device)
+            ids, mask, _ = pad_rows(prompts, [()] * len(prompts), pad, model.device, "left")
             drawn = model.generate(ids, attention_mask=mask, **settings)
             for row in drawn[:, ids.shape[1] :].tolist():
                 length = next((t for t, i in enumerate(row, 1) if i in ends), None)
@@ -134,21 +133,20 @@ class Answers:
             scores = score_answers(self.gold, "--gold", self.rows, prompts, texts)
             metrics |= scored("val/gold", scores)
         if reference and args.eval_temperature:
-            pad = pad_id(self.tokenizer)
-            metrics["val/kl"] = kl_to_start(self.run, policy, reference, ids, answers, pad)
+            settings = self.run, pad_id(self.tokenizer), args.eval_temperature
+            metrics["val/kl"] = kl_to_start(policy, reference, ids, answers, *settings)
         return metrics, samples
 
 
-def kl_to_start(run, policy, reference, prompts, answers, pad):
+def kl_to_start(policy, reference, prompts, answers, run, pad, temperature):
     """KL(π‖π_ref) per answer, in nats: the mean of log π − log π_ref over the policy's own answers,
     at the temperature they were drawn at. It is what evaluate.py compares policies at."""
     both, total = [*zip(prompts, answers)], 0.0
     for part in run.micro_batches(range(len(both)), [len(p) + len(a) for p, a in both]):
-        rows = pad_rows(*zip(*(both[i] for i in part)), pad)  # (b, T) each
-        rows = [*(x.to(run.device) for x in rows), run.args.eval_temperature]
+        rows = pad_rows(*zip(*(both[i] for i in part)), pad, run.device)  # (b, T) each
+        logps, _ = policy(*rows, temperature)
         with adapter_off(reference):
-            ref_logps, _ = reference(*rows)
-        logps, _ = policy(*rows)
+            ref_logps, _ = reference(*rows, temperature)
         total += (logps - ref_logps).sum().item()
     return parallel.all_sum(total) / len(both)
 
@@ -160,8 +158,8 @@ def kl_to_start(run, policy, reference, prompts, answers, pad):
 def check_policy(policy, tokenizer, ids, attention_mask, answer_mask, flag):
     """UserError unless our log-probs of the first row are those of the model's own logits; prints
     the row, token by token."""
-    n = attention_mask[0].sum()  # tokens of the first row
-    ids, mask = ids[:1, :n], answer_mask[:1, :n]  # (1, n)
+    seen = attention_mask[0]
+    ids, mask = ids[:1, seen], answer_mask[:1, seen]  # (1, n)
     logps, _ = policy(ids, torch.ones_like(mask), mask)
     with parallel.autocast(ids.device, policy.dtype):
         logits = policy.model(ids).logits[:, :-1].float()  # (1, n−1, V)

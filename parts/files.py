@@ -66,13 +66,13 @@ def _no_constant(name):
     raise ValueError(f"{name} is not JSON; use null")
 
 
-def read_jsonl(path, check=None, numbered=False, flag=None):
+def read_jsonl(path, check=None, numbered=False, flag=""):
     """Yield the rows of a JSONL file; with `numbered`, (line number, row). Blank lines are skipped.
 
     UserError("flag file:line: reason") for a line that is no JSON object, and for a ValueError that
     check(row) raises.
     """
-    shown = f"{flag} {path}" if flag else path
+    shown = f"{flag} {path}".strip()
     if not Path(path).is_file():
         raise UserError(f"{shown}: no such file; expected JSONL, one object per line")
     with open(path, "rb") as file:  # binary: splits at \n only (a text may hold U+2028)

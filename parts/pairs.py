@@ -131,8 +131,8 @@ def share_interval(right, keys):
 
 
 class Pairs:
-    """Encoded pairs. prompts, chosen, rejected: lists of int32 arrays of ids, and (n,) arrays of
-    their lengths; train, held: their row numbers; places, keys, rows: of pair i the file and line,
+    """Encoded pairs. prompts, chosen, rejected: lists of int32 arrays of ids, and `lengths`, (3, n),
+    their tokens; train, held: their row numbers; places, keys, rows: of pair i the file and line,
     the key of its prompt, and the row as it was read. shared: does a forward compute each prompt
     once for both answers?"""
 
@@ -169,10 +169,7 @@ class Pairs:
             raise UserError(f"--pairs: no usable row ({counts_in_words(counts)})")
         self.prompts, self.chosen, self.rejected, *columns = zip(*usable)
         self.places, self.keys, self.rows, is_eval = columns
-        sides = self.prompts, self.chosen, self.rejected
-        self.prompt_tokens, self.chosen_tokens, self.rejected_tokens = (
-            np.array([len(ids) for ids in side]) for side in sides
-        )
+        self.lengths = np.array([[len(ids) for ids in row[:3]] for row in usable]).T
         self.train, self.held = split(self.keys, is_eval, args.eval_fraction)
         self.pad, self.shared = pad_id(tokenizer), False
         for rows in (len(self.train) % args.batch_size, len(self.held)):
@@ -187,7 +184,7 @@ class Pairs:
 
     def tokens(self):
         """(n,) tokens that the forward of each pair computes: the prompt once, or twice."""
-        prompt, chosen, rejected = self.prompt_tokens, self.chosen_tokens, self.rejected_tokens
+        prompt, chosen, rejected = self.lengths
         if self.shared:
             return prompt + chosen + rejected
         return 2 * (prompt + np.maximum(chosen, rejected))
@@ -196,4 +193,4 @@ class Pairs:
         """(ids, attention_mask, answer_mask), (2b, T) each: b chosen rows, then b rejected."""
         prompts = [self.prompts[i] for i in indices]
         answers = [side[i] for side in (self.chosen, self.rejected) for i in indices]
-        return [x.to(device) for x in pad_rows(prompts + prompts, answers, self.pad)]
+        return pad_rows(prompts + prompts, answers, self.pad, device)

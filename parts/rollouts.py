@@ -25,7 +25,7 @@ from torch.distributed.checkpoint.state_dict import (
 
 import watch
 from common import Policy, load_model, pad_id, pad_rows
-from parts import parallel
+from parts import parallel, runs
 from parts.answers import MOST_PROMPTS, check_policy, identity, read_prompts, some_prompts
 from parts.files import UserError, number
 from parts.lora import adapter_off
@@ -244,6 +244,13 @@ def load_trained_state(policy, state):
     set_model_state_dict(policy, state, options=options)
 
 
+def go_on(run):
+    """A resumed run that had ended goes on where it may do more: --steps, --target, --judge-budget."""
+    now, was = vars(run.args), (run.old or {}).get("args", {})
+    if any(now.get(key) != was.get(key) for key in runs.GOES_ON):
+        run.state["ended"] = None
+
+
 class Guard:
     """Connects a run to the alarms of watch.py: prints them, keeps the weights that validate best,
     and ends the run when a rule says so. Both lie in `run.state`, so a resumed run goes on alike.
@@ -253,6 +260,7 @@ class Guard:
 
     def __init__(self, run, n):
         self.run = run
+        go_on(run)
         run.state.setdefault("best", None)  # {"step", "weights"}; weights on rank 0 alone
         default = "best" if n >= LEAST_VALIDATION else "last"
         self.restore = run.args.restore or default if n else "last"

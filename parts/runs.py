@@ -139,6 +139,10 @@ class Run:
     def _open_folder(self):
         """Remove what the run before wrote, with --overwrite; or cut its logs to the checkpoint."""
         args, out = self.args, self.out
+        if args.wandb_project:
+            import wandb
+
+            self.wandb = wandb.init(project=args.wandb_project, name=out.name, config=vars(args))
         for name in WRITTEN if args.overwrite else ():
             for path in out.glob(name):
                 shutil.rmtree(path) if path.is_dir() else path.unlink()
@@ -148,10 +152,6 @@ class Run:
         for name in LOGS:
             if (out / name).is_file():
                 os.truncate(out / name, self.state["bytes"].get(name, 0))
-        if args.wandb_project:
-            import wandb
-
-            self.wandb = wandb.init(project=args.wandb_project, name=out.name, config=vars(args))
 
     def steps(self, seconds=None):
         """Yield each remaining step; save checkpoints, and stop when asked.
@@ -269,14 +269,12 @@ class Run:
         all_sum(0)
 
     def _load_checkpoint(self):
-        file, how = max(self.out.glob(CHECKPOINTS)), dict(map_location="cpu", weights_only=True)
-        saved = common.opened("--resume", file, torch.load, **how)
-        self.step, self.state, weights, scaler = saved
+        self.step, self.state, weights, scaler = common.opened(
+            "--resume", max(self.out.glob(CHECKPOINTS)), torch.load,
+            map_location="cpu", weights_only=True,
+        )  # fmt: skip
         parallel.load_checkpoint_state(self.modules, self.optimizer, weights)
         self.scaler.load_state_dict(scaler)
-        now, was = vars(self.args), self.old["args"]
-        if any(now.get(key) != was.get(key) for key in GOES_ON):
-            self.state["ended"] = None
         print(f"resumed    at step {self.step}")
 
     def finish(self, next, step=math.inf):

@@ -81,8 +81,7 @@ def decode(policy, prompts, n, uniform, ends, temperature):
     model, device = policy.model, policy.model.device
     home = "cpu" if device.type == "mps" else device  # mps has no float64
     uniform, stops = uniform.to(home), torch.tensor(ends, device=device)
-    padded = pad_rows(prompts, [()] * len(prompts), 0, "left")
-    ids, mask, _ = (x.to(device) for x in padded)  # (P, T)
+    ids, mask, _ = pad_rows(prompts, [()] * len(prompts), 0, device, "left")  # (P, T) each
     # (1) each prompt passes once, and its keys and values are forked for its n answers
     cache = {"past_key_values": DynamicCache(config=model.config), "use_cache": True}
     hidden = hidden_states(model, ids, mask, policy.dtype, **cache)[:, -1]  # (P, H)

@@ -90,8 +90,8 @@ def test_kl_of_sample_answers(tokenizer, llama_folder):
                 logps = (model(ids).logits[0, :-1] / 2).log_softmax(-1)
                 logps = logps.gather(-1, ids[0, 1:, None])[len(prompt) - 1 :]
                 expected += sign * logps.sum().item() / len(prompts)
-        rows = prompts, found, tokenizer.pad_token_id
-        kl = answers.kl_to_start(run, policy, reference, *rows)
+        given = prompts, found, run, tokenizer.pad_token_id, 2.0
+        kl = answers.kl_to_start(policy, reference, *given)
     assert kl == pytest.approx(expected, rel=1e-5) and abs(expected) > 0.1
 
 
@@ -107,7 +107,9 @@ def test_metrics_of_a_step_are_sums_divided_once():
         }  # fmt: skip
 
     stats = [part([0, 1, 2], 0.0, -6.0), part([3], 4.0, -2.0)]
-    means = dpo.means(stats, SimpleNamespace(keys="abcd", chosen_tokens=np.array([2, 2, 2, 4])))
+    means = dpo.means(
+        stats, SimpleNamespace(keys="abcd", lengths=np.array([[9] * 4, [2, 2, 2, 4]]))
+    )
     assert means["rewards/chosen"] == 1 and means["nll"] == 2
     assert means["rewards/accuracies"] == 0.625  # (3·½ + 1)/4
     low, high = (means[f"rewards/accuracies_{end}"] for end in ("low", "high"))
