@@ -22,17 +22,16 @@ Copy         `alarms`, `stop_reason` and `best_step` with part 3: functions of a
 Reference    Gao et al. 2022, arXiv 2210.10760: how a proxy reward is over-optimised
 """
 
-import json
 import math
 from argparse import Namespace
 from functools import partial
 from itertools import pairwise
-from operator import index
 from pathlib import Path
 from statistics import fmean, median
 from typing import NamedTuple
 
 from parts.files import UserError, command, number, parser, read_record
+from parts.texts import read_log
 
 DEVIATIONS = 3  # a change counts beyond this many standard deviations of one value
 OF_THE_GAIN = 0.1  # and a fall, beyond this share of what had been gained
@@ -300,23 +299,6 @@ def promise(args, validates=True):
 
 # ---- 5. the data ----
 # {"step": 10, "reward/mean": 0.41, …}, and if it evaluates {"step": 10, "val/score": 0.44, …}
-
-
-def read_log(path):
-    """(rows, torn) of a metrics.jsonl; torn: its last line was cut by a kill, and is left out.
-
-    UserError for any other line that is no object with a whole number "step".
-    """
-    *lines, rest = Path(path).read_bytes().split(b"\n")  # each row ends with a line end
-    rows = []
-    for line_number, line in enumerate(lines, 1):
-        try:
-            rows.append(json.loads(line))
-            index(rows[-1]["step"])
-        except (ValueError, TypeError, KeyError, RecursionError):
-            wrong = 'expected an object with a whole number "step"; delete this line'
-            raise UserError(f"{path}:{line_number}: {wrong}") from None
-    return rows, bool(rest.strip())
 
 
 def main(argv=None):

@@ -160,7 +160,7 @@ def check_policy(policy, tokenizer, ids, attention_mask, answer_mask, flag):
     the row, token by token."""
     seen = attention_mask[0]
     ids, mask = ids[:1, seen], answer_mask[:1, seen]  # (1, n)
-    logps, _ = policy(ids, torch.ones_like(mask), mask)
+    logps = policy(ids, torch.ones_like(mask), mask)[0]
     with parallel.autocast(ids.device, policy.dtype):
         logits = policy.model(ids).logits[:, :-1].float()  # (1, n−1, V)
     own = logits.log_softmax(-1).gather(-1, ids[:, 1:, None]).squeeze(-1)  # (1, n−1)

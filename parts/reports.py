@@ -13,7 +13,7 @@ import numpy as np
 
 from parts import files, pages
 from parts.files import UserError
-from watch import read_log
+from parts.texts import read_log
 
 SCHEMA = 4  # of report.json; a key that changes its meaning, or leaves, raises it
 

@@ -1,15 +1,38 @@
-"""parts/texts.py: what is wrong with an answer's text: repetition, sameness, talk to the judge.
+"""parts/texts.py: a run's log, as it is read while it is written; what is wrong with an answer's
+text: repetition, sameness, talk to the judge.
 
 Trainers log the shares as text/*; rule R7 of watch.py reads two of them, and its page marks the
 flagged answers.
 """
 
+import json
 import re
 from collections import Counter
 from itertools import pairwise
+from operator import index
+from pathlib import Path
 from statistics import fmean
 
+from parts.files import UserError
+
 FLAGS = ("repetition", "same_answer", "judge_directed")
+
+
+def read_log(path):
+    """(rows, torn) of a metrics.jsonl; torn: its last line was cut by a kill, and is left out.
+
+    UserError for any other line that is no object with a whole number "step".
+    """
+    *lines, rest = Path(path).read_bytes().split(b"\n")  # each row ends with a line end
+    rows = []
+    for line_number, line in enumerate(lines, 1):
+        try:
+            rows.append(json.loads(line))
+            index(rows[-1]["step"])
+        except (ValueError, TypeError, KeyError, RecursionError):
+            wrong = 'expected an object with a whole number "step"; delete this line'
+            raise UserError(f"{path}:{line_number}: {wrong}") from None
+    return rows, bool(rest.strip())
 
 
 def repetition(text):

@@ -9,8 +9,7 @@ import json
 
 from parts import pages
 from parts.files import finite
-from parts.texts import text_flags
-from watch import read_log
+from parts.texts import read_log, text_flags
 
 ENDS, FLAGGED = 2, 4  # answers of a step: so many best and worst; flagged
 CHARTS = (  # title, signals
