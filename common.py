@@ -190,7 +190,8 @@ def opened(flag, name, load, **settings):
     try:
         return load(name, **settings)
     except Exception as error:
-        raise UserError(f"{flag} {name}: cannot be loaded ({brief(error)})") from None
+        hint = "" if Path(name).exists() else "no such folder, and as a hub id it "
+        raise UserError(f"{flag} {name}: {hint}cannot be loaded ({brief(error)})") from None
 
 
 def load_config(name, flag="--model", scores=False):

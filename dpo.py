@@ -256,9 +256,10 @@ def main(argv=None):
         lr = run.set_lr(step)
         run.scaler.step(optimizer)
         run.scaler.update()
-        update = {"epoch": epoch, "loss": loss, "lr": lr, "grad_norm": grad_norm}
-        counts = {"n": len(batch), "tokens": tokens[batch].sum()}
-        run.log(means(stats, pairs) | update | counts)
+        run.log(means(stats, pairs) | {
+            "loss": loss, "lr": lr, "grad_norm": grad_norm, "epoch": epoch, "n": len(batch),
+            "tokens": tokens[batch].sum(),
+        })  # fmt: skip
         # (6) now and then: held-out loss and accuracy, sample answers and their score
         if run.evaluates(step):
             evaluate(run, policy, reference, pairs, answers)

@@ -241,8 +241,9 @@ class Run:
             write_jsonl(self.out / name, [{"step": self.step, **row} for row in rows], append=True)
 
     def rows(self):
-        """The rows of metrics.jsonl so far."""
-        return list(read_jsonl(self.out / "metrics.jsonl"))
+        """The rows of metrics.jsonl up to this step."""
+        rows = read_jsonl(self.out / "metrics.jsonl")
+        return [row for row in rows if row["step"] <= self.step]
 
     def evaluates(self, step):
         return step == self.planned or step % (self.args.eval_every or self.planned) == 0
