@@ -32,22 +32,12 @@ import time
 import torch
 import torch.nn.functional as F
 
-from common import (
-    Policy,
-    batch_indices,
-    load_config,
-    load_model,
-    load_tokenizer,
-    pad_rows,
-    same_shape,
-)
+from common import Policy, batch_indices, load_config, load_model, load_tokenizer, same_shape
 from parts import flags, runs
 from parts.answers import Answers, add_answer_arguments, check_policy, identity
 from parts.files import UserError, command, number
-from parts.flags import OUT_OF_MEMORY
-from parts.lora import adapter_off
 from parts.pairs import Pairs, add_pair_arguments, share_interval
-from parts.parallel import add_up, all_sum, gather
+from parts.parallel import add_up, gather
 from parts.shared_prompt import can_share
 
 RATES = 3e-4, 1e-5, 2e-4  # below 100 M parameters (data/tiny-base), above (SmolLM2), with LoRA
@@ -151,23 +141,23 @@ def pair_logps(policy, pairs, part):
 
 
 @torch.no_grad()
-def reference_logps(args, run, policy, pairs):
+def reference_logps(run, policy, pairs):
     """(2, n): `pair_logps` of all pairs under the start; 0 for simpo, which has no reference."""
-    n = len(pairs.places)
-    logps = torch.zeros(2, n)
-    if args.loss_type != "simpo":
-        for part in run.micro_batches(range(n), pairs.tokens(), "reference"):
+    logps = torch.zeros(2, len(pairs.rows))
+    if run.args.loss_type != "simpo":
+        for part in run.micro_batches(range(len(pairs.rows)), pairs.tokens()):
             logps[:, part] = pair_logps(policy, pairs, part)[0].cpu()
         add_up([logps])  # over the ranks, each of which read its share
     return logps
 
 
-def forward(args, policy, pairs, part, ref_logps):
+def forward(run, policy, pairs, part):
     """Steps (3) and (4) for the pairs in `part`: losses (b,), log-probs of the chosen answers (b,),
     and what is logged of each pair, without gradient, see `means`."""
     logps, lengths = pair_logps(policy, pairs, part)  # (2, b) each
+    args, ref_logps = run.args, run.state["reference"][:, part].to(logps)  # (2, b)
     losses, chosen_rewards, rejected_rewards = dpo_loss(
-        *logps, *ref_logps[:, part].to(logps), args.beta, args.loss_type, args.label_smoothing,
+        *logps, *ref_logps, args.beta, args.loss_type, args.label_smoothing,
         *lengths, args.simpo_gamma,
     )  # fmt: skip
     margins = chosen_rewards - rejected_rewards
@@ -187,58 +177,37 @@ def means(stats, pairs):
     stats = gather(stats)
     columns = {key: torch.cat([part[key] for part in stats]) for key in stats[0]}  # (B,) each
     rows = columns.pop("pair").long().tolist()
-    tokens = sum(len(pairs.chosen[i]) for i in rows)
     low, high = share_interval(columns["rewards/accuracies"], [pairs.keys[i] for i in rows])
     return {key: column.mean().item() for key, column in columns.items()} | {
-        "nll": -columns["logps/chosen"].sum().item() / tokens,  # per chosen token
+        "nll": -columns["logps/chosen"].sum().item() / pairs.lengths[1, rows].sum(),
         "rewards/accuracies_low": low, "rewards/accuracies_high": high,
     }  # fmt: skip
 
 
-# ---- evaluation ----
-
-
 @torch.no_grad()
-def evaluate(args, run, policy, reference, pairs, answers):
+def evaluate(run, policy, reference, pairs, answers):
     """Log held-out loss and accuracy; sample answers, their score and their KL."""
-    metrics, stats = {}, []
-    for part in run.micro_batches(pairs.held, pairs.tokens()):
-        stats.append(forward(args, policy, pairs, part, run.state["reference"])[2])
+    metrics, samples = answers(policy, reference)
+    parts = run.micro_batches(pairs.held, pairs.tokens())
+    stats = [forward(run, policy, pairs, part)[2] for part in parts]
     if len(pairs.held):
-        metrics = {f"eval/{key}": x for key, x in means(stats, pairs).items()}
+        metrics |= {f"eval/{key}": x for key, x in means(stats, pairs).items()}
         metrics |= {"eval/loss": metrics.pop("eval/pair_loss"), "eval/n": len(pairs.held)}
-    sampled, samples, ids = answers(policy)
-    if ids and args.eval_temperature:
-        sampled["val/kl"] = kl_to_start(args, run, policy, reference, answers.ids, ids, pairs.pad)
-    run.evaluation(metrics | sampled, samples)
-
-
-def kl_to_start(args, run, policy, reference, prompts, answers, pad):
-    """KL(π‖π_ref) per answer, in nats: the mean of log π − log π_ref over the policy's own answers,
-    at the temperature they were drawn at. It is what evaluate.py compares policies at."""
-    lengths, total = [len(p) + len(a) for p, a in zip(prompts, answers)], 0.0
-    for part in run.micro_batches(range(len(prompts)), lengths):
-        rows = pad_rows([prompts[i] for i in part], [answers[i] for i in part], pad)
-        rows = [x.to(run.device) for x in rows]  # (b, T) each
-        logps, _ = policy(*rows, args.eval_temperature)
-        with adapter_off(reference):
-            ref_logps, _ = reference(*rows, args.eval_temperature)
-        total += (logps - ref_logps).sum().item()
-    return all_sum(total) / len(prompts)
+    run.evaluation(metrics, samples)
 
 
 # ---- the run ----
 
 
 @torch.no_grad()
-def check_start(args, run, policy, pairs):
+def check_start(run, policy, pairs):
     """Before step one policy and reference are equal: h = 0, and the sigmoid loss is log 2."""
-    losses, _, columns = forward(args, policy, pairs, pairs.train[:4], run.state["reference"])
+    losses, _, columns = forward(run, policy, pairs, pairs.train[:4])
+    args = run.args
     if args.loss_type != "simpo":
-        h = (columns["rewards/margins"] / args.beta).mean().item()
+        h = columns["rewards/margins"].mean().item() / args.beta
         identity("h before step one", h, 0, 2e-4, run.dtype, f"--model {args.model}")
-    loss = losses.mean().item()
-    print(f"preflight  log-probs are the model's, loss before step one {loss:.4f}: ok")
+    print(f"preflight  log-probs are the model's, loss before step one {losses.mean():.4f}: ok")
 
 
 def main(argv=None):
@@ -247,8 +216,7 @@ def main(argv=None):
     tokenizer, config = load_tokenizer(args.model), load_config(args.model)
     # (1) read pairs; render the prompt; mark the answer tokens
     pairs = Pairs(args, tokenizer, config)
-    trained = {pairs.keys[i] for i in pairs.train}
-    answers = Answers(args, tokenizer, config, pairs.rows[:2], trained)
+    answers = Answers(run, tokenizer, config, pairs.rows[:2], {pairs.keys[i] for i in pairs.train})
 
     # the policy; before step one it is its own reference, and gives the log-probs of all pairs
     source = args.model, run.device, run.dtype
@@ -256,31 +224,31 @@ def main(argv=None):
     policy = reference = Policy(model, run.dtype)
     if args.prompts and not args.lora_rank:  # for val/kl alone
         reference = Policy(load_model(*source), run.dtype)
-    per_epoch, seconds = math.ceil(len(pairs.train) / args.batch_size), None
-    optimizer = run.start({"policy": policy}, tokenizer, RATES, per_epoch, pairs.ids())
     longest = pairs.batch([pairs.tokens().argmax()], run.device)
     pairs.shared = can_share(model, run.dtype, *longest)
+    per_epoch, seconds = math.ceil(len(pairs.train) / args.batch_size), None
+    optimizer = run.start({"policy": policy}, tokenizer, RATES, per_epoch, pairs.ids())
     if run.step == 0:
         check_policy(policy, tokenizer, *longest, f"--model {args.model}")
         # (2) reference: log-probs of both answers under the frozen start, once
         start = time.perf_counter()
-        run.state["reference"] = reference_logps(args, run, policy, pairs)
+        run.state["reference"] = reference_logps(run, policy, pairs)
         # a forward with its backward takes three times as long as a forward
-        seconds = 3 * (time.perf_counter() - start) * args.batch_size / len(pairs.places)
-        check_start(args, run, policy, pairs)
-        evaluate(args, run, policy, reference, pairs, answers)
+        seconds = 3 * (time.perf_counter() - start) * args.batch_size / len(pairs.rows)
+        check_start(run, policy, pairs)
+        evaluate(run, policy, reference, pairs, answers)
 
-    ref_logps, tokens = run.state["reference"], pairs.tokens()
+    tokens = pairs.tokens()
     for step in run.steps(seconds):
         places, epoch = batch_indices(len(pairs.train), args.batch_size, args.seed, step)
         batch, stats, total = pairs.train[places], [], 0.0
-        chosen_tokens = sum(len(pairs.chosen[i]) for i in batch)  # of the whole step
         optimizer.zero_grad()
         for part in run.micro_batches(batch, tokens):
             # (3) policy: log-probs of both answers; (4) loss and implicit rewards
-            losses, logps, columns = forward(args, policy, pairs, part, ref_logps)
+            losses, logps, columns = forward(run, policy, pairs, part)
             # (5) update: a sum over this part, divided by the whole step's count
-            loss = losses.sum() / len(batch) - args.nll_coef * logps.sum() / chosen_tokens
+            nll = -logps.sum() / pairs.lengths[1, batch].sum()
+            loss = losses.sum() / len(batch) + args.nll_coef * nll
             run.scaler.scale(loss).backward()
             total += loss.item()
             stats.append(columns)
@@ -288,11 +256,13 @@ def main(argv=None):
         lr = run.set_lr(step)
         run.scaler.step(optimizer)
         run.scaler.update()
-        update = {"loss": loss, "lr": lr, "grad_norm": grad_norm, "epoch": epoch}
-        run.log(means(stats, pairs) | update | {"n": len(batch), "tokens": tokens[batch].sum()})
+        run.log(means(stats, pairs) | {
+            "loss": loss, "lr": lr, "grad_norm": grad_norm, "epoch": epoch, "n": len(batch),
+            "tokens": tokens[batch].sum(),
+        })  # fmt: skip
         # (6) now and then: held-out loss and accuracy, sample answers and their score
         if run.evaluates(step):
-            evaluate(args, run, policy, reference, pairs, answers)
+            evaluate(run, policy, reference, pairs, answers)
 
     words = ["--model", args.model, args.out, *["--chat"] * args.chat]
     words += ["--prompts", args.prompts or "YOUR_PROMPTS.jsonl"]
@@ -300,4 +270,4 @@ def main(argv=None):
 
 
 if __name__ == "__main__":
-    command(main, OUT_OF_MEMORY)
+    command(main, flags.OUT_OF_MEMORY)

@@ -283,7 +283,7 @@ def main(argv=None):
             guard.evaluation(*evaluate(args, run, models, val, "val"))
         guard.end_step()
 
-    if test and not run.caught:  # of the weights that are saved, on rows that chose nothing
+    if test and not run.unfinished():  # of the weights that are saved, on rows that chose nothing
         guard.restore_best()
         metrics, _ = evaluate(args, run, models, test, "test")
         run.log(metrics)

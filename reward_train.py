@@ -130,10 +130,10 @@ def parse_args(argv=None):
 def read_labels(args, pairs):
     """(margins, ties), (n,) each: margins in units of the score, 0 for ties and what is held out.
     UserError for one below 0, which would let the rejected answer score higher."""
-    ties = torch.tensor([bool(row["tie"]) for row in pairs.rows])
+    ties = torch.tensor([bool(row.get("tie")) for row in pairs.rows])
     margins = torch.zeros(len(ties))
     for i in pairs.train if args.margin else ():
-        value = 0 if ties[i] else pairs.rows[i][args.margin]
+        value = 0 if ties[i] else pairs.rows[i].get(args.margin)
         if not (isinstance(value, (int, float)) and 0 <= value < math.inf):
             wrong = f'{pairs.places[i]}: "{args.margin}" is {value!r}, expected a number, 0 or more'
             raise UserError(f"--margin {args.margin}: {wrong}")
@@ -184,7 +184,7 @@ def main(argv=None):
     tokenizer = load_tokenizer(args.model)
     config = common.opened("--model", args.model, AutoConfig.from_pretrained)
     # (1) read pairs; render the prompt; mark the answer tokens
-    pairs = Pairs(args, tokenizer, config, keep_ties=True, columns=[args.margin])
+    pairs = Pairs(args, tokenizer, config, keep_ties=True)
     margins, ties = (x.to(run.device) for x in read_labels(args, pairs))  # (n,) each
 
     # the trunk of --model with one output: all of it is trained, or adapters and that output

@@ -221,7 +221,7 @@ def mean_loss(run, policy, rows, indices):
 
 def evaluate(run, policy, rows, answers):
     """Log the loss of held-out rows; sample answers and their score."""
-    metrics, samples, _ = answers(policy)
+    metrics, samples = answers(policy)
     if len(rows.held):
         metrics["eval/loss"] = mean_loss(run, policy, rows, rows.held)
         metrics["eval/n"] = len(rows.held)
@@ -238,7 +238,7 @@ def main(argv=None):
     # (1) read rows; render the prompt; mark the answer tokens
     rows = Rows(args, tokenizer, min(args.max_length, common.max_positions(config)))
     shown = [{"prompt": rows.prompts[i]} for i in (*rows.held, *rows.train)[:2]]
-    answers = Answers(args, tokenizer, config, shown, {rows.keys[i] for i in rows.train})
+    answers = Answers(run, tokenizer, config, shown, {rows.keys[i] for i in rows.train})
 
     # the policy: all its weights are trained, or adapters
     source = args.model, run.device, run.dtype

@@ -30,7 +30,8 @@ from pathlib import Path
 from statistics import fmean, median
 from typing import NamedTuple
 
-from parts.files import UserError, command, number, parser, read_log, read_record
+from parts.files import UserError, command, number, parser, read_record
+from parts.logs import read_log
 
 DEVIATIONS = 3  # a change counts beyond this many standard deviations of one value
 OF_THE_GAIN = 0.1  # and a fall, beyond this share of what had been gained

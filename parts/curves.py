@@ -14,7 +14,8 @@ import itertools
 import math
 from pathlib import Path
 
-from parts.files import UserError, read_log, read_record
+from parts.files import UserError, read_record
+from parts.logs import read_log
 
 # cost: its key in metrics.jsonl
 COSTS = {"pairs": "n", "reward calls": "episodes", "tokens": "answer_tokens", "seconds": "time_s"}

@@ -9,8 +9,7 @@ import runpy
 import shlex
 import sys
 import tempfile
-from argparse import SUPPRESS, ArgumentDefaultsHelpFormatter, ArgumentParser, ArgumentTypeError
-from operator import index
+from argparse import ArgumentDefaultsHelpFormatter, ArgumentParser, ArgumentTypeError
 from pathlib import Path
 
 
@@ -67,13 +66,13 @@ def _no_constant(name):
     raise ValueError(f"{name} is not JSON; use null")
 
 
-def read_jsonl(path, check=None, numbered=False, flag=None):
+def read_jsonl(path, check=None, numbered=False, flag=""):
     """Yield the rows of a JSONL file; with `numbered`, (line number, row). Blank lines are skipped.
 
     UserError("flag file:line: reason") for a line that is no JSON object, and for a ValueError that
     check(row) raises.
     """
-    shown = f"{flag} {path}" if flag else path
+    shown = f"{flag} {path}".strip()
     if not Path(path).is_file():
         raise UserError(f"{shown}: no such file; expected JSONL, one object per line")
     with open(path, "rb") as file:  # binary: splits at \n only (a text may hold U+2028)
@@ -95,24 +94,7 @@ def read_jsonl(path, check=None, numbered=False, flag=None):
             yield (line_number, row) if numbered else row
 
 
-def read_log(path):
-    """(rows, torn) of a metrics.jsonl; torn: its last line was cut by a kill, and is left out.
-
-    UserError for any other line that is no object with a whole number "step".
-    """
-    *lines, rest = Path(path).read_bytes().split(b"\n")  # each row ends with a line end
-    rows = []
-    for line_number, line in enumerate(lines, 1):
-        try:
-            rows.append(json.loads(line))
-            index(rows[-1]["step"])
-        except (ValueError, TypeError, KeyError, RecursionError):
-            wrong = 'expected an object with a whole number "step"; delete this line'
-            raise UserError(f"{path}:{line_number}: {wrong}") from None
-    return rows, bool(rest.strip())
-
-
-def read_record(folder, flag="", fix=""):
+def read_record(folder, flag=""):
     """What a run writes into its folder's args.json: {"stage", "args", …}. None where there is
     none, or another tool's; UserError for one that is cut."""
     file = Path(folder) / "args.json"
@@ -121,7 +103,7 @@ def read_record(folder, flag="", fix=""):
     try:
         record = parse_json(file.read_text(encoding="utf-8"))
     except (ValueError, RecursionError) as error:
-        raise UserError(f"{flag} {file}: {brief(error)}; {fix}".strip(" ;")) from None
+        raise UserError(f"{flag} {file}: {brief(error)}; choose another folder") from None
     ours = isinstance(record, dict) and isinstance(record.get("args"), dict) and "stage" in record
     return record if ours else None
 
@@ -197,9 +179,9 @@ def shown_value(row, key):
     >>> shown_value({"val/kl": -1e-6}, "val/kl")
     '0.000'
     """
-    ends = [row.get(f"{key}_{end}") for end in ("low", "high")]
-    shown = [f"{x:z.3f}" for x in (row[key], *ends) if x is not None]
-    return f"{shown[0]} [{', '.join(shown[1:])}]" if shown[1:] else "".join(shown) or "none"
+    value, low, high = (row.get(key + end) for end in ("", "_low", "_high"))
+    interval = "" if low is None else f" [{low:z.3f}, {high:z.3f}]"
+    return "none" if value is None else f"{value:z.3f}{interval}"
 
 
 def write_card(folder, record, numbers, step, ended):
@@ -208,11 +190,9 @@ def write_card(folder, record, numbers, step, ended):
     path, stage = folder / "README.md", record["stage"]
     if path.exists() and CARD_MARK not in path.read_text(encoding="utf-8"):
         return print(f"{path} is your own and stays: no model card is written")
-    task = "text-classification" if stage == "reward_train" else "text-generation"
     model, numbers = record["args"]["model"], "\n".join(numbers) or "Nothing was held out."
     text = f"""---
 library_name: transformers
-pipeline_tag: {task}
 base_model: {model}
 tags: [feedbackloop, {stage}]
 ---
@@ -257,8 +237,7 @@ class _Help(ArgumentDefaultsHelpFormatter):
         return words.get(action.type, "N")
 
     def _get_help_string(self, action):
-        flag = action.nargs == 0 or action.default in (None, "", SUPPRESS) or action.default == []
-        is_said = flag or "default" in action.help
+        is_said = action.nargs == 0 or action.default in (None, "", []) or "default" in action.help
         return action.help + " (default %(default)s)" * (not is_said)
 
 

@@ -3,6 +3,8 @@ read, and by what two prompts are the same. No torch, so that a page of votes or
 need not wait for it.
 """
 
+import hashlib
+
 ROLES = ("system", "developer", "user", "assistant", "tool")
 HUMAN, ASSISTANT = "\n\nHuman:", "\n\nAssistant:"  # of Anthropic's HH texts
 
@@ -12,16 +14,15 @@ HUMAN, ASSISTANT = "\n\nHuman:", "\n\nAssistant:"  # of Anthropic's HH texts
 def check_text(row, key):
     """ValueError unless row[key] is a text, or messages of a role and a text each, not blank."""
     value = row.get(key)
-    messages = value if isinstance(value, list) else []
-    for message in messages:
+    if not isinstance(value, (str, list)):
+        raise ValueError(f'"{key}": expected text or a list of messages, found {value!r:.60}')
+    for message in value if isinstance(value, list) else ():
         if not isinstance(message, dict) or message.get("role") not in ROLES:
             raise ValueError(f'"{key}": each message needs a "role", one of {", ".join(ROLES)}')
         if message.get("tool_calls"):
             message["content"] = message.get("content") or ""
         if not isinstance(message.get("content"), str):
             raise ValueError(f'"{key}": each message needs a "content" that is one text')
-    if not isinstance(value, str) and not messages:
-        raise ValueError(f'"{key}": expected text or a list of messages, found {value!r:.60}')
     if not words(value):
         raise ValueError(f'"{key}" is empty; fill it in or delete the line')
 
@@ -130,8 +131,13 @@ def prompt_key(row):
     prompt = row["prompt"] if row.get("group") is None else row["group"]
     if isinstance(prompt, str):
         return words(prompt.removeprefix(HUMAN).partition(ASSISTANT)[0])
-    users = [i for i, role in enumerate(roles(prompt)) if role == "user"]
-    return words(prompt[: users[0] + 1] if users else prompt)
+    first = next((n for n, role in enumerate(roles(prompt), 1) if role == "user"), None)
+    return words(prompt[:first])
+
+
+def hash_fraction(key):
+    """A number from 0 to 1 by the key's hash: what is chosen by it is the same in every file."""
+    return int.from_bytes(hashlib.sha256(key.encode()).digest()[:8], "big") / 2**64
 
 
 def check_messages(value, key):

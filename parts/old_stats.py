@@ -16,7 +16,6 @@ import math
 from statistics import NormalDist
 
 import numpy as np
-
 from parts.means import clustered_mean, score_interval, wilson
 
 Z80, Z90, Z95 = map(NormalDist().inv_cdf, (0.80, 0.95, 0.975))  # two-sided: 60, 90 and 95 %

@@ -27,7 +27,7 @@ from torch.nn.utils.rnn import pad_sequence
 
 import watch
 from common import Policy, load_model, max_positions
-from parts import parallel
+from parts import parallel, runs
 from parts.answers import MOST_PROMPTS, check_policy, identity, read_prompts, some_prompts
 from parts.files import UserError, number
 from parts.lora import adapter_off
@@ -285,6 +285,13 @@ def trained_state(policy):
     return copy.deepcopy(get_model_state_dict(policy, options=options))
 
 
+def go_on(run):
+    """A resumed run that had ended goes on where it may do more: --steps, --target, --judge-budget."""
+    now, was = vars(run.args), (run.old or {}).get("args", {})
+    if any(now.get(key) != was.get(key) for key in runs.GOES_ON):
+        run.state["ended"] = None
+
+
 class Guard:
     """Connects a run to the alarms of watch.py: prints them, keeps the weights that validate best,
     and ends the run when a rule says so. Both lie in `run.state`, so a resumed run goes on alike.
@@ -294,6 +301,7 @@ class Guard:
 
     def __init__(self, run, n):
         self.run = run
+        go_on(run)
         run.state.setdefault("best", None)  # {"step", "weights"}; weights on rank 0 alone
         default = "best" if n >= LEAST_VALIDATION else "last"
         self.restore = run.args.restore or default if n else "last"
@@ -333,7 +341,7 @@ class Guard:
     def restore_best(self):
         """Put back the best weights, if any were kept; returns the step that the weights are from."""
         run, best = self.run, self.run.state["best"]
-        if not best or run.caught:
+        if not best or run.unfinished():
             return run.step
         several = parallel.world() > 1  # rank 0 sends them to the others
         options = StateDictOptions(full_state_dict=True, strict=False, broadcast_from_rank0=several)

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch.nn.functional import softmax
 
-from common import end_ids, head_logits, hidden_states, pad_left, same_shape
+from common import end_ids, head_logits, hidden_states, pad_rows, same_shape
 from parts.parallel import autocast, decoding, gather, progress, rank, world
 
 
@@ -81,7 +81,7 @@ def decode(policy, prompts, n, uniform, ends, temperature):
     model, device = policy.model, policy.model.device
     home = "cpu" if device.type == "mps" else device  # mps has no float64
     uniform, stops = uniform.to(home), torch.tensor(ends, device=device)
-    ids, mask = pad_left(prompts, 0, device)
+    ids, mask, _ = pad_rows(prompts, [()] * len(prompts), 0, device, "left")  # (P, T) each
     # (1) each prompt passes once, and its keys and values are forked for its n answers
     cache = {"past_key_values": DynamicCache(config=model.config), "use_cache": True}
     hidden = hidden_states(model, ids, mask, policy.dtype, **cache)[:, -1]  # (P, H)

@@ -132,14 +132,14 @@ def reference(patch):
     real = dpo.reference_logps
 
     @torch.no_grad()
-    def other_logps(args, run, policy, pairs):
+    def other_logps(run, policy, pairs):
         before = {name: weight.clone() for name, weight in policy.named_parameters()}
         generator = torch.Generator(policy.model.device).manual_seed(0)
         for weight in policy.parameters():
             if weight.ndim > 1:
                 draw = torch.randn(weight.shape, generator=generator, device=weight.device)
                 weight += draw * 0.1 * weight.std()
-        logps = real(args, run, policy, pairs)
+        logps = real(run, policy, pairs)
         for name, weight in policy.named_parameters():
             weight.copy_(before[name])
         return logps
