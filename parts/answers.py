@@ -66,12 +66,19 @@ def generate(policy, tokenizer, prompt_ids, max_new_tokens, temperature, seed=0,
 def score_answers(function, flag, rows, prompts, texts):
     """Scores of answers by a function of the user's, a finite number each, or None for what it
     cannot score. Asked on rank 0 alone; it reads what is graded, see `visible`."""
-    given = () if parallel.rank() else function(prompts, [visible(text) for text in texts], rows)
-    scores = parallel.gather(x if x is None else float(x) for x in given)
-    if len(scores) != len(texts) or not all(math.isfinite(x or 0) for x in scores):
+    if parallel.rank():
+        return parallel.gather([])
+    given = function(prompts, [visible(text) for text in texts], rows)
+    try:
+        # [:] refuses a dict and a set, which would be read by key; + 0.0 a text such as "1"
+        scores = [x if x is None else float(x + 0.0) for x in given[:]]
+        is_right = len(scores) == len(texts) and all(math.isfinite(x or 0) for x in scores)
+    except (TypeError, ValueError, LookupError):
+        is_right = False
+    if not is_right:
         expected = f"expected a finite number or None for each of {len(texts)} answers"
-        raise UserError(f"{flag}: returned {scores!r:.200}; {expected}")
-    return scores
+        raise UserError(f"{flag}: returned {given!r:.200}; {expected}")
+    return parallel.gather(scores)
 
 
 def scored(key, scores):
@@ -173,5 +180,5 @@ def check_policy(policy, tokenizer, ids, attention_mask, answer_mask, flag):
 def identity(name, value, expected, bound, dtype, flag):
     """UserError unless |value − expected| ≤ bound, a thousand times that in half precision."""
     if not abs(value - expected) <= bound * (1 if dtype == torch.float32 else 1000):
-        wrong = f"{name} is {value:.4g}, expected {expected:.4g}"
-        raise UserError(f"{flag}: {wrong}; is it so with --dtype fp32, too?")
+        hint = "" if math.isfinite(value) else "; broken weights, or an overflow: try --dtype fp32"
+        raise UserError(f"{flag}: {name} is {value:.4g}, expected {expected:.4g}{hint}")

@@ -81,7 +81,7 @@ class Run:
         half = self.dtype == torch.float16
         self.scaler = torch.amp.GradScaler(self.device.type, LOSS_SCALE, enabled=half)
         self.step = self.skips = self.caught = 0
-        self.state, self.wandb = {}, None
+        self.state, self.wandb, self.is_open = {}, None, False
         self.bar, self.last = tqdm(disable=True), time.perf_counter()
         torch.manual_seed(args.seed)
         versions = {name: version(name) for name in ("torch", "transformers", "tokenizers")}
@@ -91,7 +91,7 @@ class Run:
 
     def start(self, modules, tokenizer, rates, per_epoch, encoded, own_lr=None):
         """The optimiser, AdamW over the trained weights; sets `planned`, the number of steps; with
-        --resume loads the newest checkpoint. From here on --out is written.
+        --resume loads the newest checkpoint.
 
         modules     {name: nn.Module}; the model of the first one is written at the end
         rates       default learning rates, see `flags.parser`
@@ -132,13 +132,12 @@ class Run:
         print(f"plan       {self.planned} steps, {per_epoch} per epoch, lr {args.lr:g}, "
               f"on {self.device} in {self.dtype}")  # fmt: skip
         all_sum(0)  # all ranks have looked at the folder as it was
-        if not rank():
-            self._open_folder()
         return self.optimizer
 
     def _open_folder(self):
-        """Remove what the run before wrote, with --overwrite; or cut its logs to the checkpoint."""
-        args, out = self.args, self.out
+        """Before the first row: remove what the run before wrote, with --overwrite; or cut its logs
+        to the checkpoint. So a run that ends in its preflight leaves --out as it was."""
+        args, out, self.is_open = self.args, self.out, True
         if args.wandb_project:
             import wandb
 
@@ -238,6 +237,8 @@ class Run:
     def write(self, name, rows):
         """Append rows to one of the run's logs."""
         if not rank():
+            if not self.is_open:
+                self._open_folder()
             write_jsonl(self.out / name, [{"step": self.step, **row} for row in rows], append=True)
 
     def rows(self):

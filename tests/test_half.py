@@ -155,7 +155,7 @@ SLIPS = {  # what to plant, what the message says, in which precisions it is see
     "half the prompt": (masked, OURS, ALL),
     # by less than the bound of half precision, .1 in the mean
     "logits x 0.8": (scaled(1.25), OURS, ["fp32"]),
-    "reference + 10 %": (reference, "loss before step one", ["fp32"]),
+    "reference + 10 %": (reference, "h before step one", ["fp32"]),
 }
 PLANTED = [(slip, dtype) for slip, (_, _, dtypes) in SLIPS.items() for dtype in dtypes]
 
