@@ -44,7 +44,6 @@ LIMITS = (
     "in all roles together; --within compares people of the same role.",
 )
 
-
 # ---- 4. the arguments ----
 
 COLUMNS = {
@@ -94,7 +93,7 @@ def check_flags(args):
     """Whether the median of the score decides: scoring rates of Local Law 144. UserError for flags
     that are missing, or that do not go together."""
     cuts = [cut for cut in (args.cutoff, args.select) if cut is not None]
-    scoring = bool(args.score and args.ll144 and not cuts)
+    scoring = args.score and args.ll144 and not cuts
     if bool(args.y_pred) == bool(args.score):
         raise UserError("--y-pred, --score: expected one of them")
     if bool(args.score) != bool(args.better):
@@ -137,8 +136,9 @@ def read_people(args, scoring):
         people["goodness"] = people.score if args.better == "higher" else -people.score
         people["hit"], rule = selected(people, args, scoring)
     if args.y_true:
-        known = decided.loc[~decided[args.y_true].isin(unknown), args.y_true]
-        people["outcome"] = tables.yes_or_no(known, args.qualified, "--qualified", path)[0]
+        outcome = decided[args.y_true]
+        outcome = outcome[~outcome.isin(unknown)]
+        people["outcome"], _ = tables.yes_or_no(outcome, args.qualified, "--qualified", path)
     return table, people, rule
 
 
