@@ -505,10 +505,8 @@ def test_prompts_and_gold(trained, tmp_path, llama_folder):
     ids = [common.encode_prompt(tokenizer, r["prompt"]) for r in answers.some_prompts(rows, 64)]
 
     def drawn(temperature, **more):
-        texts = [
-            ids for ids, _ in answers.generate(policy, tokenizer, ids, 12, temperature, **more)
-        ]
-        return tokenizer.batch_decode(texts, skip_special_tokens=True)
+        drawn = answers.generate(policy, tokenizer, ids, 12, temperature, **more)
+        return tokenizer.batch_decode(drawn, skip_special_tokens=True)
 
     sampled, greedy = drawn(1.0, seed=0), drawn(0)
     assert sampled != drawn(1.0, seed=1) and greedy == drawn(0, rows=4)
