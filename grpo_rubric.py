@@ -249,7 +249,6 @@ def main(argv=None):
           f"validation by {graders.metric}")  # fmt: skip
     guard, seconds = rollouts.Guard(run, len(val)), None
     if run.step == 0:
-        run.open()  # the judge's replies are kept from here on
         start, rows = time.perf_counter(), train[:2]
         b = answer(args, models, rows, g, args.reward, args.temperature, args.seed)
         drawn = time.perf_counter()

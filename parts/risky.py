@@ -58,12 +58,14 @@ def plain(text):
 
 
 def normal_form(text):
-    """How the patterns of data/ are written: plain, (s) → s, % → percent.
+    """How the patterns of data/ are written: one spelling, case folded, (s) → s, % → percent,
+    single blanks within a line.
 
     >>> normal_form("Ａｒｅ  you 50% “sure(s)”?")
     'are you 50 percent "sures"?'
     """
-    return plain(plain(text).replace("(s)", "s").replace("%", " percent"))
+    text = one_spelling(text).casefold().replace("(s)", "s").replace("%", " percent")
+    return re.sub(r"[^\S\n]+", " ", text).strip()
 
 
 def sentences(text):

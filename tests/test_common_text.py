@@ -11,7 +11,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import common
-from parts import answers, files, texts
+from parts import answers, files, logs
 from parts.files import UserError
 from parts.messages import prompt_key
 from parts.pairs import Pairs, check_pair, held_out, share_interval, split_prompt
@@ -102,7 +102,7 @@ def test_any_bytes_are_rows_or_one_line(tmp_path_factory, data):
     file = write_bytes(folder, data, "args.json")
     for row in one_line(lambda: list(files.read_jsonl(file))) or ():
         json.dumps(row, ensure_ascii=False).encode()
-    one_line(lambda: texts.read_log(file))
+    one_line(lambda: logs.read_log(file))
     one_line(lambda: files.read_record(folder))
 
 
