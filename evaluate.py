@@ -59,7 +59,7 @@ def preference(a, b, wins, lengths, prompts):
 
     By hand: won and a tie on x, lost on y: (¾ + 0)/2, so B won 1 − .375.
     >>> row = preference("A", "B", *map(pd.Series, ([1, 0.5, 0], [0, 0, 0], ["x", "x", "y"])))
-    >>> row["a"], round(row["wins"]["value"], 6), row["equal_length"]
+    >>> row["a"], round(float(row["wins"]["value"]), 6), row["equal_length"]
     ('B', 0.625, None)
     """
     rates = wins.groupby(prompts).mean()

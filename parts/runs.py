@@ -134,9 +134,11 @@ class Run:
         all_sum(0)  # all ranks have looked at the folder as it was
         return self.optimizer
 
-    def _open_folder(self):
+    def open(self):
         """Before the first row: remove what the run before wrote, with --overwrite; or cut its logs
         to the checkpoint. So a run that ends in its preflight leaves --out as it was."""
+        if self.is_open or rank():
+            return
         args, out, self.is_open = self.args, self.out, True
         if args.wandb_project:
             import wandb
@@ -236,9 +238,8 @@ class Run:
 
     def write(self, name, rows):
         """Append rows to one of the run's logs."""
+        self.open()
         if not rank():
-            if not self.is_open:
-                self._open_folder()
             write_jsonl(self.out / name, [{"step": self.step, **row} for row in rows], append=True)
 
     def rows(self):
