@@ -1,7 +1,7 @@
 """Verdicts where there is nothing to find, and where there is: simulated.
 
 A false finding in 5 % of tables shows up to MOST times in RUNS; a bound is the upper 99.9 % point of
-that binomial. bench/audit_null.py prints more tables of more kinds.
+that binomial.
 """
 
 import gc
