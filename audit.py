@@ -5,11 +5,11 @@ Algorithm    (1) read the table: decision or score, outcome, groups, roles, peop
              (2) compare the groups: selection and error rates; within roles with --within
              (3) --ll144: the tables of New York City's Local Law 144
              (4) report.html, report.json, and audit.csv, which BiasGuard reads
-Conventions  nothing is guessed: which value is a selection, which end of a score is good, who is one
-             person and which labels mean unknown are declared. An empty cell is unknown.
+Conventions  nothing is guessed: what is a selection, which scores are good, who is one person and
+             which labels mean unknown are declared. An empty cell is unknown
 Left out     causes, intent; re-weighting of decisions; an overall score; a pass mark
 Run          python audit.py people.csv --y-pred hired --group race --within role --id person
-             python audit.py values people.csv --sex sex --race race --map map.csv
+             python audit.py values people.csv --race race --map map.csv
              python audit.py people.csv --y-pred hired --group race --ll144 --sex sex --race race
 Writes       report.html, report.json, audit.csv, below --out; only you can read them
 Reference    29 CFR 1607.4D (four fifths); 6 RCNY 5-300 to 5-304; statistics: parts/groups.py

@@ -138,24 +138,3 @@ def prompt_key(row):
 def hash_fraction(key):
     """A number from 0 to 1 by the key's hash: what is chosen by it is the same in every file."""
     return int.from_bytes(hashlib.sha256(key.encode()).digest()[:8], "big") / 2**64
-
-
-def check_messages(value, key):
-    """ValueError unless value is text, or messages with a role and a text each; may be blank."""
-    messages = value if isinstance(value, list) else []
-    for message in messages:
-        if not isinstance(message, dict) or message.get("role") not in ROLES:
-            raise ValueError(f'"{key}": each message needs a "role", one of {", ".join(ROLES)}')
-        if message.get("content") is None and message.get("tool_calls"):
-            message["content"] = ""
-        if not isinstance(message.get("content"), str):
-            raise ValueError(f'"{key}": each message needs a "content" that is one text')
-    if not isinstance(value, str) and not messages:
-        raise ValueError(f'"{key}": expected text or a list of messages, found {value!r:.60}')
-    plain_text(value).encode()  # half a character (a lone surrogate such as \ud800) is a ValueError
-
-
-def check_turn(prompt):
-    """ValueError if a dialogue does not wait for an answer."""
-    if not isinstance(prompt, str) and prompt[-1]["role"] == "assistant":
-        raise ValueError('"prompt" must end with a message to answer, not with the assistant\'s')
