@@ -7,6 +7,7 @@ Algorithm    (1) read pairs; render the prompt; mark the answer tokens
              (4) update: backward, clip the gradient, step
              (5) now and then: held-out accuracy, beside that of "the longer answer wins"
              (6) mean and deviation of the scores, for PPO, into args.json
+             (7) does it score answers that are cut off, or loop, above whole ones?
 Conventions  the loss is the mean over pairs; a tie is half a win for each answer; a fresh head is
              zero, so the loss starts at log 2, and learns at its own rate; scores are not rescaled
              at the end: σ of their difference is a probability
@@ -33,7 +34,7 @@ import torch.nn.functional as F
 
 import common
 from common import batch_indices, load_tokenizer, same_shape
-from parts import flags, runs
+from parts import flags, judge_check, runs
 from parts.answers import identity
 from parts.files import UserError, command, number, write_json
 from parts.pairs import Pairs, add_pair_arguments, share_interval
@@ -243,6 +244,13 @@ def main(argv=None):
     run.record["scale"] = [scores.mean().item(), max(scores.std().item(), 1e-6)]
     if not rank():
         write_json(run.out / "args.json", run.record)
+    # (7) does it prefer answers that nobody wants: chosen ones that are cut off, or loop?
+    some = (pairs.held if len(pairs.held) else pairs.train)[:200]
+    prompts, chosen = ([side[i] for i in some] for side in (pairs.prompts, pairs.chosen))
+    print(
+        *judge_check.sentences(judge_check.check_scorer(scorer, prompts, chosen, pairs.pad)),
+        sep="\n",
+    )
     words = shlex.join([args.out, "--pairs", *(args.eval_pairs or ["YOUR_PAIRS.jsonl"])])
     return run.finish(f"python evaluate.py reward --reward-model {words}")
 
