@@ -247,10 +247,9 @@ def main(argv=None):
     # (7) does it prefer answers that nobody wants: chosen ones that are cut off, or loop?
     some = (pairs.held if len(pairs.held) else pairs.train)[:200]
     prompts, chosen = ([side[i] for i in some] for side in (pairs.prompts, pairs.chosen))
-    print(
-        *judge_check.sentences(judge_check.check_scorer(scorer, prompts, chosen, pairs.pad)),
-        sep="\n",
-    )
+    checked = judge_check.check_scorer(scorer, prompts, chosen, pairs.pad)
+    for sentence in judge_check.sentences(checked):
+        print(sentence)
     words = shlex.join([args.out, "--pairs", *(args.eval_pairs or ["YOUR_PAIRS.jsonl"])])
     return run.finish(f"python evaluate.py reward --reward-model {words}")
 
