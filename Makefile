@@ -5,6 +5,7 @@
 # make overdriven  PPO driven beyond what its reward model is worth, to see the alarm and the mark
 # make data, make base  the bundled files from their generator
 # make real-model  SmolLM2-135M-Instruct, a real model of 134.5 M weights, into runs/smollm2; its tests then run in make test
+# make real-server URL=http://localhost:8000/v1 JUDGE=name  the judge's tests against a server of yours, such as `vllm serve`
 # make lesson  a planted preference found in a reward model and in a policy, with three seeds
 # make test-fast, make lint, make format, make clean
 #
@@ -26,7 +27,7 @@ DEV := $(VENV)/.dev
 GGUF := $(VENV)/.gguf
 endif
 
-.PHONY: help demo test test-fast real-model lint format report overdriven lesson data base clean $(SEEDS:%=report-%) $(SEEDS:%=lesson-%)
+.PHONY: help demo test test-fast real-model real-server lint format report overdriven lesson data base clean $(SEEDS:%=report-%) $(SEEDS:%=lesson-%)
 .DELETE_ON_ERROR:
 
 help:
@@ -56,8 +57,8 @@ define loop
 	$(PY) dpo.py --pairs data/prefs_train.jsonl $(JUDGED) $(DPO) --seed $(2) --out $(1)/dpo --overwrite
 	$(PY) ppo.py --reward-model $(1)/reward --gold data/recruiter.py:reward $(PPO) --seed $(2) --out $(1)/ppo --overwrite || [ $$? = 3 ]
 	$(PY) grpo_rubric.py $(GRPO) --lr 2e-4 --eval-temperature 1 --eval-every 10 --seed $(2) --out $(1)/grpo --overwrite
-	$(PY) fairness.py report --before data/tiny-base --after $(1)/dpo $(1)/ppo --reward-model $(1)/reward --prefs data/prefs_train.jsonl data/rank_train.jsonl --names-per-cell 10 --resumes 12 --seed $(2) --out $(1)/fairness --overwrite > $(1)/fairness.txt
-	$(PY) evaluate.py compare --model data/tiny-base $(1)/dpo $(1)/ppo --reward-model $(1)/reward $(COMPARE) --seed $(2) --out $(1)/report --overwrite
+	$(PY) fairness.py report --before data/tiny-base --after $(1)/dpo $(1)/ppo --reward-model $(1)/reward --prefs data/prefs_train.jsonl data/rank_train.jsonl --per-cell 6 --resumes 20 --out $(1)/fairness --overwrite > $(1)/fairness.txt
+	$(PY) evaluate.py compare --model data/tiny-base $(1)/dpo $(1)/ppo --name Base DPO PPO --reward-model $(1)/reward $(COMPARE) --seed $(2) --out $(1)/report --overwrite
 endef
 
 # six to twelve minutes on two cores; make report trains longer, and tests/test_demo.py runs these commands at toy size
@@ -65,9 +66,10 @@ demo: REWARD = --steps 100
 demo: DPO = --epochs 1
 demo: PPO = --steps 10 --lr 2e-4
 demo: GRPO = --steps 30 --schedule constant
-demo: COMPARE = --n 100
+demo: COMPARE = --n 100 --bon 16
 demo: $(RUNTIME)
 	$(call loop,runs/demo,0)
+	@$(PY) -c "import json; print(*json.load(open('runs/demo/report/report.json'))['answer'][:5], sep='\n')"
 	@echo "open runs/demo/report/report.html and runs/demo/fairness/report.html in a browser"
 
 # two processes, a file of tests to each at a time
@@ -81,6 +83,10 @@ test-fast: $(DEV)
 # a minute and 270 MB; a model that is there already stays
 real-model: $(GGUF)
 	$(PY) data/real_model.py --out runs/smollm2
+
+JUDGE ?= policy
+real-server: $(DEV)
+	FEEDBACKLOOP_JUDGE_URL=$(URL) FEEDBACKLOOP_JUDGE_MODEL=$(JUDGE) $(PY) -m pytest -q -s tests/test_real_server.py
 
 lint: $(DEV)
 	$(PY) -m ruff check .
@@ -99,7 +105,7 @@ $(SEEDS:%=report-%): REWARD = --epochs 2
 $(SEEDS:%=report-%): DPO = --epochs 3
 $(SEEDS:%=report-%): PPO = --steps 30
 $(SEEDS:%=report-%): GRPO = --steps 200
-$(SEEDS:%=report-%): COMPARE = --n 200
+$(SEEDS:%=report-%): COMPARE = --n 200 --bon 16
 $(SEEDS:%=report-%): report-%: $(RUNTIME)
 	$(call loop,runs/report-$*,$*)
 	$(PY) evaluate.py reward --reward-model runs/report-$*/reward --pairs data/prefs_test.jsonl --out runs/report-$*/reward-report --overwrite
@@ -132,11 +138,11 @@ $(SEEDS:%=lesson-%): lesson-%: $(RUNTIME)
 	$(PY) dpo.py --pairs data/prefs_biased.jsonl --epochs 3 --seed $* --out runs/$@/answers-biased --overwrite
 	$(PY) dpo.py --model runs/$@/answers-fair --pairs data/screen_train.jsonl --epochs 8 --seed $* --out runs/$@/policy-fair --overwrite
 	$(PY) dpo.py --model runs/$@/answers-biased --pairs data/screen_biased.jsonl --epochs 8 --seed $* --out runs/$@/policy-biased --overwrite
-	$(PY) fairness.py twins --before data/tiny-base --after runs/$@/answers-fair runs/$@/answers-biased runs/$@/policy-fair runs/$@/policy-biased --reward-model runs/$@/fair runs/$@/biased runs/$@/cured --names-per-cell 10 --resumes 20 --seed $* --out runs/$@/twins --overwrite
+	$(PY) fairness.py report --before data/tiny-base --after runs/$@/answers-fair runs/$@/answers-biased runs/$@/policy-fair runs/$@/policy-biased --reward-model runs/$@/fair runs/$@/biased runs/$@/cured --per-cell 10 --resumes 20 --out runs/$@/twins --overwrite
 	$(PY) data/augment.py data/screen_biased.jsonl data/names.csv --seed $* > runs/$@/screen_named.jsonl
 	$(PY) dpo.py --model runs/$@/answers-biased --pairs runs/$@/screen_named.jsonl --epochs 4 --seed $* --out runs/$@/policy-cured --overwrite
-	$(PY) fairness.py twins --before data/tiny-base --after runs/$@/policy-cured --names-per-cell 10 --resumes 20 --seed $* --out runs/$@/twins-cured --overwrite
-	$(PY) evaluate.py compare --model data/tiny-base runs/$@/answers-biased runs/$@/policy-cured --n 100 --samples 1 --bon 0 --reward-model none --seed $* --out runs/$@/policy-cured-report --overwrite
+	$(PY) fairness.py report --before data/tiny-base --after runs/$@/policy-cured --per-cell 10 --resumes 20 --out runs/$@/twins-cured --overwrite
+	$(PY) evaluate.py compare --model data/tiny-base runs/$@/answers-biased runs/$@/policy-cured --n 100 --samples 1 --reward-model none --seed $* --out runs/$@/policy-cured-report --overwrite
 	for model in fair biased cured; do $(PY) evaluate.py reward --reward-model runs/$@/$$model --pairs data/rank_test.jsonl --out runs/$@/$$model-report --overwrite || exit; done
 	@mkdir -p reports/demo
 	for model in fair biased cured policy-cured; do cp runs/$@/$$model-report/report.json reports/demo/lesson-$$model-seed-$*.json || exit; done
@@ -159,7 +165,7 @@ base: $(RUNTIME)
 	$(PY) data/make_data.py --corpus runs/corpus-5.jsonl --corpus-run 5
 	$(PY) data/make_data.py --corpus runs/corpus-6.jsonl --corpus-run 6
 	$(PY) data/train_tokenizer.py --corpus runs/corpus-1.jsonl --config data/tiny-base/config.json --out runs/base-0
-	$(PY) sft.py --init-config runs/base-0 --data runs/corpus-1.jsonl --lr 1.5e-3 $(BASE_FLAGS) --out runs/base-1 --overwrite
+	$(PY) sft.py --model runs/base-0 --data runs/corpus-1.jsonl --lr 1.5e-3 $(BASE_FLAGS) --out runs/base-1 --overwrite
 	$(PY) sft.py --model runs/base-1 --data runs/corpus-2.jsonl --lr 1e-3 $(BASE_FLAGS) --out runs/base-2 --overwrite
 	$(PY) sft.py --model runs/base-2 --data runs/corpus-3.jsonl --lr 1e-3 $(BASE_FLAGS) --out runs/base-3 --overwrite
 	$(PY) sft.py --model runs/base-3 --data runs/corpus-4.jsonl --lr 1e-3 --batch-size 128 --schedule constant $(BASE_FLAGS) --warmup 0.04 --out runs/base-4 --overwrite

@@ -23,7 +23,6 @@ Axes         B rows, T columns, V vocabulary, H hidden, N tokens
 """
 
 import contextlib
-import functools
 import json
 import math
 import os
@@ -85,24 +84,20 @@ def encode(tokenizer, text, rendered):
 
 def end_ids(tokenizer):
     """[the special token that the chat template writes behind an answer, EOS], without repeats."""
-    return _end_ids(tokenizer, str(tokenizer.chat_template), tokenizer.eos_token_id)
-
-
-@functools.lru_cache(64)  # a loader asks for every row; template and EOS may be set in between
-def _end_ids(tokenizer, _, eos):
     tail = ""
     if tokenizer.chat_template:
         turn = [{"role": "user", "content": "x"}, {"role": "assistant", "content": "ANSWER"}]
         tail = render(tokenizer, turn).rpartition("ANSWER")[2]
     special = [i for i in encode(tokenizer, tail, True) if i in tokenizer.added_tokens_decoder]
-    ends = {**dict.fromkeys(special[:1]), eos: None}
+    ends = dict.fromkeys([*special[:1], tokenizer.eos_token_id])
     return [i for i in ends if i is not None]
 
 
 def pad_id(tokenizer):
     """An id that ends no answer: transformers reads a reward at the last id that is not padding."""
     ids = [tokenizer.pad_token_id, tokenizer.unk_token_id, *range(len(tokenizer))]
-    return next(i for i in ids if i is not None and i not in end_ids(tokenizer))
+    ends = [None, *end_ids(tokenizer)]
+    return next(i for i in ids if i not in ends)
 
 
 def encode_prompt(tokenizer, prompt, max_length=None, tools=None):
@@ -132,14 +127,14 @@ def encode_pair(tokenizer, prompt, *answers, max_length=None, tools=None):
         else:
             whole = render(tokenizer, [*prompt, *answer], tools=tools)
             if not whole.startswith(opened):  # the template rewrites the prompt: R1 drops a thought
-                whole = opened + (answer[-1]["content"] or "")
+                whole = opened + answer[-1]["content"]
         ids = encode(tokenizer, whole, not is_text)
         if ids[: len(prompt_ids)] == prompt_ids:
             ids = ids[len(prompt_ids) :]
         else:  # a token would span the seam, which a model that answers cannot write
             ids = encode(tokenizer, whole[len(opened) :], True)
-        stop = next((t for t, i in enumerate(ids) if i in ends), None)
-        encoded.append(ids[: stop + 1] if stop is not None else [*ids, ends[-1 if is_text else 0]])
+        ids = [*ids, ends[-1 if is_text else 0]]
+        encoded.append(ids[: next(n for n, i in enumerate(ids, 1) if i in ends)])
     if max_length:
         longest = max(map(len, encoded), default=0)
         prompt_ids = prompt_ids[-max(max_length - longest, max_length // 2) :]
@@ -150,21 +145,16 @@ def encode_pair(tokenizer, prompt, *answers, max_length=None, tools=None):
 # ---- 2. rows and batches ----
 
 
-def pad_rows(prompts, answers, pad):
-    """(ids, attention_mask, answer_mask), each (B, T), right-padded."""
-    rows = [torch.tensor([*p, *a]) for p, a in zip(prompts, answers, strict=True)]
-    ids = pad_sequence(rows, True, pad)  # (B, T)
-    lengths = torch.tensor([[len(p), len(row)] for p, row in zip(prompts, rows)])  # (B, 2)
-    column = torch.arange(ids.shape[1])
-    attention_mask = column < lengths[:, 1:]
-    return ids, attention_mask, attention_mask & (column >= lengths[:, :1])
-
-
-def pad_left(prompts, pad, device):
-    """(ids, attention_mask), (B, T) each, left-padded: all prompts end in the last column."""
-    rows = [torch.tensor(ids) for ids in prompts]
-    sides = (rows, pad), ([torch.ones_like(row) for row in rows], 0)
-    return [pad_sequence(x, True, fill, "left").to(device) for x, fill in sides]
+def pad_rows(prompts, answers, pad, device=None, side="right"):
+    """(ids, attention_mask, answer_mask), each (B, T), padded on the right; to sample, on the left,
+    where all prompts end in the last column."""
+    rows = [torch.tensor([*p, *a], dtype=torch.long) for p, a in zip(prompts, answers, strict=True)]
+    masks = [torch.ones(len(row), dtype=torch.bool) for row in rows]
+    answer_masks = [torch.arange(len(row)) >= len(p) for p, row in zip(prompts, rows)]
+    return [
+        pad_sequence(columns, True, value, side).to(device)
+        for columns, value in ((rows, pad), (masks, False), (answer_masks, False))
+    ]
 
 
 def batch_indices(n, batch_size, seed, step, keep_order=False):
@@ -181,9 +171,9 @@ def micro_batches(indices, lengths, most_tokens):
     The batch stays what it is: sums over its micro-batches are divided by the count of the whole
     batch, so the update is that of one big forward.
     """
-    parts, left = [], sorted(map(int, indices), key=lambda i: -lengths[i])
+    parts, left = [], sorted(indices, key=lambda i: -lengths[i])
     while left:
-        rows = max(1, int(most_tokens // max(1, lengths[left[0]])))
+        rows = max(1, most_tokens // lengths[left[0]])
         parts, left = [*parts, left[:rows]], left[rows:]
     return parts
 
@@ -201,8 +191,6 @@ def opened(flag, name, load, **settings):
         return load(name, **settings)
     except Exception as error:
         hint = "" if Path(name).exists() else "no such folder, and as a hub id it "
-        if (Path(name) / "checkpoint").is_dir():
-            hint = "this run has not finished, so it holds no model yet; it "
         raise UserError(f"{flag} {name}: {hint}cannot be loaded ({brief(error)})") from None
 
 
@@ -213,23 +201,14 @@ def load_config(name, flag="--model", scores=False):
 
     config = opened(flag, name, AutoConfig.from_pretrained)
     if ("ForSequenceClassification" in str(config.architectures)) != scores:
-        fix = "not a reward model; train one with reward_train.py"
-        fix = fix if scores else "a reward model, which writes no answers; name a policy"
-        raise UserError(f"{flag} {name}: {fix}")
+        fix = "train one with reward_train.py" if scores else "name a policy, which writes answers"
+        raise UserError(f"{flag} {name}: is {'not' * scores} a reward model; {fix}")
     return config
 
 
 def max_positions(config):
     """The most tokens that the model has positions for; infinite if its config names no limit."""
     return getattr(config.get_text_config(), "max_position_embeddings", None) or math.inf
-
-
-def check_ids(config, *rows):
-    """UserError if a token has no row in the embedding: the tokenizer was extended, the model not."""
-    size, largest = config.get_text_config().vocab_size, max(int(max(ids)) for ids in rows)
-    if largest >= size:
-        fix = "call resize_token_embeddings, and save the model"
-        raise UserError(f"--model: token {largest} has no row in its embedding of {size}; {fix}")
 
 
 def load_tokenizer(name, flag="--model"):
@@ -258,9 +237,7 @@ def load_model(
     lost = [key for key in info["missing_keys"] if not key.startswith("score.")]
     if lost:  # transformers would draw it at random
         raise UserError(f"{flag} {name}: its weight files lack {lost[0]} ({len(lost)} missing)")
-    head = model.get_output_embeddings() or getattr(model, "score", None)
-    if head is None:
-        raise UserError(f"{flag} {name}: {type(model).__name__} is no decoder with a head to train")
+    head = model.get_output_embeddings() or model.score
     head.float()  # a logit of 20 in bf16 is rounded by .06
     model.generation_config = GenerationConfig()  # no repetition penalty that the authors ask for
     model.requires_grad_(trainable).to(device).eval()
@@ -274,8 +251,7 @@ def load_model(
 def save_model(model, tokenizer, folder, source):
     """Write a folder that transformers, TRL and vLLM open with equal logits: fp32 weights, adapters
     merged (and beside, in adapter/, for PEFT), the tokenizer, the configs as their authors wrote
-    them. Each file is written under a temporary name, then renamed; config.json comes last, for
-    without it a folder is no model.
+    them. config.json comes last, for without it a folder is no model.
 
     source   the folder or hub id that the model was loaded from
     """
@@ -286,29 +262,23 @@ def save_model(model, tokenizer, folder, source):
 
     folder.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=folder, prefix=".writing-") as temporary:
-        new = Path(temporary)
-        model.save_pretrained(new, state_dict=state)
-        tokenizer.save_pretrained(new)
-        if lora_layers(model):
-            save_adapter(model, new / "adapter", source)
-            tokenizer.save_pretrained(new / "adapter")
-        if model.can_generate():
-            generation = {}
-            with contextlib.suppress(OSError):  # the authors' temperature and the like, if any
-                generation = GenerationConfig.from_pretrained(source).to_diff_dict()
-            generation["eos_token_id"] = end_ids(tokenizer)
-            write_json(new / "generation_config.json", generation)
-        # transformers 4 and vLLM read words that version 5 leaves out, so the authors' own stay
-        written = json.loads((new / "config.json").read_text(encoding="utf-8"))
-        base, _ = PretrainedConfig.get_config_dict(source)
-        ours = {key: x for key, x in written.items() if key not in base or key in OURS}
-        types = dict.fromkeys(("dtype", "torch_dtype"), "float32")
-        write_json(new / "config.json", base | ours | types)
-        for file in sorted(new.rglob("*.*"), key=lambda file: file.name == "config.json"):
-            target = folder / file.relative_to(new)
-            target.parent.mkdir(exist_ok=True)
+        model.save_pretrained(temporary, state_dict=state)
+        written = json.loads((Path(temporary) / "config.json").read_text(encoding="utf-8"))
+        for file in Path(temporary).glob("model*"):
             os.chmod(file, 0o644)  # safetensors writes 0600, which no other user's server can read
-            os.replace(file, target)
+            os.replace(file, folder / file.name)
+    tokenizer.save_pretrained(folder)
+    if lora_layers(model):
+        save_adapter(model, folder / "adapter", source)
+        tokenizer.save_pretrained(folder / "adapter")
+    generation = {}
+    with contextlib.suppress(OSError):  # the authors' temperature and the like, if any
+        generation = GenerationConfig.from_pretrained(source).to_diff_dict()
+    write_json(folder / "generation_config.json", generation | {"eos_token_id": end_ids(tokenizer)})
+    # transformers 4 and vLLM read words that version 5 leaves out, so the authors' own stay
+    config, _ = PretrainedConfig.get_config_dict(source)
+    config |= {key: x for key, x in written.items() if key not in config or key in OURS}
+    write_json(folder / "config.json", config | {"dtype": "float32", "torch_dtype": "float32"})
 
 
 # ---- 4. log-probs ----

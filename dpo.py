@@ -32,15 +32,12 @@ import time
 import torch
 import torch.nn.functional as F
 
-import common
-from common import Policy, batch_indices, load_model, load_tokenizer, pad_rows, same_shape
+from common import Policy, batch_indices, load_config, load_model, load_tokenizer, same_shape
 from parts import flags, runs
 from parts.answers import Answers, add_answer_arguments, check_policy, identity
 from parts.files import UserError, command, number
-from parts.flags import OUT_OF_MEMORY
-from parts.lora import adapter_off
 from parts.pairs import Pairs, add_pair_arguments, share_interval
-from parts.parallel import add_up, all_sum, gather
+from parts.parallel import add_up, gather
 from parts.shared_prompt import can_share
 
 RATES = 3e-4, 1e-5, 2e-4  # below 100 M parameters (data/tiny-base), above (SmolLM2), with LoRA
@@ -136,129 +133,97 @@ def parse_args(argv=None):
 
 
 def pair_logps(policy, pairs, part):
-    """(2, b) log π of the chosen and the rejected answers of `part`, summed over their tokens."""
+    """(2, b) each: log π of the chosen and the rejected answers of `part`, summed over their
+    tokens, and the number of these tokens."""
     rows = pairs.batch(part, policy.model.device)  # (2b, T) each
     logps, _ = policy(*rows, shared=pairs.shared)  # (2b, T), 0 outside the answers
-    return logps.sum(1).view(2, -1)  # all chosen rows come first
+    return logps.sum(1).view(2, -1), rows[2].sum(1).view(2, -1)  # all chosen rows come first
 
 
 @torch.no_grad()
-def reference_logps(args, run, policy, pairs):
+def reference_logps(run, policy, pairs):
     """(2, n): `pair_logps` of all pairs under the start; 0 for simpo, which has no reference."""
-    n = len(pairs.places)
-    logps = torch.zeros(2, n)
-    if args.loss_type != "simpo":
-        for part in run.micro_batches(range(n), pairs.tokens(), "reference"):
-            logps[:, part] = pair_logps(policy, pairs, part).cpu()
+    logps = torch.zeros(2, len(pairs.rows))
+    if run.args.loss_type != "simpo":
+        for part in run.micro_batches(range(len(pairs.rows)), pairs.tokens()):
+            logps[:, part] = pair_logps(policy, pairs, part)[0].cpu()
         add_up([logps])  # over the ranks, each of which read its share
     return logps
 
 
-def forward(args, policy, pairs, part, ref_logps):
+def forward(run, policy, pairs, part):
     """Steps (3) and (4) for the pairs in `part`: losses (b,), log-probs of the chosen answers (b,),
-    and the columns that `means` reads, (8, b) without gradient."""
-    logps, ref = pair_logps(policy, pairs, part), ref_logps[:, part]  # (2, b) each
-    sides = pairs.chosen, pairs.rejected
-    tokens = torch.tensor([[len(side[i]) for i in part] for side in sides]).to(logps)
-    losses, *rewards = dpo_loss(
-        *logps, *ref.to(logps), args.beta, args.loss_type, args.label_smoothing,
-        *tokens, args.simpo_gamma,
+    and what is logged of each pair, without gradient, see `means`."""
+    logps, lengths = pair_logps(policy, pairs, part)  # (2, b) each
+    args, ref_logps = run.args, run.state["reference"][:, part].to(logps)  # (2, b)
+    losses, chosen_rewards, rejected_rewards = dpo_loss(
+        *logps, *ref_logps, args.beta, args.loss_type, args.label_smoothing,
+        *lengths, args.simpo_gamma,
     )  # fmt: skip
-    columns = torch.tensor(part).to(logps), losses, *rewards, *logps, *tokens
-    return losses, logps[0], torch.stack(columns).detach().cpu().double()
-
-
-def means(stats, keys):
-    """Means over all pairs of an update or evaluation, of all ranks, under TRL's names.
-
-    stats   the columns of each forward, see `forward`
-    keys    of each pair of the data, the key of its prompt
-    """
-    pairs, losses, *sides = torch.cat(gather(stats), 1)  # (B,) each
-    chosen_rewards, rejected_rewards, chosen_logps, rejected_logps, chosen_tokens, _ = sides
     margins = chosen_rewards - rejected_rewards
     # at the start the two rewards differ by rounding only, which counts as equal: half right
-    equal = margins.abs() <= 1e-6 * (chosen_logps + rejected_logps).abs()
-    right = torch.where(equal, 0.5, (margins > 0).double())
-    low, high = share_interval(right, [keys[int(i)] for i in pairs])
+    equal = margins.abs() <= 1e-6 * logps.abs().sum(0)
     columns = {
-        "pair_loss": losses, "rewards/chosen": chosen_rewards, "rewards/rejected": rejected_rewards,
-        "rewards/margins": margins, "rewards/accuracies": right,
-        "logps/chosen": chosen_logps, "logps/rejected": rejected_logps,
+        "pair": torch.tensor(part), "pair_loss": losses, "rewards/chosen": chosen_rewards,
+        "rewards/rejected": rejected_rewards, "rewards/margins": margins,
+        "rewards/accuracies": torch.where(equal, 0.5, (margins > 0).float()),
+        "logps/chosen": logps[0], "logps/rejected": logps[1],
     }  # fmt: skip
+    return losses, logps[0], {key: x.detach().cpu().double() for key, x in columns.items()}
+
+
+def means(stats, pairs):
+    """Means over all pairs of an update or evaluation, of all ranks, under TRL's names."""
+    stats = gather(stats)
+    columns = {key: torch.cat([part[key] for part in stats]) for key in stats[0]}  # (B,) each
+    rows = columns.pop("pair").long().tolist()
+    low, high = share_interval(columns["rewards/accuracies"], [pairs.keys[i] for i in rows])
     return {key: column.mean().item() for key, column in columns.items()} | {
-        "nll": -(chosen_logps.sum() / chosen_tokens.sum()).item(),  # per chosen token
+        "nll": -columns["logps/chosen"].sum().item() / pairs.lengths[1, rows].sum(),
         "rewards/accuracies_low": low, "rewards/accuracies_high": high,
     }  # fmt: skip
 
 
-# ---- evaluation ----
-
-
 @torch.no_grad()
-def evaluate(args, run, policy, reference, pairs, answers):
+def evaluate(run, policy, reference, pairs, answers):
     """Log held-out loss and accuracy; sample answers, their score and their KL."""
-    metrics, stats = {}, []
-    for part in run.micro_batches(pairs.held, pairs.tokens()):
-        stats.append(forward(args, policy, pairs, part, run.state["reference"])[2])
+    metrics, samples = answers(policy, reference)
+    parts = run.micro_batches(pairs.held, pairs.tokens())
+    stats = [forward(run, policy, pairs, part)[2] for part in parts]
     if len(pairs.held):
-        metrics = {f"eval/{key}": x for key, x in means(stats, pairs.keys).items()}
+        metrics |= {f"eval/{key}": x for key, x in means(stats, pairs).items()}
         metrics |= {"eval/loss": metrics.pop("eval/pair_loss"), "eval/n": len(pairs.held)}
-    sampled, samples, ids = answers(policy)
-    if ids and args.loss_type != "simpo" and args.eval_temperature:
-        rows = answers.ids, ids, pairs.pad
-        sampled["val/kl"] = kl_to_start(args, run, policy, reference, *rows)
-    run.evaluation(metrics | sampled, samples)
-
-
-def kl_to_start(args, run, policy, reference, prompts, answers, pad):
-    """KL(π‖π_ref) per answer, in nats: the mean of log π − log π_ref over the policy's own answers,
-    at the temperature they were drawn at. It is what evaluate.py compares policies at."""
-    lengths, total = [len(p) + len(a) for p, a in zip(prompts, answers)], 0.0
-    reference.to(run.device)
-    for part in run.micro_batches(range(len(prompts)), lengths):
-        rows = pad_rows([prompts[i] for i in part], [answers[i] for i in part], pad)
-        rows = [x.to(run.device) for x in rows]  # (b, T) each
-        logps, _ = policy(*rows, args.eval_temperature)
-        with adapter_off(reference):
-            ref_logps, _ = reference(*rows, args.eval_temperature)
-        total += (logps - ref_logps).sum().item()
-    if reference is not policy:
-        reference.to("cpu")  # training takes no more of a GPU than without it
-    return all_sum(total) / len(prompts)
+    run.evaluation(metrics, samples)
 
 
 # ---- the run ----
 
 
-def check_start(args, run, policy, pairs):
-    """Before step one policy and reference are equal, so h = 0, and the loss is known."""
-    part, ref_logps = pairs.train[:4], run.state["reference"]
-    with torch.no_grad():
-        loss = forward(args, policy, pairs, part, ref_logps)[0].mean().item()
-    expected = {"hinge": 1.0, "ipo": 1 / (4 * args.beta**2)}.get(args.loss_type, math.log(2))
-    if args.loss_type != "simpo":  # β multiplies the rounding, too
-        bound = 1e-4 * max(1, expected, args.beta)
-        identity("loss before step one", loss, expected, bound, run.dtype, f"--model {args.model}")
-    print(f"preflight  log-probs are the model's, loss before step one {loss:.4f}: ok")
+@torch.no_grad()
+def check_start(run, policy, pairs):
+    """Before step one policy and reference are equal: h = 0, and the sigmoid loss is log 2."""
+    losses, _, columns = forward(run, policy, pairs, pairs.train[:4])
+    args = run.args
+    if args.loss_type != "simpo":
+        h = columns["rewards/margins"].mean().item() / args.beta
+        identity("h before step one", h, 0, 2e-4, run.dtype, f"--model {args.model}")
+    print(f"preflight  log-probs are the model's, loss before step one {losses.mean():.4f}: ok")
 
 
 def main(argv=None):
     args = parse_args(argv)
     run = runs.Run("dpo", args, SHOW, HEADLINE)
-    tokenizer, config = load_tokenizer(args.model), common.load_config(args.model)
+    tokenizer, config = load_tokenizer(args.model), load_config(args.model)
     # (1) read pairs; render the prompt; mark the answer tokens
-    pairs = Pairs(args, tokenizer, min(args.max_length, common.max_positions(config)))
-    common.check_ids(config, [pairs.pad], *pairs.ids())
-    shown = [pairs.rows[i] for i in [*pairs.held, *pairs.train][:2]]
-    answers = Answers(args, tokenizer, config, shown, {pairs.keys[i] for i in pairs.train})
+    pairs = Pairs(args, tokenizer, config)
+    answers = Answers(run, tokenizer, config, pairs.rows[:2], {pairs.keys[i] for i in pairs.train})
 
     # the policy; before step one it is its own reference, and gives the log-probs of all pairs
     source = args.model, run.device, run.dtype
     model = load_model(*source, trainable=True, lora_rank=args.lora_rank, seed=args.seed)
     policy = reference = Policy(model, run.dtype)
-    if args.prompts and args.loss_type != "simpo" and not args.lora_rank:  # for val/kl alone
-        reference = Policy(load_model(args.model, "cpu", run.dtype), run.dtype)
+    if args.prompts and not args.lora_rank:  # for val/kl alone
+        reference = Policy(load_model(*source), run.dtype)
     longest = pairs.batch([pairs.tokens().argmax()], run.device)
     pairs.shared = can_share(model, run.dtype, *longest)
     per_epoch, seconds = math.ceil(len(pairs.train) / args.batch_size), None
@@ -267,23 +232,23 @@ def main(argv=None):
         check_policy(policy, tokenizer, *longest, f"--model {args.model}")
         # (2) reference: log-probs of both answers under the frozen start, once
         start = time.perf_counter()
-        run.state["reference"] = reference_logps(args, run, policy, pairs)
+        run.state["reference"] = reference_logps(run, policy, pairs)
         # a forward with its backward takes three times as long as a forward
-        seconds = 3 * (time.perf_counter() - start) * args.batch_size / len(pairs.places)
-        check_start(args, run, policy, pairs)
-        evaluate(args, run, policy, reference, pairs, answers)
+        seconds = 3 * (time.perf_counter() - start) * args.batch_size / len(pairs.rows)
+        check_start(run, policy, pairs)
+        evaluate(run, policy, reference, pairs, answers)
 
-    ref_logps, tokens = run.state["reference"], pairs.tokens()
+    tokens = pairs.tokens()
     for step in run.steps(seconds):
         places, epoch = batch_indices(len(pairs.train), args.batch_size, args.seed, step)
         batch, stats, total = pairs.train[places], [], 0.0
-        chosen_tokens = sum(len(pairs.chosen[i]) for i in batch)  # of the whole step
         optimizer.zero_grad()
         for part in run.micro_batches(batch, tokens):
             # (3) policy: log-probs of both answers; (4) loss and implicit rewards
-            losses, logps, columns = forward(args, policy, pairs, part, ref_logps)
+            losses, logps, columns = forward(run, policy, pairs, part)
             # (5) update: a sum over this part, divided by the whole step's count
-            loss = losses.sum() / len(batch) - args.nll_coef * logps.sum() / chosen_tokens
+            nll = -logps.sum() / pairs.lengths[1, batch].sum()
+            loss = losses.sum() / len(batch) + args.nll_coef * nll
             run.scaler.scale(loss).backward()
             total += loss.item()
             stats.append(columns)
@@ -291,16 +256,18 @@ def main(argv=None):
         lr = run.set_lr(step)
         run.scaler.step(optimizer)
         run.scaler.update()
-        update = {"loss": loss, "lr": lr, "grad_norm": grad_norm}
-        counts = dict(epoch=epoch, n=len(batch), tokens=tokens[batch].sum())
-        run.log(means(stats, pairs.keys) | counts | update)
+        run.log(means(stats, pairs) | {
+            "loss": loss, "lr": lr, "grad_norm": grad_norm, "epoch": epoch, "n": len(batch),
+            "tokens": tokens[batch].sum(),
+        })  # fmt: skip
         # (6) now and then: held-out loss and accuracy, sample answers and their score
         if run.evaluates(step):
-            evaluate(args, run, policy, reference, pairs, answers)
+            evaluate(run, policy, reference, pairs, answers)
 
-    words = "--model", args.model, args.out, "--prompts", args.prompts or "YOUR_PROMPTS.jsonl"
+    words = ["--model", args.model, args.out, *["--chat"] * args.chat]
+    words += ["--prompts", args.prompts or "YOUR_PROMPTS.jsonl"]
     return run.finish(f"python evaluate.py compare {shlex.join(words)}")
 
 
 if __name__ == "__main__":
-    command(main, OUT_OF_MEMORY)
+    command(main, flags.OUT_OF_MEMORY)

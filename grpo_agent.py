@@ -28,7 +28,6 @@ Axes         P seeds, G episodes per seed, N rows, one or more per episode, T to
 import argparse
 import functools
 import json
-import math
 import random
 import shlex
 import time
@@ -41,17 +40,16 @@ from statistics import fmean
 import numpy as np
 import torch
 
-import ruler
-import watch
-from common import Policy, encode_prompt, load_model, load_tokenizer, max_positions
-from parts import flags, grpo, rollouts, runs, server
+from common import Policy, encode_prompt, load_model, load_tokenizer
+from parts import flags, grpo, rollouts, runs
 from parts.answers import scored
-from parts.card import shown_value
-from parts.episodes import Episode, next_prompt, pack, training_rows
-from parts.files import UserError, brief, command, load_function, number, write_jsonl
+from parts.comparing import ALONE, add_ruler_arguments, order_difference, ruler_groups
+from parts.episodes import Episode, next_prompt, training_rows
+from parts.files import UserError, brief, command, load_function, number, shown_value, write_jsonl
+from parts.judging import Judge, add_judge_arguments
 from parts.parallel import all_sum, gather, pick, rank, world
 from parts.sampling import sample
-from parts.texts import text_flags, text_metrics
+from watch import add_watch_arguments
 
 RATES = 3e-4, 1e-5, 2e-4  # below 100 M parameters (worked on data/tiny-base), above, with LoRA
 STEPS = 40  # of an epoch, and so of a run without --steps; seeds have no end
@@ -81,9 +79,9 @@ def parse_args(argv=None):
     add("--write", help="play: also write the policy's turns to this file, as rows for sft.py")
     # fmt: on
     grpo.add_group_arguments(parser)
-    ruler.add_ruler_arguments(parser)
-    server.add_judge_arguments(parser)
-    watch.add_watch_arguments(parser)
+    add_ruler_arguments(parser)
+    add_judge_arguments(parser)
+    add_watch_arguments(parser)
     parser.set_defaults(eval_every=5, save_every=10)
     args = parser.parse_args(argv)
     grpo.check_groups(args)
@@ -147,36 +145,38 @@ def training_seeds(args, step):
 
 def draw_turns(args, policy, tokenizer, live, temperature, seed):
     """A text for each live episode; None where the context is full."""
-    room = min(args.max_length, max_positions(policy.model.config)) - args.max_new_tokens
-    prompts = [next_prompt(tokenizer, episode) for episode in live]
-    fit, texts = [i for i, ids in enumerate(prompts) if len(ids) <= room], [None] * len(live)
-    rollout = sample(
-        policy, tokenizer, [prompts[i] for i in fit], 1, args.max_new_tokens, temperature, seed,
-        numbers=[live[i].number for i in fit], alone=True,
+    room = rollouts.prompt_room(args, policy.model.config)
+    prompts = {episode: next_prompt(tokenizer, episode) for episode in live}
+    prompts = {episode: ids for episode, ids in prompts.items() if len(ids) <= room}
+    drawn = sample(
+        policy, tokenizer, [*prompts.values()], 1, args.max_new_tokens, temperature, seed,
+        numbers=[episode.number for episode in prompts], alone=True,
     )  # fmt: skip
-    for row, i in enumerate(fit):
-        texts[i] = rollout.texts[row]
-        live[i].draws.append((prompts[i], rollout.answer_ids[row], rollout.logps[row]))
-        live[i].truncated |= not rollout.finished[row]
-    return texts
+    for i, (episode, ids) in enumerate(prompts.items()):
+        episode.draws.append((ids, drawn.answer_ids[i], drawn.logps[i]))
+        episode.truncated |= not drawn.finished[i]
+    texts = dict(zip(prompts, drawn.texts))
+    return [texts.get(episode) for episode in live]
 
 
 # ---- the loop ----
 
 
-def rule(args, judge, standard, episodes):
+def rule(args, judge, episodes):
     """Put RULER's score in the place of each episode's reward: None where the judge failed, for a
     whole group. Returns the judge's metrics."""
-    before = Counter(judge.counts)
+    before, g = Counter(judge.counts), args.group_size
     talks = [episode.messages for episode in episodes]
-    groups = [talks[i : i + args.group_size] for i in range(0, len(talks), args.group_size)]
+    groups = [talks[i : i + g] for i in range(0, len(talks), g)]
     # rank 0 asks for all
-    grades = [] if rank() else ruler.ruler_groups(groups, judge, standard, args.judge_passes)
-    for episode, grade in zip(episodes, sum(gather(grades), []), strict=True):
+    settings = judge, args.ruler_rubric, args.judge_passes
+    grades = sum(gather([] if rank() else ruler_groups(groups, *settings)), [])
+    for episode, grade in zip(episodes, grades, strict=True):
         episode.reason = grade.reason or grade.error
         # equal episodes everywhere: nothing to compare, so nothing to learn
-        episode.reward = 0.0 if grade.error == ruler.ALONE else grade.score
-    return judge.metrics(before)
+        episode.reward = 0.0 if grade.error == ALONE else grade.score
+    row = judge.metrics(before) | {"judge/order_disagreement": order_difference(grades)}
+    return gather([row])[0]
 
 
 def episode_row(episodes):
@@ -254,12 +254,9 @@ def main(argv=None):
         return play_command(args, make)
     env, g = make(), args.group_size
     run = runs.Run("grpo_agent", args, SHOW, HEADLINE)
-    standard = ruler.read_standard(args.ruler_rubric)
-    judge = server.Judge.from_args(args, args.out) if args.reward == "ruler" else None
-    tokenizer, settings = load_tokenizer(args.model), (args.model, run.device, run.dtype)
-    model = load_model(*settings, trainable=True, lora_rank=args.lora_rank, seed=args.seed)
-    policy = Policy(model, run.dtype)
-    reference = rollouts.load_reference(args, run, policy)
+    judge = Judge(args, args.out) if args.reward == "ruler" else None
+    tokenizer = load_tokenizer(args.model)
+    policy, reference = rollouts.load_policy(args, run)
     opening = encode_prompt(tokenizer, env.reset(VAL_SEEDS))
     optimizer = run.start({"policy": policy}, tokenizer, RATES, STEPS, [opening])
     print(f"step       {args.groups_per_batch} seeds × {g} episodes of {env.name}, each of at most "
@@ -272,7 +269,7 @@ def main(argv=None):
         rows = sum((training_rows(episode.draws) for episode in episodes), [])
         if not rows:
             raise UserError(f"--max-length {args.max_length}: no opening fits in it with a turn")
-        rollouts.preflight(run, policy, reference, tokenizer, pack(rows, run.device))
+        rollouts.preflight(run, policy, reference, tokenizer, rollouts.pack(rows, run.device))
         # two groups, once; an update takes as long again as playing and reading them
         seconds = (time.perf_counter() - start) * args.groups_per_batch
         evaluate(args, run, guard, player, make)
@@ -282,9 +279,9 @@ def main(argv=None):
         seeds, draws = training_seeds(args, step), args.seed * 10**6 + step
         episodes = play(args, make, seeds, player, args.temperature, draws)
         # (2) reward: the environment's own, or RULER's, which compares the group's episodes
-        spent = rule(args, judge, standard, episodes) if judge else {}
-        rewards = [math.nan if e.reward is None else e.reward for e in episodes]
-        rewards_PG = torch.tensor(rewards).view(-1, g)
+        spent = rule(args, judge, episodes) if judge else {}
+        rewards = np.array([e.reward for e in episodes], np.float32)  # None is NaN
+        rewards_PG = torch.from_numpy(rewards).view(-1, g)
         # (3) advantages: reward − mean of the group; every turn of an episode has the same one
         advantages_PG = grpo.group_advantages(rewards_PG, args.scale)
         for episode, advantage in zip(episodes, advantages_PG.view(-1).tolist()):
@@ -292,14 +289,13 @@ def main(argv=None):
         # (4) update: clipped policy gradient over the policy's own tokens, see parts/grpo.py
         rows = [training_rows(episode.draws) for episode in episodes]
         places = np.repeat(range(len(rows)), [*map(len, rows)])  # of each row, its episode
-        b, names = pack(sum(rows, []), run.device), [f"seed {seeds[i]}" for i in places]
+        b, names = rollouts.pack(sum(rows, []), run.device), [f"seed {seeds[i]}" for i in places]
         groups, advantages = places // g, advantages_PG.view(-1)[places]
         metrics = grpo.update(args, run, policy, reference, optimizer, b, groups, advantages, names)
         metrics |= grpo.group_row(rewards_PG, advantages_PG) | episode_row(episodes) | spent
         metrics |= rollouts.length_row(*lengths(episodes), int(b["attention_mask"].sum()))
         if getattr(env, "prose", True):
-            texts = ["\n".join(episode.texts()) for episode in episodes]
-            metrics |= text_metrics(text_flags(seeds, texts), texts)
+            metrics |= rollouts.text_row(["\n".join(e.texts()) for e in episodes])
         guard.log(metrics)
         write_episodes(run, "train", episodes)
         # (5) now and then: episodes from held-out seeds; the alarms of watch.py

@@ -39,24 +39,28 @@ import math
 import random
 import shlex
 import time
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 
 import numpy as np
 import torch
 
-import common
-import watch
-from common import Policy, batch_indices, load_model, load_tokenizer, pad_id
+from common import (
+    Policy,
+    Refused,
+    batch_indices,
+    encode_prompt,
+    load_config,
+    load_tokenizer,
+)
 from parts import flags, grpo, rewards, rollouts, runs
 from parts.answers import scored
-from parts.card import shown_value
-from parts.files import UserError, command, existing_file, number
-from parts.flags import OUT_OF_MEMORY
-from parts.pairs import prompt_key, say_how_text_is_read
-from parts.questions import talk
+from parts.comparing import order_difference
+from parts.files import UserError, command, existing_file, number, shown_value
+from parts.messages import as_chat, prompt_key
+from parts.pairs import say_how_text_is_read
 from parts.rubrics import SPLITS, read_rubrics
 from parts.sampling import sample
-from parts.texts import text_flags, text_metrics
+from watch import add_watch_arguments
 
 RATES = 3e-4, 1e-5, 2e-4  # below 100 M parameters, above (both run: reports/), with LoRA (a guess)
 SHOW = ("reward/mean", "reward/frac_mixed", "entropy", "length/mean", "lr")  # on the bar
@@ -79,7 +83,7 @@ def parse_args(argv=None):
     # fmt: on
     grpo.add_group_arguments(parser)
     rewards.add_reward_arguments(parser)
-    watch.add_watch_arguments(parser)
+    add_watch_arguments(parser)
     args = parser.parse_args(argv)
     grpo.check_groups(args)
     args.reward = rewards.reward_weights(args)
@@ -104,10 +108,9 @@ def load_data(args):
         n = int(len(rows) * (args.train_ratio or min(0.8, max(0.5, enough)))) or 1
         middle = n + (len(rows) - n) // 2
         splits = dict(zip(SPLITS, (rows[:n], rows[n:middle], rows[middle:])))
-    keys = {row.task_id: prompt_key(row.raw | {"prompt": row.prompt}) for row in rows}
     train, *held_out = (splits[name] for name in SPLITS)
-    trained = {keys[row.task_id] for row in train}
-    val, test = ([r for r in part if keys[r.task_id] not in trained] for part in held_out)
+    trained = {row_key(row) for row in train}
+    val, test = ([row for row in part if row_key(row) not in trained] for part in held_out)
     left_out = sum(map(len, held_out)) - len(val) - len(test)
     print(f"data       {file.describe()}\nrows       training {len(train)}, validation {len(val)}, "
           f"test {len(test)}; left out, for they are trained on: {left_out}")  # fmt: skip
@@ -118,109 +121,111 @@ def load_data(args):
     return train, val, test
 
 
-def conversations(args, rows):
-    """{task_id: the prompt as the policy reads it}: text, or messages."""
-    prompts = {}
-    for row in rows:
-        prompts[row.task_id] = row.prompt
-        if args.chat or not isinstance(row.prompt, str):
-            system = [{"role": "system", "content": args.system}] if args.system else []
-            prompts[row.task_id] = [*system, *talk(row.prompt, "")[:-1]]
-        elif args.system:
-            raise UserError(f"--system: {row.place} is text, which is continued; add --chat")
-    return prompts
+def row_key(row):
+    """What two rows with the same prompt share."""
+    return prompt_key(row.raw | {"prompt": row.prompt})
 
 
-def encode_prompts(args, tokenizer, prompts):
-    """{task_id: ids of the prompt}, its end where it is too long."""
-    longest = min(args.max_length, common.max_positions(common.load_config(args.model)))
-    ids, room = {}, longest - args.max_new_tokens
-    if room < 1:
-        raise UserError(f"--max-new-tokens: leaves no room for a prompt in {longest} tokens")
-    for name, prompt in prompts.items():
-        try:
-            ids[name] = common.encode_prompt(tokenizer, prompt, room)
-        except common.Refused as error:
-            raise UserError(f"--data {args.data}, {name}: {error}") from None
-    texts = sum(isinstance(prompt, str) for prompt in prompts.values())
+def read_prompts(args, tokenizer, rows):
+    """({task_id: the prompt as the policy reads it, text or messages}, {task_id: its ids, the end
+    of those that are too long})"""
+    room = rollouts.prompt_room(args, load_config(args.model))
+    texts = sum(isinstance(row.prompt, str) for row in rows)
     say_how_text_is_read(tokenizer, texts, args.chat)
-    return ids
+    prompts, ids = {}, {}
+    for row in rows:
+        asked = {"prompt": row.prompt}
+        if args.chat:
+            as_chat(asked, "prompt")
+        prompt = asked["prompt"]
+        if args.system and isinstance(prompt, str):
+            raise UserError(f"--system: {row.place} is text, which is continued; add --chat")
+        if args.system:
+            prompt = [{"role": "system", "content": args.system}, *prompt]
+        try:
+            ids[row.task_id] = encode_prompt(tokenizer, prompt, room)
+        except Refused as error:
+            raise UserError(f"--data {args.data}, {row.place}: {error}") from None
+        prompts[row.task_id] = prompt
+    return prompts, ids
 
 
 # ---- rollouts and evaluation ----
 
 
-def answer(args, policy, tokenizer, ids, graders, rows, n, names, temperature, seed):
-    """Steps (1) and (2): n answers to the prompt of each row, graded by names of rewards.
+@dataclass
+class Models:
+    """What takes part in a rollout."""
 
-    Returns the row of each of the N answers; the `Rollout`; {name: N `Grade`s}; (N,) rewards, the
-    weighted sum of the scores, NaN where one is missing.
+    policy: Policy
+    tokenizer: object
+    ids: dict  # {task_id: the ids of its prompt}
+    graders: rewards.Graders
+
+
+def total_reward(weights, grades):
+    """(N,) the weighted sum of the scores, NaN where one is missing.
+
+    weights   {name: weight}; of a reward that only validates 1
+    grades    {name: N `Grade`s}
     """
-    prompts = [ids[row.task_id] for row in rows]
-    rollout = sample(policy, tokenizer, prompts, n, args.max_new_tokens, temperature, seed)
+    scores = rewards.scores_of(grades).items()  # (N,) each
+    return sum(weights.get(name, 1.0) * column for name, column in scores)
+
+
+def answer(args, models, rows, n, names, temperature, seed):
+    """Steps (1) and (2): n answers to the prompt of each row, graded by names of rewards. The
+    tensors of `rollouts.rollout_tensors`, and
+
+    rows, texts, finished   lists of N: the row of each answer, its text, did it end by itself?
+    grades                  {name: N `Grade`s}
+    rewards                 (N,) `total_reward`
+    """
+    policy, tokenizer = models.policy, models.tokenizer
+    prompts = [models.ids[row.task_id] for row in rows]
+    drawn = sample(policy, tokenizer, prompts, n, args.max_new_tokens, temperature, seed)
     rows = [row for row in rows for _ in range(n)]
-    grades = graders.grade(rows, rollout.texts, names, n)
-    scores = rewards.scores_of(grades).items()
-    total = sum(args.reward.get(name, 1.0) * column for name, column in scores)
-    return rows, rollout, grades, total
+    grades = models.graders.grade(rows, drawn.texts, names, n)
+    return rollouts.rollout_tensors(drawn, policy.model.device) | {
+        "rows": rows, "texts": drawn.texts, "finished": drawn.finished, "grades": grades,
+        "rewards": total_reward(args.reward, grades),
+    }  # fmt: skip
 
 
-def evaluate(args, run, policy, tokenizer, ids, graders, rows, name):
-    """({name/…: metric} of one answer to each of the rows, the ids of their prompts)"""
-    rows, rollout, grades, total = answer(
-        args, policy, tokenizer, ids, graders, rows, 1, [graders.metric], args.eval_temperature,
-        args.seed,
-    )  # fmt: skip
-    scores = [grade.score for grade in grades[graders.metric]]
-    metrics = rollouts.val_row(*lengths(rollout)) | scored("val/score", scores)
+def evaluate(args, run, models, rows, name):
+    """({name/…: metric} of one answer to each of the rows, two samples)"""
+    graders = models.graders
+    b = answer(args, models, rows, 1, [graders.metric], args.eval_temperature, args.seed)
+    scores = [grade.score for grade in b["grades"][graders.metric]]
+    metrics = rollouts.val_row(*rollouts.lengths_of(b)) | scored("val/score", scores)
     metrics["val/n"] -= scores.count(None)
     if graders.gold:
-        metrics |= scored("val/gold", graders.gold_scores(rows, rollout.texts))
-    write_answers(run, name, rows, rollout, grades, total)
+        metrics |= scored("val/gold", graders.gold_scores(rows, b["texts"]))
+    write_answers(run, name, b)
+    samples = [{"prompt": row.prompt, "answer": text} for row, text in zip(rows[:2], b["texts"])]
     metrics = {key.replace("val/", f"{name}/"): x for key, x in metrics.items()}
-    return metrics | graders.spent(), rollout.prompt_ids
+    return metrics | graders.spent(), samples
 
 
-def validate(args, guard, policy, tokenizer, ids, graders, rows):
-    if rows:
-        run = guard.run
-        metrics, prompts = evaluate(args, run, policy, tokenizer, ids, graders, rows, "val")
-        shown = rollouts.greedy_samples(policy, tokenizer, prompts, args.max_new_tokens)
-        guard.evaluation(metrics, shown)
-
-
-def score_of_test(args, policy, tokenizer, ids, graders, run, rows):
-    """The score of the test rows, which choose nothing, as text."""
-    if not rows:
-        return None
-    metrics, _ = evaluate(args, run, policy, tokenizer, ids, graders, rows, "test")
-    run.log(metrics)
-    return shown_value(metrics, "test/score")
-
-
-def lengths(rollout):
-    """Of each answer: its tokens, and was it cut?"""
-    return [len(ids) for ids in rollout.answer_ids], [not ended for ended in rollout.finished]
-
-
-def rollout_row(rows, rollout, grades, b):
+def rollout_row(b):
     """The metrics of a rollout: the parts of the reward, lengths, texts."""
-    metrics = rollouts.length_row(*lengths(rollout), int(b["attention_mask"].sum()))
-    for name, group in grades.items():
+    metrics = rollouts.length_row(*rollouts.lengths_of(b), int(b["attention_mask"].sum()))
+    for name, group in b["grades"].items():
         scores = [grade.score for grade in group]
         metrics |= {f"reward/{name}": scored("mean", scores)["mean"]}
         metrics |= {f"reward/lost/{name}": scores.count(None)}
-    texts = text_flags([row.task_id for row in rows], rollout.texts)
-    return metrics | text_metrics(texts, rollout.texts)
+        if name == "ruler":
+            metrics["judge/order_disagreement"] = order_difference(group)
+    return metrics | rollouts.text_row(b["texts"])
 
 
-def write_answers(run, split, rows, rollout, grades, total, advantages=None):
+def write_answers(run, split, b, advantages=None):
     """Write each answer, with verdict and reason of every criterion, to rollouts.jsonl."""
-    for i, row in enumerate(rows):
+    for i, row in enumerate(b["rows"]):
         line = {"step": run.step, "split": split, "task_id": row.task_id, "prompt": row.prompt,
-                "answer": rollout.texts[i], "finished": rollout.finished[i], "reward": total[i],
+                "answer": b["texts"][i], "finished": b["finished"][i], "reward": b["rewards"][i],
                 "advantage": advantages and advantages[i]}  # fmt: skip
-        line |= {name: asdict(group[i]) for name, group in grades.items()}
+        line |= {name: asdict(group[i]) for name, group in b["grades"].items()}
         run.write("rollouts.jsonl", [line])
 
 
@@ -231,68 +236,59 @@ def main(argv=None):
     args = parse_args(argv)
     run = runs.Run("grpo_rubric", args, SHOW, HEADLINE)
     train, val, test = load_data(args)
-    watch.promise(args, bool(val))  # refuses a flag without effect
-    tokenizer, prompts = load_tokenizer(args.model), conversations(args, train + val + test)
-    ids = encode_prompts(args, tokenizer, prompts)
+    tokenizer = load_tokenizer(args.model)
+    prompts, ids = read_prompts(args, tokenizer, train + val + test)
     graders = rewards.Graders(args, run, prompts, train, val + test)
 
-    settings = args.model, run.device, run.dtype
-    model = load_model(*settings, trainable=True, lora_rank=args.lora_rank, seed=args.seed)
-    policy = Policy(model, run.dtype)
-    reference = rollouts.load_reference(args, run, policy)
+    policy, reference = rollouts.load_policy(args, run)
+    models = Models(policy, tokenizer, ids, graders)
     p, g = min(args.groups_per_batch, len(train)), args.group_size
     per_epoch, encoded = math.ceil(len(train) / p), [ids[row.task_id] for row in train]
     optimizer = run.start({"policy": policy}, tokenizer, RATES, per_epoch, encoded)
     print(f"step       {p} prompts × {g} answers = {p * g}, in {args.num_substeps} optimiser steps; "
           f"validation by {graders.metric}")  # fmt: skip
     guard, seconds = rollouts.Guard(run, len(val)), None
-    models = args, policy, tokenizer, ids, graders
     if run.step == 0:
-        run.open()  # the judge's replies are kept from here on
         start, rows = time.perf_counter(), train[:2]
-        _, rollout, grades, total = answer(
-            *models, rows, g, args.reward, args.temperature, args.seed
-        )
+        b = answer(args, models, rows, g, args.reward, args.temperature, args.seed)
         drawn = time.perf_counter()
-        b = rollouts.rollout_tensors(rollout, pad_id(tokenizer), run.device)
         rollouts.preflight(run, policy, reference, tokenizer, b)
-        rewards_PG = torch.from_numpy(total).view(-1, g)
+        rewards_PG = torch.from_numpy(b["rewards"]).view(-1, g)
         advantages_PG = grpo.group_advantages(rewards_PG, args.scale)
-        rewards.show_group(g, grades, total, advantages_PG[0])
+        rewards.show_group(g, b["grades"], b["rewards"], advantages_PG[0])
         # forward and backward take three times as long as a forward, of which there were two
         seconds = (drawn - start + 1.5 * (time.perf_counter() - drawn)) * p / len(rows)
-        run.state["test"] = score_of_test(*models, run, test)
-        validate(args, guard, policy, tokenizer, ids, graders, val)
+        if val:
+            guard.evaluation(*evaluate(args, run, models, val, "val"))
 
     for step in run.steps(seconds):
         # (1) rollout: G answers to each of P prompts, log-probs kept
         # (2) grade: programs and the judge decide each criterion; one reward per answer
         places, epoch = batch_indices(len(train), p, args.seed, step)
         rows, seed = [train[i] for i in places], args.seed * 10**6 + step
-        rows, rollout, grades, total = answer(*models, rows, g, args.reward, args.temperature, seed)
-        b = rollouts.rollout_tensors(rollout, pad_id(tokenizer), run.device)
+        b = answer(args, models, rows, g, args.reward, args.temperature, seed)
         # (3) advantages: reward − mean of the group
-        rewards_PG = torch.from_numpy(total).view(-1, g)
+        rewards_PG = torch.from_numpy(b["rewards"]).view(-1, g)
         advantages_PG = grpo.group_advantages(rewards_PG, args.scale)
         # (4) update: clipped policy gradient, --num-substeps optimiser steps: parts/grpo.py
-        groups, names = np.arange(len(rows)) // g, [row.task_id for row in rows]
+        groups, names = np.arange(len(b["rows"])) // g, [row.task_id for row in b["rows"]]
         advantages = advantages_PG.view(-1)
-        update = grpo.update(args, run, policy, reference, optimizer, b, groups, advantages, names)
-        update |= grpo.group_row(rewards_PG, advantages_PG) | rollout_row(rows, rollout, grades, b)
-        guard.log({"epoch": epoch, **update, **graders.spent()})
-        write_answers(run, "train", rows, rollout, grades, total, advantages.tolist())
+        metrics = grpo.update(args, run, policy, reference, optimizer, b, groups, advantages, names)
+        metrics |= grpo.group_row(rewards_PG, advantages_PG) | rollout_row(b)
+        guard.log({"epoch": epoch, **metrics, **graders.spent()})
+        write_answers(run, "train", b, advantages.tolist())
         # (5) now and then: answers to held-out prompts; the alarms of watch.py
-        if run.evaluates(step):
-            validate(args, guard, policy, tokenizer, ids, graders, val)
+        if val and run.evaluates(step):
+            guard.evaluation(*evaluate(args, run, models, val, "val"))
         guard.end_step()
 
-    if test and not run.caught:
-        if run.state["best"]:
-            rollouts.load_trained_state(policy, run.state["best"]["weights"])
-        before, after = run.state["test"], score_of_test(*models, run, test)
-        print(f"test       before {before}, after {after}, n = {len(test)}")
+    if test and not run.unfinished():  # of the weights that are saved, on rows that chose nothing
+        guard.restore_best()
+        metrics, _ = evaluate(args, run, models, test, "test")
+        run.log(metrics)
+        print(f"test       score {shown_value(metrics, 'test/score')}, n = {len(test)}")
     return guard.finish(f"python watch.py {shlex.quote(args.out)}")
 
 
 if __name__ == "__main__":
-    command(main, OUT_OF_MEMORY)
+    command(main, flags.OUT_OF_MEMORY)

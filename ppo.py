@@ -43,23 +43,18 @@ import math
 import shlex
 import time
 from dataclasses import dataclass
-from statistics import fmean
 
 import torch
 from torch import nn
 
-import common
 import watch
-from common import Policy, batch_indices, load_model, load_tokenizer, same_shape
+from common import Policy, batch_indices, encode_prompt, load_config, load_tokenizer, same_shape
 from parts import flags, rollouts, runs
 from parts.answers import score_answers, scored
-from parts.critic import PolicyWithValues, load_critic, start_at
 from parts.files import UserError, command, existing_file, load_function, number
-from parts.flags import OUT_OF_MEMORY
 from parts.pairs import add_split_arguments
-from parts.reward_models import reward_function
+from parts.reward_models import PolicyWithValues, load_critic, reward_function, start_at
 from parts.sampling import kl_estimates
-from parts.texts import text_flags, text_metrics
 
 # --lr below 100 M parameters (3e-4: twice the KL, less reward); above (run once); LoRA: a guess
 RATES = 1e-4, 5e-6, 1e-4
@@ -75,7 +70,7 @@ HEADLINE = ("val/score", "val/gold", "val/kl", "reward/mean")  # printed at each
 # ---- the math ----
 
 
-def shape_rewards(scores, logps, ref_logps, mask, kl_coef, finished=None, no_end_penalty=1.0):
+def shape_rewards(scores, logps, ref_logps, mask, kl_coef, finished=None, end_penalty=1.0):
     """r_t = −β·(log π − log π_ref)_t; at the last action + score − penalty·[not finished]
 
     [Ziegler eq. 2]
@@ -96,7 +91,7 @@ def shape_rewards(scores, logps, ref_logps, mask, kl_coef, finished=None, no_end
     same_shape(scores=scores, rows=mask[:, 0], finished=finished)
     kl = kl_estimates(logps, ref_logps, mask)[0]  # (B, T): k1 of (k1, k3)
     if finished is not None:
-        scores = scores - no_end_penalty * ~finished  # (B,)
+        scores = scores - end_penalty * ~finished  # (B,)
     is_last = mask & (mask.cumsum(1) == mask.sum(1, keepdim=True))  # (B, T)
     return torch.where(is_last, scores[:, None], 0.0) - kl_coef * kl, kl
 
@@ -248,7 +243,7 @@ class Models:
     room: int  # the most tokens of a prompt
 
     def encode(self, row):
-        return common.encode_prompt(self.tokenizer, row["prompt"], self.room, row.get("tools"))
+        return encode_prompt(self.tokenizer, row["prompt"], self.room, row.get("tools"))
 
     def forward(self, mb, temperature):
         """(log-probs, entropies, values), each (n, T), of rows `mb`; a shared trunk passes once."""
@@ -263,15 +258,12 @@ def load_models(args, run, tokenizer, room):
         reward = load_function(args.reward_fn, "--reward-fn")
     else:
         reward = reward_function(args.reward_model, run.device, run.dtype, args.micro_tokens)
-        if (reward.mean, reward.std) != (0, 1):  # it has a scale, so its scores are standardised
-            run.state["scale"] = [0.0, 1.0]
-    model = load_model(args.model, run.device, run.dtype, True, args.lora_rank, args.seed)
-    if args.critic == "shared":
-        policy = critic = PolicyWithValues(model, run.dtype)
-    else:
-        policy = Policy(model, run.dtype)
+        reward.check_room(room + args.max_new_tokens, args.max_new_tokens)
+    kind = PolicyWithValues if args.critic == "shared" else Policy
+    policy, reference = rollouts.load_policy(args, run, kind)
+    critic = policy
+    if args.critic == "separate":
         critic = load_critic(args, run, reward, tokenizer)
-    reference = rollouts.load_reference(args, run, policy)
     return Models(policy, critic, reference, reward, tokenizer, room)
 
 
@@ -300,7 +292,7 @@ def rollout(args, run, models, rows, seed):
     b = {key: x[kept] for key, x in b.items()}
     # (3) values: what the critic expects before each token
     return b | {
-        "values": rollouts.teacher_forced(run, models.critic, b, args.temperature, -1),
+        "values": rollouts.teacher_forced(run, models.critic, b, output=-1),
         "scores": torch.tensor([scores[i] for i in kept], dtype=torch.float64),
         "prompts": [prompts[i] for i in kept], "texts": [answers.texts[i] for i in kept],
     }  # fmt: skip
@@ -324,21 +316,19 @@ def preflight(args, run, models, rows):
     b = rollout(args, run, models, rows, args.seed)
     drawn = time.perf_counter()
     rollouts.preflight(run, models.policy, models.reference, models.tokenizer, b)
-    checked = time.perf_counter() - drawn
-    scores = b["scores"]
-    if "scale" not in run.state:  # where all are equal, their unit is kept
-        deviation = scores.std().item() if scores.min() < scores.max() else 1.0
-        run.state["scale"] = [scores.mean().item(), deviation]
-    mean, deviation = run.state["scale"]
-    cut = (~b["finished"]).float().mean().item()
+    checked, scores = time.perf_counter() - drawn, b["scores"]
+    mean, deviation = 0.0, 1.0
+    if args.reward_fn or (models.reward.mean, models.reward.std) == (0, 1):  # it has no scale
+        mean = scores.mean().item()
+        if scores.min() < scores.max():  # where all are equal, their unit is kept
+            deviation = scores.std().item()
+    run.state["scale"] = [mean, deviation]
     # the mean return of the start, where the KL is 0
+    cut = (~b["finished"]).float().mean().item()
     expected = (scores.mean().item() - mean) / deviation - args.end_penalty * cut
     start_at(models.critic, expected, b["values"][b["mask"]], deviation)
-    print(f"reward     {scores.mean():.4g} over {len(scores)} answers of the start; trained on is "
-          f"(score − {mean:.4g}) / {deviation:.4g}, the critic starts at {expected:.3g}")  # fmt: skip
-    if args.reward_model:
-        longest = models.room + args.max_new_tokens
-        models.reward.check_reading(b["prompts"], b["texts"], args.max_new_tokens, longest)
+    print(f"reward     {scores.mean():.4g} over {len(scores)} of {len(rows)} answers of the start; "
+          f"trained on is (score − {mean:.4g}) / {deviation:.4g}, the critic starts at {expected:.3g}")  # fmt: skip
     # a backward takes as long as two forwards; checked are the policy and mostly the reference
     passes = args.ppo_epochs * (1.5 if models.critic is models.policy else 3)
     return drawn - start + passes * checked
@@ -349,20 +339,20 @@ def preflight(args, run, models, rows):
 
 def rollout_row(args, b, kl_ref, kl_coef):
     """The metrics of a rollout: means over its answers, and explained_variance over its actions."""
-    cut, lengths = (~b["finished"]).tolist(), b["mask"].sum(1).tolist()
+    lengths, cut = rollouts.lengths_of(b)
     kls = {"kl/ref": kl_ref, "kl/coef": kl_coef} if kl_coef else {}
     return {
         "reward/mean": b["scores"].mean().item(), "reward/std": b["scores"].std().item(),
         "reward/unscored_frac": 1 - len(cut) / args.rollouts, **kls,
         "explained_variance": explained_variance(b["returns"], b["values"], b["mask"]),
         **rollouts.length_row(lengths, cut, b["attention_mask"].sum().item()),
-        **text_metrics(text_flags(b["prompts"], b["texts"]), b["texts"]),
+        **rollouts.text_row(b["texts"]),
     }  # fmt: skip
 
 
 def evaluate(args, guard, models, gold, rows):
     """Log score, gold and KL of one answer to each validation prompt, at the training temperature,
-    which the KL needs, and with the same random numbers each time; show greedy answers."""
+    which the KL needs, and with the same random numbers each time."""
     if not rows:
         return
     policy, tokenizer, ids = models.policy, models.tokenizer, list(map(models.encode, rows))
@@ -373,9 +363,8 @@ def evaluate(args, guard, models, gold, rows):
         metrics |= scored("val/gold", score_answers(gold, "--gold", *given))
     if args.beta:
         metrics["val/kl"] = (b["logps"] - b["ref_logps"]).sum(1).mean().item()
-    metrics |= rollouts.val_row(b["mask"].sum(1).tolist(), (~b["finished"]).tolist())
-    shown = rollouts.greedy_samples(policy, tokenizer, ids, args.max_new_tokens)
-    guard.evaluation(metrics, shown)
+    samples = [{"prompt": p, "answer": a} for _, p, a in list(zip(*given))[:2]]
+    guard.evaluation(metrics | rollouts.val_row(*rollouts.lengths_of(b)), samples)
 
 
 # ---- the run ----
@@ -385,13 +374,9 @@ def main(argv=None):
     args = parse_args(argv)
     run = runs.Run("ppo", args, SHOW, HEADLINE)
     # prompts and functions are read before a model is loaded
-    tokenizer, config = load_tokenizer(args.model), common.load_config(args.model)
+    tokenizer = load_tokenizer(args.model)
+    room = rollouts.prompt_room(args, load_config(args.model))
     gold = load_function(args.gold, "--gold") if args.gold else None
-    room = min(args.max_length, common.max_positions(config)) - args.max_new_tokens
-    if room < 1:
-        raise UserError(
-            "--max-new-tokens: leaves no room for a prompt (--max-length, or the model)"
-        )
     train, val = rollouts.split_prompts(args, tokenizer)
     models = load_models(args, run, tokenizer, room)
     policy, critic = models.policy, models.critic
@@ -401,7 +386,7 @@ def main(argv=None):
     optimizer = run.start(modules, tokenizer, RATES, per_epoch, map(models.encode, train), own_lr)
     guard, seconds = rollouts.Guard(run, len(val)), None
     if run.step == 0:  # not resumed
-        rows = rollouts.prompts_of_step(train, args.rollouts, args.seed, 1)[0]
+        rows, _ = rollouts.prompts_of_step(train, args.rollouts, args.seed, 1)
         seconds = preflight(args, run, models, rows)
         run.state["kl_coef"] = args.beta
         evaluate(args, guard, models, gold, val)
@@ -424,8 +409,8 @@ def main(argv=None):
         advantages, b["returns"] = gae(rewards, b["values"], b["mask"], GAMMA, LAM)
         b["advantages"] = masked_whiten(advantages, b["mask"])
         # (6) update: several passes of clipped policy and value loss over minibatches
-        means, updates = rollouts.TokenMeans(), []
-        n, lengths = len(b["texts"]), b["attention_mask"].sum(1).tolist()
+        means, n = rollouts.UpdateMeans(), len(b["texts"])
+        lengths = b["attention_mask"].sum(1).tolist()
         for update in range(args.ppo_epochs * math.ceil(n / args.batch_size)):
             batch, _ = batch_indices(n, args.batch_size, seed, update + 1)
             actions, total = b["mask"][batch].sum().item(), 0.0  # of the whole optimiser step
@@ -445,9 +430,8 @@ def main(argv=None):
                 run.scaler.scale(loss).backward()
                 total += loss.item()
                 means.add(
-                    mask, (logps - mb.get("sampler_logps", old_logps)).abs() * (not updates),
-                    policy_loss=policy_losses, value_loss=value_losses, entropy=entropies,
-                    ratio=(logps - old_logps).exp() * mask,
+                    mb, logps, policy_loss=policy_losses, value_loss=value_losses,
+                    entropy=entropies, ratio=(logps - old_logps).exp() * mask,
                     approx_kl=kl_estimates(old_logps, logps, mask)[1],
                     clip_frac=clipped, value_clip_frac=value_clipped,
                 )  # fmt: skip
@@ -455,9 +439,8 @@ def main(argv=None):
             lr = run.set_lr(step)
             run.scaler.step(optimizer)
             run.scaler.update()
-            updates.append({"loss": loss, "grad_norm": grad_norm, "lr": lr})
-        row = {key: fmean(x[key] for x in updates) for key in updates[0]} | means.row()
-        guard.log({"epoch": epoch, **row, **rollout_row(args, b, kl_ref, kl_coef)})
+            means.step(loss=loss, grad_norm=grad_norm, lr=lr)
+        guard.log({"epoch": epoch, **means.row(), **rollout_row(args, b, kl_ref, kl_coef)})
         if (step - 1) % ROLLOUTS_EVERY == 0:
             columns = zip(b["prompts"], b["texts"], b["scores"], kl.sum(1), b["finished"])
             keys = "prompt", "answer", "reward", "kl", "finished"
@@ -471,9 +454,10 @@ def main(argv=None):
 
     scorer = args.gold or args.reward_fn
     scorer = ("--gold", scorer) if scorer else ("--reward-model", args.reward_model)
-    words = "--model", args.model, args.out, "--prompts", args.prompts, *scorer
+    words = ["--model", args.model, args.out, *["--chat"] * args.chat]
+    words += ["--prompts", args.prompts, *scorer]
     return guard.finish(f"python evaluate.py compare {shlex.join(words)}")
 
 
 if __name__ == "__main__":
-    command(main, OUT_OF_MEMORY)
+    command(main, flags.OUT_OF_MEMORY)

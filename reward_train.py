@@ -7,6 +7,7 @@ Algorithm    (1) read pairs; render the prompt; mark the answer tokens
              (4) update: backward, clip the gradient, step
              (5) now and then: held-out accuracy, beside that of "the longer answer wins"
              (6) mean and deviation of the scores, for PPO, into args.json
+             (7) does it score answers that are cut off, or loop, above whole ones?
 Conventions  the loss is the mean over pairs; a tie is half a win for each answer; a fresh head is
              zero, so the loss starts at log 2, and learns at its own rate; scores are not rescaled
              at the end: σ of their difference is a probability
@@ -33,7 +34,7 @@ import torch.nn.functional as F
 
 import common
 from common import batch_indices, load_tokenizer, same_shape
-from parts import flags, runs
+from parts import flags, judge_check, runs
 from parts.answers import identity
 from parts.files import UserError, command, number, write_json
 from parts.pairs import Pairs, add_pair_arguments, share_interval
@@ -130,10 +131,10 @@ def parse_args(argv=None):
 def read_labels(args, pairs):
     """(margins, ties), (n,) each: margins in units of the score, 0 for ties and what is held out.
     UserError for one below 0, which would let the rejected answer score higher."""
-    ties = torch.tensor([bool(row["tie"]) for row in pairs.rows])
+    ties = torch.tensor([bool(row.get("tie")) for row in pairs.rows])
     margins = torch.zeros(len(ties))
     for i in pairs.train if args.margin else ():
-        value = 0 if ties[i] else pairs.rows[i][args.margin]
+        value = 0 if ties[i] else pairs.rows[i].get(args.margin)
         if not (isinstance(value, (int, float)) and 0 <= value < math.inf):
             wrong = f'{pairs.places[i]}: "{args.margin}" is {value!r}, expected a number, 0 or more'
             raise UserError(f"--margin {args.margin}: {wrong}")
@@ -184,9 +185,7 @@ def main(argv=None):
     tokenizer = load_tokenizer(args.model)
     config = common.opened("--model", args.model, AutoConfig.from_pretrained)
     # (1) read pairs; render the prompt; mark the answer tokens
-    longest = min(args.max_length, common.max_positions(config))
-    pairs = Pairs(args, tokenizer, longest, keep_ties=True, columns=[args.margin])
-    common.check_ids(config, [pairs.pad], *pairs.ids())
+    pairs = Pairs(args, tokenizer, config, keep_ties=True)
     margins, ties = (x.to(run.device) for x in read_labels(args, pairs))  # (n,) each
 
     # the trunk of --model with one output: all of it is trained, or adapters and that output
@@ -245,6 +244,12 @@ def main(argv=None):
     run.record["scale"] = [scores.mean().item(), max(scores.std().item(), 1e-6)]
     if not rank():
         write_json(run.out / "args.json", run.record)
+    # (7) does it prefer answers that nobody wants: chosen ones that are cut off, or loop?
+    some = (pairs.held if len(pairs.held) else pairs.train)[:200]
+    prompts, chosen = ([side[i] for i in some] for side in (pairs.prompts, pairs.chosen))
+    checked = judge_check.check_scorer(scorer, prompts, chosen, pairs.pad)
+    for sentence in judge_check.sentences(checked):
+        print(sentence)
     words = shlex.join([args.out, "--pairs", *(args.eval_pairs or ["YOUR_PAIRS.jsonl"])])
     return run.finish(f"python evaluate.py reward --reward-model {words}")
 

@@ -15,7 +15,8 @@ Left out     1. packing, for micro-batches hold rows of similar length
              2. NEFTune, and weights per row or message: no run of ours needed them
 Run          python sft.py --data data/prefs_train.jsonl
              python sft.py --model Qwen/Qwen2.5-0.5B --data mine.jsonl --out runs/sft
-             python sft.py --init-config data/tiny-base --data corpus.jsonl      (from scratch)
+             python sft.py --model runs/start --data corpus.jsonl
+                 (from scratch: data/train_tokenizer.py writes such a folder with random weights)
              torchrun --nproc-per-node 8 sft.py --fsdp --model Qwen/Qwen2.5-7B --data mine.jsonl
 Writes       a model folder, args.json, metrics.jsonl, samples.jsonl, checkpoint/
 To copy      the loss is one line of `main`: minus the sum of what `Policy` in common.py returns,
@@ -24,11 +25,11 @@ Reference    Ouyang et al. 2022, arXiv 2203.02155, section 3.5 (SFT)
 Axes         B rows of a batch, b rows of a forward, T tokens
 """
 
+import itertools
 import math
 import shlex
 import time
 from collections import Counter
-from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -39,18 +40,8 @@ from common import Policy, Refused, batch_indices, encode_pair, end_ids, pad_id,
 from parts import flags, runs
 from parts.answers import Answers, add_answer_arguments, check_policy
 from parts.files import UserError, command, counts_in_words, existing_file, read_jsonl
-from parts.pairs import (
-    add_split_arguments,
-    as_chat,
-    check_answer,
-    check_pair,
-    check_prompt,
-    check_text,
-    prompt_key,
-    say_how_text_is_read,
-    split,
-    words,
-)
+from parts.messages import as_chat, check_answer, check_prompt, check_text, prompt_key, words
+from parts.pairs import add_split_arguments, check_pair, say_how_text_is_read, split
 from parts.parallel import all_sum
 
 # below 100 M parameters (made the bundled base), above (reports/real-model.md), with LoRA
@@ -67,17 +58,12 @@ def parse_args(argv=None):
     add = parser.add_argument
     # fmt: off
     add("--data", nargs="+", type=existing_file, default=["data/prefs_train.jsonl"], help="JSONL files; their rows: see the header")
-    add("--init-config", help="folder with config.json and tokenizer: random weights of that shape, in place of --model")
     add("--keep-order", action="store_true", help="do not shuffle: rows in the order of the files, for a curriculum")
     add_split_arguments(parser)
     parser.set_defaults(eval_fraction=0.02)
     # fmt: on
     add_answer_arguments(parser)
-    args = parser.parse_args(argv)
-    if args.init_config and args.lora_rank:
-        raise UserError("--init-config: random weights are trained whole; leave --lora-rank out")
-    args.model = args.init_config or args.model
-    return args
+    return parser.parse_args(argv)
 
 
 # ---- the rows ----
@@ -85,7 +71,7 @@ def parse_args(argv=None):
 
 def check_row(row):
     """ValueError unless this is a row of the header. Fills in "prompt": of messages all before the
-    last answer, of a text the text; and "turns", the places of the answers in "messages".
+    first answer, of a text the text; and "turns", the places of the answers in "messages".
     A preferred answer becomes the completion."""
     if row.get("messages"):
         check_text(row, "messages")
@@ -94,9 +80,9 @@ def check_row(row):
             raise ValueError('"messages" must be a list that starts with what is answered')
         if any("weight" in turn for turn in turns):
             raise ValueError('"weight" of a message is not read: delete turns not to be imitated')
-        spoken = [i for i, turn in enumerate(turns) if words([turn]) or turn.get("tool_calls")]
-        row["turns"] = [i for i in spoken if turns[i]["role"] == "assistant"]
-        row["prompt"] = turns[: max(row["turns"], default=1)]
+        assistant = [i for i, turn in enumerate(turns) if turn["role"] == "assistant"]
+        row["turns"] = [i for i in assistant if words([turns[i]])]
+        row["prompt"] = turns[: min(row["turns"], default=1)]
     elif row.get("completion"):
         check_prompt(row)
         check_answer(row, "completion")
@@ -110,6 +96,8 @@ def check_row(row):
     else:
         forms = '"prompt" and "completion", "messages", "text", or "chosen" and "rejected"'
         raise ValueError(f"expected {forms}, not empty; found {', '.join(row) or 'nothing'}")
+    if row.get("group") is not None:
+        row["group"] = str(row["group"])
 
 
 def encode_answers(tokenizer, row, max_length):
@@ -150,76 +138,93 @@ def join_answers(answers, trained, counts):
     return rows
 
 
-@dataclass
-class Row:
-    """An encoded row: its tokens, which of them are trained, (T,) each; file and line; the key that
-    decides its side of the split; a prompt to show."""
-
-    ids: np.ndarray
-    mask: torch.Tensor
-    place: str
-    key: str
-    prompt: object
+def question(tokenizer, text):
+    """What the user says in a text that the chat template wrote; of any other all of it."""
+    if not tokenizer.chat_template:
+        return text
+    turn = [{"role": "user", "content": "QUESTION"}]
+    opened = common.render(tokenizer, turn, add_generation_prompt=True)
+    before, _, after = opened.partition("QUESTION")
+    return text.removeprefix(before).partition(after)[0] if after else text
 
 
-def load_rows(args, tokenizer, max_length):
-    """(rows, train, held): a list of `Row`, and the numbers of those on each side of the split."""
-    rows, counts, trained = [], Counter(), set()
-    for name in args.data:
-        for line, row in read_jsonl(name, check_row, numbered=True, flag="--data"):
-            counts["rows"] += 1
-            key = prompt_key(row)
-            if row.get("completion") and isinstance(row["prompt"], str):
-                counts["prompts given as text"] += 1
-                if args.chat:
-                    as_chat(row, "prompt", "completion")
-            try:
-                answers = encode_answers(tokenizer, row, max_length)
-            except Refused as error:
-                counts[f"dropped: {error}"] += 1
-                continue
-            counts["dropped: nothing to train"] += not answers
-            for ids, mask in join_answers(answers, trained, counts):
-                is_long = len(ids) >= max_length
-                counts[f"cut to --max-length {max_length}, or just as long"] += is_long
-                arrays = np.array(ids, np.int32), torch.tensor(mask)
-                rows.append(Row(*arrays, f"{name}:{line}", key, row["prompt"]))
-    if not rows:
-        raise UserError(f"--data: no usable row ({counts_in_words(counts)})")
-    train, held = split([row.key for row in rows], [False] * len(rows), args.eval_fraction)
-    print(f"data       {counts_in_words(counts)}; training {len(train)}, held out {len(held)}")
-    say_how_text_is_read(tokenizer, counts["prompts given as text"], args.chat)
-    return rows, train, held
+def conversations(keys, is_text):
+    """Of each row the key of its conversation, which stays on one side of the split: a row of text
+    that begins with another one's goes on with it, as a log does in which each turn is a row."""
+    first, found = "", {}
+    for key in sorted(itertools.compress(keys, is_text)):
+        first = first if first and key.startswith(first) else key
+        found[key] = first
+    return [found.get(key, key) for key in keys]
 
 
-def make_batch(rows, part, pad, device):
-    """(ids, attention_mask, answer_mask), (b, T) each, of the rows whose numbers are in `part`."""
-    ids, attention_mask, _ = pad_rows([rows[i].ids for i in part], [()] * len(part), pad)
-    answer_mask = pad_sequence([rows[i].mask for i in part], batch_first=True)
-    return [x.to(device) for x in (ids, attention_mask, answer_mask)]
+class Rows:
+    """Encoded rows. ids, masks: of row i its tokens and which of them are trained, (T,) each;
+    tokens, places, keys, prompts: how many these are, its file and line, the key of its prompt, and
+    a prompt to show; train, held: the row numbers on each side of the split."""
+
+    def __init__(self, args, tokenizer, max_length):
+        usable, counts, trained = [], Counter(), set()
+        for name in args.data:
+            for line, row in read_jsonl(name, check_row, numbered=True, flag="--data"):
+                counts["rows"] += 1
+                key, is_text = prompt_key(row), isinstance(row["prompt"], str)
+                if is_text and not row.get("completion"):
+                    key = prompt_key(row | {"prompt": question(tokenizer, row["text"])})
+                elif is_text:
+                    counts["prompts given as text"] += 1
+                    if args.chat:
+                        as_chat(row, "prompt", "completion")
+                try:
+                    answers = encode_answers(tokenizer, row, max_length)
+                except Refused as error:
+                    counts[f"dropped: {error}"] += 1
+                    continue
+                counts["dropped: nothing to train"] += not answers
+                for ids, mask in join_answers(answers, trained, counts):
+                    is_long = len(ids) >= max_length
+                    counts[f"cut to --max-length {max_length}, or just as long"] += is_long
+                    arrays = np.array(ids, np.int32), torch.tensor(mask)
+                    usable.append((*arrays, f"{name}:{line}", key, row["prompt"], is_text))
+        if not usable:
+            raise UserError(f"--data: no usable row ({counts_in_words(counts)})")
+        self.ids, self.masks, self.places, self.keys, self.prompts, is_text = zip(*usable)
+        self.tokens, self.pad = np.array([*map(len, self.ids)]), pad_id(tokenizer)
+        keys = conversations(self.keys, is_text)
+        self.train, self.held = split(keys, [False] * len(keys), args.eval_fraction)
+        sides = f"training {len(self.train)}, held out {len(self.held)}"
+        print(f"data       {counts_in_words(counts)}; {sides}")
+        say_how_text_is_read(tokenizer, counts["prompts given as text"], args.chat)
+
+    def batch(self, indices, device):
+        """(ids, attention_mask, answer_mask), (b, T) each."""
+        ids = [self.ids[i] for i in indices]
+        ids, attention_mask, _ = pad_rows(ids, [()] * len(ids), self.pad)
+        answer_mask = pad_sequence([self.masks[i] for i in indices], True)
+        return [x.to(device) for x in (ids, attention_mask, answer_mask)]
 
 
 # ---- evaluation ----
 
 
 @torch.no_grad()
-def mean_loss(run, policy, rows, indices, pad):
+def mean_loss(run, policy, rows, indices):
     """−log π per trained token of the rows with these numbers, of all ranks."""
     loss = tokens = 0
-    for part in run.micro_batches(indices, [len(row.ids) for row in rows]):
-        batch = make_batch(rows, part, pad, run.device)
+    for part in run.micro_batches(indices, rows.tokens):
+        batch = rows.batch(part, run.device)
         logps, _ = policy(*batch)
         loss -= logps.sum().item()
         tokens += batch[-1].sum().item()
     return all_sum(loss) / all_sum(tokens)
 
 
-def evaluate(run, policy, rows, held, pad, answers):
+def evaluate(run, policy, rows, answers):
     """Log the loss of held-out rows; sample answers and their score."""
-    metrics, samples, _ = answers(policy)
-    if len(held):
-        metrics["eval/loss"] = mean_loss(run, policy, rows, held, pad)
-        metrics["eval/n"] = len(held)
+    metrics, samples = answers(policy)
+    if len(rows.held):
+        metrics["eval/loss"] = mean_loss(run, policy, rows, rows.held)
+        metrics["eval/n"] = len(rows.held)
     run.evaluation(metrics, samples)
 
 
@@ -229,63 +234,51 @@ def evaluate(run, policy, rows, held, pad, answers):
 def main(argv=None):
     args = parse_args(argv)
     run = runs.Run("sft", args, SHOW, HEADLINE)
-    flag = "--init-config" if args.init_config else "--model"
-    config = common.load_config(args.model, flag)
-    tokenizer = common.load_tokenizer(args.model, flag)
+    tokenizer, config = common.load_tokenizer(args.model), common.load_config(args.model)
     # (1) read rows; render the prompt; mark the answer tokens
-    longest = min(args.max_length, common.max_positions(config))
-    rows, train, held = load_rows(args, tokenizer, longest)
-    pad, lengths, seconds = pad_id(tokenizer), [len(row.ids) for row in rows], None
-    common.check_ids(config, [pad], *(row.ids for row in rows))
-    shown = [{"prompt": rows[i].prompt} for i in (*held, *train)[:2]]
-    answers = Answers(args, tokenizer, config, shown, {rows[i].key for i in train})
+    rows = Rows(args, tokenizer, min(args.max_length, common.max_positions(config)))
+    shown = [{"prompt": rows.prompts[i]} for i in (*rows.held, *rows.train)[:2]]
+    answers = Answers(run, tokenizer, config, shown, {rows.keys[i] for i in rows.train})
 
-    # the policy: all its weights are trained, or adapters; with --init-config they are random
-    if args.init_config:
-        from transformers import AutoModelForCausalLM
-
-        load = AutoModelForCausalLM.from_config
-        model = common.opened(flag, config, load, dtype=torch.float32).to(run.device).eval()
-    else:
-        settings = run.device, run.dtype, True, args.lora_rank, args.seed
-        model = common.load_model(args.model, *settings)
-    policy, per_epoch = Policy(model, run.dtype), math.ceil(len(train) / args.batch_size)
-    encoded = [row.ids for row in rows]
-    optimizer = run.start({"policy": policy}, tokenizer, RATES, per_epoch, encoded)
+    # the policy: all its weights are trained, or adapters
+    source = args.model, run.device, run.dtype
+    model = common.load_model(*source, trainable=True, lora_rank=args.lora_rank, seed=args.seed)
+    policy, per_epoch = Policy(model, run.dtype), math.ceil(len(rows.train) / args.batch_size)
+    optimizer, seconds = run.start({"policy": policy}, tokenizer, RATES, per_epoch, rows.ids), None
     if run.step == 0:
-        check_policy(policy, tokenizer, *make_batch(rows, train[:1], pad, run.device), flag)
+        check_policy(policy, tokenizer, *rows.batch(rows.train[:1], run.device), "--model")
         start = time.perf_counter()
-        loss = mean_loss(run, policy, rows, train[: args.batch_size], pad)
+        loss = mean_loss(run, policy, rows, rows.train[: args.batch_size])
         seconds = 3 * (time.perf_counter() - start)  # a step has a backward, too
         print(f"preflight  log-probs are the model's, loss before step one {loss:.4f}: ok")
-        evaluate(run, policy, rows, held, pad, answers)
+        evaluate(run, policy, rows, answers)
 
     for step in run.steps(seconds):
         order = args.seed, step, args.keep_order
-        places, epoch = batch_indices(len(train), args.batch_size, *order)
-        batch, total = train[places], 0.0
-        trained = sum(rows[i].mask.sum().item() for i in batch)  # tokens of the whole step
+        places, epoch = batch_indices(len(rows.train), args.batch_size, *order)
+        batch, total = rows.train[places], 0.0
+        trained = sum(rows.masks[i].sum().item() for i in batch)  # tokens of the whole step
         optimizer.zero_grad()
-        for part in run.micro_batches(batch, lengths):
+        for part in run.micro_batches(batch, rows.tokens):
             # (2) policy: log-probs of the answer tokens
-            logps, _ = policy(*make_batch(rows, part, pad, run.device))  # (b, T)
+            logps, _ = policy(*rows.batch(part, run.device))  # (b, T)
             # (3) loss: the negative of their mean over the whole optimiser step
             loss = -logps.sum() / trained
             # (4) update: backward, clip the gradient, step
             run.scaler.scale(loss).backward()
             total += loss.item()
-        loss, grad_norm = run.clip(total, [rows[i].place for i in batch[:4]])
+        loss, grad_norm = run.clip(total, [rows.places[i] for i in batch[:4]])
         lr = run.set_lr(step)
         run.scaler.step(optimizer)
         run.scaler.update()
-        update = {"loss": loss, "lr": lr, "grad_norm": grad_norm}
-        counts = {"tokens": sum(lengths[i] for i in batch), "trained_tokens": trained}
-        run.log({"epoch": epoch, **update, **counts})
+        counts = {"tokens": rows.tokens[batch].sum(), "trained_tokens": trained}
+        run.log({"epoch": epoch, "loss": loss, "lr": lr, "grad_norm": grad_norm, **counts})
         # (5) now and then: held-out loss, sample answers and their score
         if run.evaluates(step):
-            evaluate(run, policy, rows, held, pad, answers)
+            evaluate(run, policy, rows, answers)
 
-    return run.finish(f"python dpo.py --model {shlex.quote(args.out)} --pairs YOUR_PAIRS.jsonl")
+    words = ["--model", args.out, *["--chat"] * args.chat, "--pairs", "YOUR_PAIRS.jsonl"]
+    return run.finish(f"python dpo.py {shlex.join(words)}")
 
 
 if __name__ == "__main__":

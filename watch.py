@@ -16,7 +16,7 @@ Left out     1. a limit on the KL, because no universal one exists   2. threshol
              3. proof: a rule that does not fire shows nothing, so read rollouts.jsonl
              4. a stop by patience, unless asked for: it ends honest slow progress (bench/alarms.py)
 Run          python watch.py runs/ppo --html
-Writes       with --html RUN/watch.html: curves, alarms, answers to read. Exit status 0, 2 (bad
+Writes       with --html RUN/watch/report.html: what is printed, and curves. Exit status 0, 2 (bad
              input), 3 (the reward rises, validation falls), 4 (the judge is down)
 Copy         `alarms`, `stop_reason` and `best_step` with part 3: functions of a list of rows
 Reference    Gao et al. 2022, arXiv 2210.10760: how a proxy reward is over-optimised
@@ -30,7 +30,8 @@ from pathlib import Path
 from statistics import fmean, median
 from typing import NamedTuple
 
-from parts.files import UserError, command, number, parser, read_log, read_record
+from parts.files import UserError, command, number, parser, read_record
+from parts.logs import read_log
 
 DEVIATIONS = 3  # a change counts beyond this many standard deviations of one value
 OF_THE_GAIN = 0.1  # and a fall, beyond this share of what had been gained
@@ -39,6 +40,7 @@ LEAST = 8  # held-out answers or pairs that R2 and R3 need
 # the held-out score is the first of these that the log has; 1: higher is better
 VALIDATION = {"val/gold": 1, "val/score": 1, "eval/accuracy": 1, "eval/rewards/accuracies": 1,
               "eval/loss": -1}  # fmt: skip
+CHARTS = "reward/mean", *VALIDATION, "kl/ref", "length/mean"  # of the page
 DEFAULTS = Namespace(patience=0, target=None, baseline=None, margin=0, on_hack="stop")
 
 # ---- 3. the math ----
@@ -303,7 +305,7 @@ def promise(args, validates=True):
 def main(argv=None):
     cli = parser("watch.py RUN [flags]", "What the alarms say of a run, from its log.")
     cli.add_argument("log", type=Path, help="run folder, or its metrics.jsonl")
-    cli.add_argument("--html", action="store_true", help="write RUN/watch.html, a page")
+    cli.add_argument("--html", action="store_true", help="write RUN/watch/report.html, with curves")
     add_watch_arguments(cli)
     args = cli.parse_args(argv)
     promise(args)  # refuses a flag without effect
@@ -319,17 +321,35 @@ def main(argv=None):
     # (4) the answer first
     head = [f"Stop: {stop}." if stop else "No reason to stop."]
     head += [*progress(path.parent, rows, stop), *validation(rows)]
-    print(*head, "", *found, unjudged(rows, args), sep="\n")
+    lines = [*head, "", *map(str, found), unjudged(rows, args)]
     if torn:
-        print(f"{path}, line {len(rows) + 1}: cut off by a kill, and left out")
+        lines.append(f"{path}, line {len(rows) + 1}: cut off by a kill, and left out")
     if args.html:
-        from parts import viewer  # jinja2, which the trainers do without
-
-        print("page:", viewer.write(path.parent, rows, found, head, best_step(rows)))
+        write_page(args, path.parent, rows, found, lines)
+    else:
+        print("\n".join(lines))
     return exit_code(stop and stop.rule)
 
 
 # ---- 9. the report ----
+
+
+def write_page(args, folder, rows, found, sentences):
+    """Print the answer, and write it with curves in which the alarms are marked."""
+    from parts.report import SOFT, Report  # matplotlib, which the trainers do without
+
+    settings = Namespace(**vars(args), out=folder / "watch", overwrite=True)
+    page = Report(f"Should {folder.resolve().name} go on?", settings)
+    page.answer(*filter(None, sentences))
+    for key in CHARTS:
+        if curve := rows_with(rows, key):
+            axes = page.chart(key, x="step")
+            values = [row[key] for row in curve]
+            axes.plot([row["step"] for row in curve], values, color=page.colour(key))
+            for alarm in found:
+                axes.axvline(alarm.step, color=SOFT, linestyle=":")
+                axes.annotate(alarm.rule, (alarm.step, max(values)), color=SOFT)
+    page.write()
 
 
 def progress(folder, rows, stop):

@@ -14,6 +14,7 @@ A value of the slot names the texts of a résumé, {plain_3} or {must_have}, whi
 """
 
 import grammar
+from names import slots
 
 ADDITIONS = grammar.listed("""
 References are available on request, and so are copies of all papers.
@@ -93,7 +94,7 @@ def polished(rng, case):
 
 
 def values():
-    """Rows of attacks.csv: slot, group, value; the honest group first."""
+    """Rows of attacks.csv: wording (the group; the honest one first), attack, and the other slots."""
     groups = {
         "plain": [""] * WORDINGS,
         "harmless addition": ADDITIONS,
@@ -104,4 +105,5 @@ def values():
     for group, texts in groups.items():
         base = "polished" if group == "polished wording" else "plain"
         for i, text in enumerate(texts):
-            yield dict(slot="attack", group=group, value=f"{{{base}_{i}}} {text}".strip())
+            attack = f"{{{base}_{i}}} {text}".strip()
+            yield dict(wording=group, attack=attack, name="the candidate", **slots())

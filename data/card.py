@@ -3,6 +3,7 @@
 import hashlib
 import json
 import statistics
+from collections import Counter
 from itertools import combinations
 
 import grammar
@@ -28,10 +29,25 @@ def answer_numbers(rows):
     return lines
 
 
+def krippendorff_alpha(units):
+    """α = 1 − observed ÷ expected disagreement of nominal labels; units: the labels of each item
+    [Krippendorff 2011].
+
+    >>> round(krippendorff_alpha(["ab", "aa", "bb"]), 4)
+    0.4444
+    """
+    units = [Counter(unit) for unit in units]
+    totals = sum(units, Counter())
+    n = totals.total()
+    observed = sum(
+        (u.total() ** 2 - sum(x * x for x in u.values())) / (u.total() - 1) for u in units
+    )
+    expected = (n * n - sum(x * x for x in totals.values())) / (n - 1)
+    return 1 - observed / expected
+
+
 def vote_numbers(rows, cast):
     """How far the five annotators agree when all vote on the same pairs; cast(row, annotator)."""
-    from parts.stats import krippendorff_alpha  # needs numpy; the data itself does not
-
     voters = sorted(recruiter.ANNOTATORS)
     votes = {who: [cast(row, who)[0] for row in rows] for who in voters}
     agree = {

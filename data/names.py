@@ -49,6 +49,15 @@ FIRST = {  # ten a row: the n-th of a row goes with the n-th surname
 HELD_OUT = 5
 
 
+PRONOUNS = {"Female": ("she", "her", "her"), "Male": ("he", "him", "his")}
+
+
+def slots(sex=None, handle="candidate"):
+    """The other slots of a résumé: pronouns of a sex, or they and them, and an address."""
+    subj, obj, poss = PRONOUNS.get(sex, ("they", "them", "their"))
+    return dict(subj=subj, obj=obj, poss=poss, email=f"{handle.lower()}@example.com")
+
+
 def build_names():
     """240 rows with the columns of names.csv, sorted by cell."""
     for cell, text in sorted(FIRST.items()):
@@ -70,6 +79,7 @@ def build_names():
                 last_source="US Census 2010",
                 last_percent=percent,
                 split="corpus" if i < len(firsts) - HELD_OUT else "heldout",
+                **slots(sex, f"{first}.{last}"),
             )
 
 

@@ -2,10 +2,10 @@
 random weights.
 
     python data/train_tokenizer.py --corpus corpus.jsonl --config data/tiny-base/config.json --out runs/start
-    python sft.py --init-config runs/start --data corpus.jsonl
+    python sft.py --model runs/start --data corpus.jsonl
 
-Writes a byte-level BPE of the config's vocabulary size with the chat template below, and the
-config with its pad and end ids. Rows of the corpus: prompt and completion, messages, text, or
+Writes a byte-level BPE of the config's vocabulary size with the chat template below, the config
+with its pad and end ids, and random weights. Rows of the corpus: prompt and completion, messages, text, or
 preferences (their chosen).
 """
 
@@ -65,11 +65,21 @@ def train_tokenizer(corpus, config):
     )
 
 
+def write_random_weights(folder):
+    """Weights of the shape of the folder's config.json, as transformers draws them, with seed 0."""
+    import torch
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    torch.manual_seed(0)
+    config = AutoConfig.from_pretrained(folder)
+    AutoModelForCausalLM.from_config(config, dtype=torch.float32).save_pretrained(folder)
+
+
 def main(argv=None):
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--corpus", nargs="+", required=True, help="JSONL files")
     parser.add_argument("--config", required=True, help="config.json of a model")
-    parser.add_argument("--out", required=True, help="folder for config and tokenizer")
+    parser.add_argument("--out", required=True, help="folder for config, tokenizer and weights")
     args = parser.parse_args(argv)
     if (Path(args.out) / "model.safetensors").exists():
         raise UserError(f"--out {args.out}: holds a model; write somewhere else")
@@ -87,7 +97,8 @@ def main(argv=None):
     tokenizer.save_pretrained(args.out)
     ids = {"pad_token_id": tokenizer.pad_token_id, "eos_token_id": tokenizer.eos_token_id}
     write_json(Path(args.out) / "config.json", config | ids | {"bos_token_id": None})
-    line = shlex.join(["python", "sft.py", "--init-config", args.out, "--data", *args.corpus])
+    write_random_weights(args.out)
+    line = shlex.join(["python", "sft.py", "--model", args.out, "--data", *args.corpus])
     print(f"wrote {args.out}: {len(tokenizer)} tokens; next: {line}")
 
 

@@ -1,180 +1,131 @@
-"""parts/agreement.py: what votes say: agreement, position bias, the numbers of each annotator.
+"""parts/agreement.py: how far annotators agree, and whether they prefer a side of the screen.
 
-Votes of a model are a matter of their own: how far it agrees with people, in all and by task.
+Votes are compared by answer (a, b, tie, both bad), never by side; gold items are not counted.
 """
 
 import itertools
 from collections import Counter, defaultdict
-from statistics import median
+from math import sqrt
+from statistics import fmean
 
-from parts import pages
-from parts.stats import cohen_kappa, krippendorff_alpha, mean_number, share, sign_test
-from parts.votes import folded, left_out, ordinary_votes, replay
+from parts.votes import ordinary_votes, replay, standing
+
+Z = 1.959964  # of a two-sided 95 % interval
+
+# ---- the math ----
+
+
+def wilson(share, n):
+    """Wilson's 95 % interval of a share of n cases: all p for which |share − p| ≤ z·√(p(1 − p)/n).
+
+    It is no point at 0 and 1, where p ± z·SE would be one [Wilson 1927].
+    >>> [round(end, 3) for end in wilson(0.5, 10)]
+    [0.237, 0.763]
+    """
+    middle = share + Z**2 / (2 * n)
+    half = Z * sqrt(share * (1 - share) / n + Z**2 / (4 * n**2))
+    return max(0.0, (middle - half) / (1 + Z**2 / n)), min(1.0, (middle + half) / (1 + Z**2 / n))
+
+
+def sign_test(heads, n):
+    """Exact two-sided p of so many heads in n tosses of a fair coin: twice the smaller tail, or 1.
+
+    >>> sign_test(5, 5), sign_test(2, 4)
+    (0.0625, 1.0)
+    """
+    tail = ways = 1  # sequences with at most x heads, with x heads
+    for x in range(min(heads, n - heads)):
+        ways = ways * (n - x) // (x + 1)
+        tail += ways
+    return min(1.0, 2 * tail / 2**n)
+
+
+def raw_agreement(items, name=None):
+    """(share, low, high) of equal pairs of choices on one item; None without a pair.
+
+    items   {annotator: choice} of each item
+    name    of one person: only pairs with this person
+
+    The share is taken within each item, then averaged over items. The interval is Wilson's with the
+    number of items as n, because pairs on one item are not independent.
+    """
+    shares = []
+    for choices in items:
+        pairs = [two for two in itertools.combinations(choices, 2) if name in (None, *two)]
+        if pairs:
+            shares.append(fmean(choices[x] == choices[y] for x, y in pairs))
+    share = fmean(shares or [0])
+    return (share, *wilson(share, len(shares))) if shares else None
+
+
+def fleiss_kappa(items):
+    """κ = (P̄ − P̄ₑ)/(1 − P̄ₑ)      [Fleiss 1971; of two people, Scott's π]
+
+    items     the choices of two or more people on each item, as {annotator: choice}
+    P̄         the raw agreement: share of equal pairs of choices on an item, mean over items
+    P̄ₑ        Σ (share of each choice)²: the raw agreement of choices drawn by chance
+    returns   1: full agreement, 0: that of chance, None: all choices are equal, or no item
+
+    κ is low, although most pairs are equal, where one choice prevails.
+    By hand: choices (a, a), (a, b), (b, b): P̄ = 2/3, P̄ₑ = 1/4 + 1/4, κ = (1/6)/(1/2).
+    >>> items = [{"ann": "a", "ben": "a"}, {"ann": "a", "ben": "b"}, {"ann": "b", "ben": "b"}]
+    >>> round(fleiss_kappa(items), 3)
+    0.333
+    """
+    counts = Counter(choice for choices in items for choice in choices.values())
+    by_chance = sum((k / counts.total()) ** 2 for k in counts.values())
+    if len(counts) < 2:
+        return None
+    return (raw_agreement(items)[0] - by_chance) / (1 - by_chance)
+
+
+# ---- votes ----
 
 
 def position_bias(votes):
-    """How often the better answer stood on the left, of decided votes on ordinary items.
+    """(left, n, p): how often the answer on the left was preferred, and the p of `sign_test`.
 
-    Not of gold items and repeats: their answers are known. p of an exact sign test over items;
-    biased if it is below .05 and the interval excludes ½.
-    >>> vote = {"choice": "b", "shown": {"left": "b", "right": "a"}}
-    >>> bias = position_bias([vote | {"item_id": n} for n in range(9)])
-    >>> bias["value"], bias["biased"], position_bias([])["biased"]
-    (1.0, True, False)
+    Each annotator's sides are drawn by chance, so with no eye for the side the preferred answer is
+    on the left like heads of a fair coin. Biased means p < .05: the one rule.
     """
-    decided = [v for v in ordinary_votes(votes) if v["choice"] in ("a", "b")]
-    chose_left, lead = [v["choice"] == v["shown"]["left"] for v in decided], Counter()
-    for vote, left in zip(decided, chose_left):
-        lead[vote["item_id"]] += 1 if left else -1
-    p = sign_test(sum(x > 0 for x in lead.values()), sum(x < 0 for x in lead.values()))
-    record = mean_number(chose_left, [v["item_id"] for v in decided], shares=True) | {"p": p}
-    return record | {"biased": p < 0.05 and not record["low"] <= 0.5 <= record["high"]}
+    decided = [vote for vote in ordinary_votes(votes) if vote["strength"]]
+    left = sum(vote["choice"] == vote["shown"]["left"] for vote in decided)
+    return left, len(decided), sign_test(left, len(decided))
 
 
-def rating(vote):
-    """−3 (b is much better) to 3 (a is much better); 0 for a tie and for both bad."""
-    return {"a": 1, "b": -1}.get(vote["choice"], 0) * vote["strength"]
-
-
-def compared(votes):
-    """[(item id, {annotator: choice})] of each two people who voted on one ordinary item; a choice
-    is a, b, tie or both_bad."""
-    labels = defaultdict(dict)
+def shared_items(votes):
+    """[{annotator: choice}] of each ordinary item on which two or more people voted."""
+    items = defaultdict(dict)
     for vote in ordinary_votes(votes):
-        labels[vote["item_id"]][vote["annotator"]] = vote["choice"]
-    return [
-        (item_id, dict(two))
-        for item_id, people in labels.items()
-        for two in itertools.combinations(sorted(people.items()), 2)
-    ]
-
-
-def same_choice(pairs):
-    """The share with equal labels, of `compared`; pairs of votes on one item are one cluster."""
-    equal = [len({*labels.values()}) == 1 for _, labels in pairs]
-    return mean_number(equal, [item_id for item_id, _ in pairs], shares=True)
-
-
-def kappa(pairs):
-    """Cohen's κ of `compared`, of the first person and the second."""
-    labels = [tuple(labels.values()) for _, labels in pairs]
-    kinds = sorted({label for two in labels for label in two})
-    return cohen_kappa([[labels.count((x, y)) for y in kinds] for x in kinds])
-
-
-def agreement(events):
-    """What `annotate.py agreement` prints, from a log; compares a and b, never sides."""
-    votes, units, pairs = replay(events), defaultdict(list), defaultdict(list)
-    for vote in ordinary_votes(votes):
-        units[vote["item_id"]].append(vote)
-    choices = [[vote["choice"] for vote in unit] for unit in units.values()]
-    ratings = [[rating(vote) for vote in unit] for unit in units.values()]
-    for item_id, labels in compared(votes):
-        pairs[tuple(labels)].append((item_id, labels))
-    return {
-        "items": len(units),
-        "overlapping_items": sum(len(unit) > 1 for unit in units.values()),
-        "raw": same_choice(compared(votes)),
-        "alpha_nominal": krippendorff_alpha(choices),
-        "alpha_ordinal": krippendorff_alpha(ratings, "ordinal"),
-        "position": position_bias(votes),
-        "pairs": [
-            {"x": x, "y": y, "raw": same_choice(pairs[x, y]), "kappa": kappa(pairs[x, y])}
-            for x, y in sorted(pairs)
-        ],
-        "annotators": [
-            annotator_row(name, events, compared(votes))
-            for name in sorted({event["annotator"] for event in events})
-        ],
-    }
-
-
-def annotator_row(name, events, pairs):
-    """The numbers of one annotator; pairs: of `compared`."""
-    events = [event for event in events if event["annotator"] == name]
-    votes, others = replay(events), left_out(events)
-    choices = Counter(vote["choice"] for vote in votes)
-    seconds = [v["ms_active"] / 1000 for v in votes if v["ms_active"] is not None]
-    return {
-        "annotator": name,
-        "votes": len(votes),
-        "skips": others["skips"],
-        "ties": choices["tie"],
-        "both_bad": choices["both_bad"],
-        "median_seconds": median(seconds) if seconds else None,
-        "under_3_s": share(sum(s < 3 for s in seconds), len(seconds)),
-        "left": position_bias(votes),
-        "gold": share(others["gold_right"], others["gold"]),
-        "with_others": same_choice([pair for pair in pairs if name in pair[1]]),
-    }
+        items[vote["item_id"]][vote["annotator"]] = vote["choice"]
+    return [choices for choices in items.values() if len(choices) > 1]
 
 
 def print_agreement(events):
-    """What `agreement` finds in a log, as text."""
-    result = agreement(events)
-    overlap, left = result["overlapping_items"], result["position"]
-    print(f"{result['items']} items with votes, {overlap} of them from two annotators or more")
-    print("(without gold items)\n")
-    biased = "  ← biased: the interval excludes 50 %" if left["biased"] else ""
-    print(f"left side chosen  {cell(left)}{biased}")
-    if overlap:
-        nominal, ordinal = cell(result["alpha_nominal"]), cell(result["alpha_ordinal"])
-        print(f"raw agreement     {cell(result['raw'])}")
-        print(
-            f"Krippendorff's α  {nominal} (a, b, tie, both bad), {ordinal} (ordinal, with strength)"
-        )
-        print_table(result["pairs"], {"x": "", "y": "", "raw": "raw agreement", "kappa": "κ"})
-        print(
-            "\n– no number, or one label throughout. Trained raters of preferences agree in about\n"
-            "60 to 77 % of pairs (from memory, not verified); κ is low if one choice prevails."
-        )
-    else:
-        print("no agreement to compute: no item has two annotators; serve with --overlap 2")
-    people = [row["annotator"] for row in result["annotators"]]
-    spellings = Counter(map(folded, people))
-    if alike := [name for name in people if spellings[folded(name)] > 1]:
-        words = f"{', '.join(alike)} differ in capitals alone and are {len(alike)} rows below"
-        print(f"\n{words}; are they one person?")
-    counts = "annotator", "votes", "skips", "ties", "both_bad", "median_seconds"
-    rates = "annotator", "under_3_s", "left", "gold", "with_others"
-    for keys in (counts, rates):
-        titles = {key: key.replace("_", " ") for key in keys}
-        print_table(result["annotators"], titles)
-
-
-def cell(x):
-    """A share with its fraction and interval, a number, or a dash."""
-    if isinstance(x, dict) and x["n"]:
-        return f"{round(x['value'] * x['n'])}/{x['n']} = {pages.number(x, 0, percent=True)}"
-    return x if isinstance(x, (str, int)) else pages.number(x, 2)
-
-
-def print_table(rows, titles):
-    cells = [[cell(row[key]) for key in titles] for row in rows]
-    print(*pages.text_table(pages.table(list(titles.values()), cells)), sep="\n")
-
-
-def print_judges(events, items):
-    """How far each model agrees with people, in all and by task, and how often it was the order."""
+    """What the events of a log say about its annotators, as text."""
     votes = replay(events)
-    names = sorted({vote["annotator"] for vote in votes if vote.get("judge")})
-    if not names:
-        print("no vote of a model: python annotate.py judge")
-    for name in names:
-        own = [vote for vote in votes if vote["annotator"] == name]
-        place = share(sum(vote["by_place"] for vote in own), len(own))
-        gold = [vote["gold_pass"] for vote in own if vote["gold_pass"] is not None]
-        print(f"\n{name}: {len(own)} votes; the order decided, a tie: {cell(place)}; "
-              f"gold: {cell(share(sum(gold), len(gold)))}")  # fmt: skip
-        pairs = defaultdict(list)
-        people = [vote for vote in votes if not vote.get("judge")]
-        for item_id, labels in compared([*people, *own]):
-            if name in labels:
-                ordered = {name: labels[name]} | labels  # κ has the model in its rows
-                for task in ("all", items[item_id].get("task") or "–"):
-                    pairs[task].append((item_id, ordered))
-        rows = [
-            {"task": task, "raw": same_choice(pairs[task]), "kappa": kappa(pairs[task])}
-            for task in sorted(pairs, key=lambda task: (task != "all", task))
-        ]
-        print_table(rows, {"task": "task", "raw": "agreement with people", "kappa": "κ"})
+    items, (left, n, p) = shared_items(votes), position_bias(votes)
+    print(f"left side preferred  {left} of {n}, sign test p = {p:.3f}{'  ← biased' * (p < 0.05)}")
+    if items:
+        print(f"raw agreement        {text(raw_agreement(items))}, on {len(items)} items")
+        print(f"Fleiss' κ            {text(fleiss_kappa(items))}")
+    else:
+        print("agreement            unknown: no item has votes of two people; serve --overlap 2")
+    rows = [("annotator", "votes", "skips", "left preferred", "gold right", "agrees with others")]
+    for name in sorted({event["annotator"] for event in events}):
+        own = standing([event for event in events if event["annotator"] == name])
+        votes = replay(own)
+        left, n, _ = position_bias(votes)
+        gold = [vote["gold_pass"] for vote in votes if vote["gold_pass"] is not None]
+        shares = f"{left} of {n}", f"{sum(gold)} of {len(gold)}", text(raw_agreement(items, name))
+        rows.append((name, len(votes), len(own) - len(votes), *shares))
+    widths = [max(map(len, map(str, column))) for column in zip(*rows)]
+    for row in rows:
+        print("  ".join(str(cell).ljust(width) for cell, width in zip(row, widths)))
+
+
+def text(number):
+    """A share with its interval, a number, or a dash for None."""
+    if isinstance(number, tuple):
+        return "{:.0%} [{:.0%}, {:.0%}]".format(*number)
+    return "–" if number is None else f"{number:.2f}"

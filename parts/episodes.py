@@ -12,12 +12,8 @@ import math
 import random
 from dataclasses import dataclass, field
 
-import torch
-from torch.nn.utils.rnn import pad_sequence
-
 from common import encode, encode_prompt, end_ids, render
-from parts.answers import visible
-from parts.pairs import check_text
+from parts.messages import check_text, visible
 
 # ---- an episode ----
 
@@ -140,7 +136,7 @@ def training_rows(draws):
     else a row per turn.
 
     draws     (prompt ids, drawn ids, log-probs) of each turn
-    returns   rows {"ids", "attention_mask", "mask", "logps"}, lists of T: mask is True for what the
+    returns   rows {"ids", "mask", "logps"}, lists of T: mask is True for what the
               policy drew; log-probs of other tokens are 0
 
     >>> (row,) = training_rows([([1], [2], [-0.5]), ([1, 2, 3], [4], [-0.1])])
@@ -150,17 +146,10 @@ def training_rows(draws):
     rows = []
     for prompt, drawn, logps in draws:
         if not rows or rows[-1]["ids"] != prompt[: len(rows[-1]["ids"])]:
-            rows.append({"ids": [], "attention_mask": [], "mask": [], "logps": []})
+            rows.append({"ids": [], "mask": [], "logps": []})
         row = rows[-1]
         context = prompt[len(row["ids"]) :]  # tokens of the environment and of the template
         row["ids"] += context + drawn
-        row["attention_mask"] += [True] * len(context + drawn)
         row["mask"] += [False] * len(context) + [True] * len(drawn)
         row["logps"] += [0.0] * len(context) + logps
     return rows
-
-
-def pack(rows, device):
-    """{name: (N, T)} of `training_rows`, right-padded with 0, which no attention mask shows."""
-    columns = {name: [torch.tensor(row[name]) for row in rows] for name in rows[0]}
-    return {name: pad_sequence(column, True).to(device) for name, column in columns.items()}

@@ -1,14 +1,15 @@
-"""parts/files.py: JSONL, whole-or-not writing, errors in one line, types of flags; no torch."""
+"""parts/files.py: JSONL, whole-or-not writing, model cards, errors in one line, types of flags; no
+torch."""
 
 import contextlib
 import json
 import math
 import os
 import runpy
+import shlex
 import sys
 import tempfile
-from argparse import SUPPRESS, ArgumentDefaultsHelpFormatter, ArgumentParser, ArgumentTypeError
-from operator import index
+from argparse import ArgumentDefaultsHelpFormatter, ArgumentParser, ArgumentTypeError
 from pathlib import Path
 
 
@@ -16,6 +17,7 @@ class UserError(ValueError):
     """What the user can fix: `command` prints it as one line on stderr and exits with status 2."""
 
 
+CARD_MARK = "<!-- written by FeedbackLoop -->"
 PRIVATE = 0o600  # mode of a file that holds personal data: votes, profiles, decisions
 
 
@@ -64,13 +66,13 @@ def _no_constant(name):
     raise ValueError(f"{name} is not JSON; use null")
 
 
-def read_jsonl(path, check=None, numbered=False, flag=None):
+def read_jsonl(path, check=None, numbered=False, flag=""):
     """Yield the rows of a JSONL file; with `numbered`, (line number, row). Blank lines are skipped.
 
     UserError("flag file:line: reason") for a line that is no JSON object, and for a ValueError that
     check(row) raises.
     """
-    shown = f"{flag} {path}" if flag else path
+    shown = f"{flag} {path}".strip()
     if not Path(path).is_file():
         raise UserError(f"{shown}: no such file; expected JSONL, one object per line")
     with open(path, "rb") as file:  # binary: splits at \n only (a text may hold U+2028)
@@ -92,24 +94,7 @@ def read_jsonl(path, check=None, numbered=False, flag=None):
             yield (line_number, row) if numbered else row
 
 
-def read_log(path):
-    """(rows, torn) of a metrics.jsonl; torn: its last line was cut by a kill, and is left out.
-
-    UserError for any other line that is no object with a whole number "step".
-    """
-    *lines, rest = Path(path).read_bytes().split(b"\n")  # each row ends with a line end
-    rows = []
-    for line_number, line in enumerate(lines, 1):
-        try:
-            rows.append(json.loads(line))
-            index(rows[-1]["step"])
-        except (ValueError, TypeError, KeyError, RecursionError):
-            wrong = 'expected an object with a whole number "step"; delete this line'
-            raise UserError(f"{path}:{line_number}: {wrong}") from None
-    return rows, bool(rest.strip())
-
-
-def read_record(folder, flag="", fix=""):
+def read_record(folder, flag=""):
     """What a run writes into its folder's args.json: {"stage", "args", …}. None where there is
     none, or another tool's; UserError for one that is cut."""
     file = Path(folder) / "args.json"
@@ -118,7 +103,7 @@ def read_record(folder, flag="", fix=""):
     try:
         record = parse_json(file.read_text(encoding="utf-8"))
     except (ValueError, RecursionError) as error:
-        raise UserError(f"{flag} {file}: {brief(error)}; {fix}".strip(" ;")) from None
+        raise UserError(f"{flag} {file}: {brief(error)}; choose another folder") from None
     ours = isinstance(record, dict) and isinstance(record.get("args"), dict) and "stage" in record
     return record if ours else None
 
@@ -153,7 +138,11 @@ def write_jsonl(path, rows, append=False, mode=0o644):
     """Write rows (dicts) as UTF-8 JSONL. Without `append` the file is complete or not there; with
     it each row is one write, so a kill can tear only the last line."""
     Path(path).parent.mkdir(parents=True, exist_ok=True)
-    with open(path, "ab", buffering=0) if append else replacing(path, mode) as file:
+
+    def opener(name, flags):
+        return os.open(name, flags, mode)
+
+    with open(path, "ab", 0, opener=opener) if append else replacing(path, mode) as file:
         for row in rows:
             file.write((json.dumps(finite(row), ensure_ascii=False) + "\n").encode())
 
@@ -179,6 +168,55 @@ def replacing(path, mode=0o644):
         Path(temporary).unlink(missing_ok=True)
 
 
+# ---- what a run shows, and its model card ----
+
+
+def shown_value(row, key):
+    """A number of a log row as text, with its interval if the row has one.
+
+    >>> shown_value({"val/gold": 0.75, "val/gold_low": 0.3, "val/gold_high": 0.95}, "val/gold")
+    '0.750 [0.300, 0.950]'
+    >>> shown_value({"val/kl": -1e-6}, "val/kl")
+    '0.000'
+    """
+    value, low, high = (row.get(key + end) for end in ("", "_low", "_high"))
+    interval = "" if low is None else f" [{low:z.3f}, {high:z.3f}]"
+    return "none" if value is None else f"{value:z.3f}{interval}"
+
+
+def write_card(folder, record, numbers, step, ended):
+    """README.md of a run folder, the model card that the hub and reviewers read; one that no run
+    wrote is left alone."""
+    path, stage = folder / "README.md", record["stage"]
+    if path.exists() and CARD_MARK not in path.read_text(encoding="utf-8"):
+        return print(f"{path} is your own and stays: no model card is written")
+    model, numbers = record["args"]["model"], "\n".join(numbers) or "Nothing was held out."
+    text = f"""---
+library_name: transformers
+base_model: {model}
+tags: [feedbackloop, {stage}]
+---
+{CARD_MARK}
+
+# {folder.resolve().name}
+`{model}` after step {step} of `{stage}.py`.{f" The run ended early: {ended}." if ended else ""} Its
+licence is that of its base; the licence of the data is for you to state.
+
+    python {shlex.join(record["command"])}
+
+## Numbers
+`eval/` is of held-out rows, `val/` of answers to prompts; docs/metrics.md says what each is.
+
+    {numbers.replace(chr(10), chr(10) + "    ")}
+
+## What was not measured
+Whether it treats people alike, and how it does on prompts unlike those of its data. It decides
+nothing about a person: someone who can answer for it has to do that.
+"""
+    with replacing(path) as file:
+        file.write(text.encode())
+
+
 # ---- flags ----
 
 
@@ -199,8 +237,7 @@ class _Help(ArgumentDefaultsHelpFormatter):
         return words.get(action.type, "N")
 
     def _get_help_string(self, action):
-        flag = action.nargs == 0 or action.default in (None, "", SUPPRESS) or action.default == []
-        is_said = flag or "default" in action.help
+        is_said = action.nargs == 0 or action.default in (None, "", []) or "default" in action.help
         return action.help + " (default %(default)s)" * (not is_said)
 
 

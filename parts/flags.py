@@ -20,7 +20,8 @@ def parser(example, description, out, rates):
     rates   the default --lr below 100 M parameters, above, and with LoRA
     """
     made = files.parser(example, description)
-    add, whole = made.add_argument_group("flags of all trainers").add_argument, number(int, above=0)
+    group, whole = made.add_argument_group("flags of all trainers"), number(int, above=0)
+    add, add_either = group.add_argument, group.add_mutually_exclusive_group().add_argument
     # fmt: off
     add("--out", default=out, help="run folder, which is also a model folder")
     add("--model", default=common.BASE, help="model folder or hub id")
@@ -41,9 +42,9 @@ def parser(example, description, out, rates):
     add("--eval-every", type=number(int, at_least=0), default=50, help="steps between evaluations; 0: at the end alone")
     add("--save-every", type=whole, default=100, help="steps between checkpoints")
     add("--stop-after", type=whole, help="stop cleanly after this step; --resume continues")
-    add("--resume", action="store_true", help="continue the run in --out")
-    add("--overwrite", action="store_true", help="replace the run in --out")
     add("--wandb-project", help="also log to this project of Weights & Biases (needs the package wandb)")
+    add_either("--resume", action="store_true", help="continue the run in --out")
+    add_either("--overwrite", action="store_true", help="replace the run in --out")
     # fmt: on
     return made
 

@@ -1,81 +1,21 @@
-"""parts/grades.py: from answers to a file of grades: what judge.py and ruler.py do alike."""
+"""parts/grades.py: the file of grades that judge.py and ruler.py write, and what they print of it.
 
-from collections import Counter
-from dataclasses import asdict, dataclass, field
+mean_interval is the interval of a mean for stages that load no statsmodels.
+"""
+
+import math
+from collections import Counter, defaultdict
+from dataclasses import asdict
 from pathlib import Path
 
-import numpy as np
-from tqdm import tqdm
-
-from parts import files, pages
-from parts.files import UserError
-from parts.server import Judge, cost_line, estimate
-from parts.stats import mean_number
-
-ALONE = "one answer, or equal ones: nothing to compare"
-UNREAD = "a check cannot tell: "
+from parts.files import PRIVATE, UserError, write_jsonl
 
 
-@dataclass
-class Grade:
-    """What is known about an answer. score None: it could not be graded, and error says why.
-
-    >>> Grade(error="HTTP 503: later").score is None
-    True
-    """
-
-    score: float = None
-    # {"id", "kind", "verdict": true of the answer?, "credit": is that good?, "weight", "reason"}
-    criteria: list = field(default_factory=list)
-    cached: bool = False
-    attempts: int = 0
-    latency: float = 0.0
-    error: str = None
-    reason: str = None  # RULER's
-    pass_scores: list = None  # RULER's in each pass
-
-    def judge_record(self):
-        """The judge's part of a row of rollouts.jsonl."""
-        return {key: getattr(self, key) for key in ("latency", "attempts", "cached", "error")}
-
-    def ruler_record(self):
-        """RULER's part of it."""
-        return {key: getattr(self, key) for key in ("score", "reason", "pass_scores", "error")}
-
-
-def add_output_arguments(parser, name):
-    """--out, --overwrite and --dry-run of the command `name`."""
+def add_output_arguments(parser):
+    """--out and --overwrite of a command that grades."""
     add = parser.add_argument
-    # fmt: off
-    add("--out", default=f"runs/judge/{name}.jsonl", help="JSONL to write (default %(default)s)")
-    add("--overwrite", action="store_true", help="replace --out; replies in the cache are used again")
-    add("--dry-run", action="store_true", help="print calls, tokens and USD; send nothing")
-    # fmt: on
-
-
-def grade_items(args, batches, calls, grade, show):
-    """The exit status of a command that grades (row, answer, model) items, batch by batch.
-
-    calls  all that will be asked, for the estimate;  grade(rows, answers, judge) → a Grade for each
-    show(items, grades)  prints the result
-    """
-    out, calls, items = free_path(args), list(calls), sum(batches, [])
-    print(f"{len(items)} answers: {cost_line(estimate(calls), args.judge_price)}")
-    if args.dry_run:
-        return 0
-    judge, grades = None, []
-    if calls:
-        judge = Judge.from_args(args, out.parent, budget=args.judge_budget)
-    for batch in tqdm(batches, desc="grading", disable=None):
-        rows, answers, _ = zip(*batch)
-        grades += grade(rows, answers, judge)
-    write_grades(out, items, grades)
-    show(items, grades)
-    if judge:
-        print_cost(judge)
-    print(f"wrote {out}")
-    lost = [g.error for g in grades if g.score is None]
-    return 4 if any(error != ALONE and not str(error).startswith(UNREAD) for error in lost) else 0
+    add("--out", default="runs/judge/grades.jsonl", help="JSONL to write")
+    add("--overwrite", action="store_true", help="replace --out; the judge's replies are cached")
 
 
 def free_path(args):
@@ -86,53 +26,87 @@ def free_path(args):
     return out
 
 
-def print_cost(judge):
-    c = judge.counts
-    print(f"{cost_line(c, judge.price)}; {c['cached']} from the cache, {c['failed']} failed")
-    if c["unread"]:
-        print(f"{c['unread']} replies, each try counted, could not be read: {judge.unread}")
-
-
 def write_grades(out, items, grades):
-    rows, sample = [], Counter()
-    for (row, answer, model), grade in zip(items, grades, strict=True):
-        rated = [c for c in grade.criteria if c["verdict"] is not None]
-        rows.append({
-            **{key: row.raw[key] for key in ("id",) if key in row.raw},
-            "task_id": row.task_id,
-            "prompt": row.prompt,
-            "sample": sample[row.task_id],
-            **asdict(grade),
-            "passed": sum(c["credit"] for c in rated),
-            "total": len(grade.criteria),
-            "weight_rated": sum(max(0, c["weight"]) for c in rated),
-            "human": row.human,
-            "model": model,
-            "answer": answer,
-        })  # fmt: skip
-        sample[row.task_id] += 1
-    files.write_jsonl(out, rows)
+    """One row per (row, answer, model), with all that is known about its grade; only you can read
+    the file."""
+    rows = [
+        dict(task_id=row.task_id, prompt=row.prompt, model=model, answer=answer, human=row.human)
+        | asdict(grade)
+        for (row, answer, model), grade in zip(items, grades, strict=True)
+    ]
+    write_jsonl(out, rows, mode=PRIVATE)
 
 
 def print_scores(items, grades):
-    """The mean and its interval, why scores are missing, what fails most, and faults found."""
-    tasks = np.array([row.task_id for row, *_ in items])
-    models = np.array([str(model) for *_, model in items])
-    scores = np.array([grade.score for grade in grades], float)
+    """The mean score, why scores are missing, and each model's mean over the prompts for which all
+    models have a score."""
+    scores = defaultdict(list)  # model: (prompt, score or None)
+    for (row, _, model), grade in zip(items, grades):
+        scores[str(model)].append((row.task_id, grade.score))
     lost = Counter(grade.error for grade in grades if grade.score is None)
-    score = mean_number(scores, tasks, shares=True)
-    n = f"n = {score['n']}; brackets: 95 % interval over prompts"
-    print(f"score: {pages.number(score)} ({n}); without a score: {lost.total()}")
+    print(f"score: {mean_score(sum(scores.values(), []))}; without a score: {lost.total()}")
     for error, n in lost.most_common(3):
         print(f"  {n} × {error}")
-    for model in sorted(set(models) - {"None"}):
-        score = mean_number(scores[models == model], tasks[models == model], shares=True)
-        print(f"  {pages.visible(model)}: {pages.number(score)}")
-    failed = Counter(
-        ("found" if c.negate else "failed", c.label)
-        for (row, *_), grade in zip(items, grades)
-        for c, logged in zip(row.criteria, grade.criteria)
-        if logged["verdict"] is c.negate
-    )
-    for (word, label), n in failed.most_common(5):
-        print(f"  {word} {n} ×: {pages.visible(label)[:80]}")
+    if len(scores) == 1:
+        return
+    scored = [{task for task, x in rows if x is not None} for rows in scores.values()]
+    common = set.intersection(*scored)
+    print(f"over the {len(common)} prompts for which all {len(scores)} models have a score:")
+    for model, rows in sorted(scores.items()):
+        shared = [(task, x) for task, x in rows if task in common]
+        missing = sum(x is None for _, x in rows)
+        print(f"  {model}: {mean_score(shared)}; without a score: {missing} of all {len(rows)}")
+
+
+def mean_score(scores):
+    """The mean of (prompt, score or None) as text, with its interval over prompts."""
+    rated = [(x, task) for task, x in scores if x is not None]
+    interval = mean_interval(*zip(*rated)) if rated else (None, None, None)
+    return f"{with_interval(*interval)} (n = {len(rated)})"
+
+
+def print_sameness(grades):
+    """One line if the judge says the same of all answers: it tells nothing of them."""
+    said = [grade.score for grade in grades if grade.pass_scores]
+    for c in (c for grade in grades for c in grade.criteria):
+        if c["kind"] == "judge" and c["reason"] is not None:
+            said.append(c["verdict"])
+    if len(said) >= 4 and len(set(said)) == 1:
+        print(f"warning: the judge says the same of everything ({said[0]}, {len(said)} times): it "
+              "does not tell one answer from another")  # fmt: skip
+
+
+# ---- how sure ----
+
+
+def mean_interval(values, clusters):
+    """(mean, low, high) of values in [0, 1], a 95 % interval; None for the ends of one cluster.
+
+    clusters   a label per value: answers to one prompt are not independent, prompts are
+    variance   ((C − 1)·Σ_c (Σ_{i in c} (v_i − p)/n)² + p(1 − p)/C)/C of the mean p over C clusters,
+               one of which counts with the largest spread there is: two prompts that agree do not
+               prove that all would
+    Wilson's interval with p(1 − p)/variance in place of n [Korn & Graubard 1998], and for z
+    Student's t, up to 4 % too wide from three clusters on.
+
+    >>> [round(x, 2) for x in mean_interval([1, 1, 1, 0] * 15, range(60))]
+    [0.75, 0.62, 0.84]
+    """
+    mean, influence = sum(values) / len(values), Counter()
+    for value, cluster in zip(values, clusters):
+        influence[cluster] += (value - mean) / len(values)
+    C = len(influence)
+    if C < 2:
+        return mean, None, None
+    spread, t = mean * (1 - mean), 1.96 + 2.4 / (C - 1) + 5 / (C - 1) ** 2
+    variance = ((C - 1) * sum(x * x for x in influence.values()) + spread / C) / C
+    a = t * t * variance / spread if spread > 1e-12 else t * t / C  # t²/n
+    half = math.sqrt(a * spread + a * a / 4)
+    low, high = ((mean + a / 2 + side * half) / (1 + a) for side in (-1, 1))
+    return mean, max(0.0, low), min(1.0, high)
+
+
+def with_interval(value, low, high):
+    """ "0.500 [0.440, 0.560]"; the dash is for None."""
+    shown = "–" if value is None else f"{value:.3f}"
+    return shown if low is None else f"{shown} [{low:.3f}, {high:.3f}]"

@@ -3,8 +3,6 @@
 grpo_rubric.py and grpo_agent.py stand on it; an answer there may be an episode of several rows.
 """
 
-from collections import Counter
-
 import numpy as np
 import torch
 
@@ -122,9 +120,9 @@ def update(args, run, policy, reference, optimizer, b, groups, advantages, names
     """
     lengths, valid = b["attention_mask"].sum(1).tolist(), ~advantages.isnan()  # (N,)
     learns = valid & ((advantages != 0) | (args.beta > 0))  # (N,) rows that have a gradient
-    means, sums = rollouts.TokenMeans(), Counter()
+    means, forwarded = rollouts.UpdateMeans(), 0
     if args.num_substeps > 1:
-        rollouts.rescore(run, policy, b, args.temperature)
+        rollouts.rescore(run, policy, b)
     order = np.random.default_rng([args.seed, run.step]).permutation(np.unique(groups))
     for substep in np.array_split(order, args.num_substeps):
         rows = valid & torch.from_numpy(np.isin(groups, substep))  # (N,)
@@ -151,15 +149,14 @@ def update(args, run, policy, reference, optimizer, b, groups, advantages, names
             )  # fmt: skip
             run.scaler.scale(loss).backward()
             total += loss.item()
-            gaps = (logps.detach() - mb.get("sampler_logps", mb["logps"])).abs()
-            means.add(mb["mask"], gaps * (not sums), entropy=entropies, **columns)
+            means.add(mb, logps, entropy=entropies, **columns)
         loss, grad_norm = run.clip(total, [names[i] for i in active[:4]])
         lr = run.set_lr(run.step)
         run.scaler.step(optimizer)
         run.scaler.update()
-        sums.update(loss=loss, grad_norm=grad_norm, lr=lr, updates=1, forwarded=len(active))
-    row = {key: sums[key] / sums["updates"] for key in ("loss", "grad_norm", "lr") if sums}
-    row |= means.row() | {key: sums[key] for key in ("updates", "forwarded")}
+        means.step(loss=loss, grad_norm=grad_norm, lr=lr)
+        forwarded += len(active)
+    row = means.row() | {"updates": len(means.steps), "forwarded": forwarded}
     if "kl/token" in row:  # per row, as a sum over its tokens, in nats
         row["kl/ref"] = row.pop("kl/token") * (b["mask"][valid].sum() / valid.sum()).item()
     return row

@@ -12,6 +12,7 @@ Reference    Hu et al. 2021, arXiv 2106.09685, section 4.1
 import contextlib
 
 import torch
+import torch.nn.functional as F
 from safetensors.torch import save_file
 from torch import nn
 
@@ -21,23 +22,22 @@ from parts.parallel import full_state
 SCALE = 2.0  # α/r
 
 
-class LoraLinear(nn.Linear):
+class LoraLinear(nn.Module):
     """A linear layer with its weight frozen and an adapter beside it; takes the layer's place."""
 
     def __init__(self, linear, rank, generator):
-        super().__init__(linear.in_features, linear.out_features, bias=False, device="meta")
-        self.weight, self.bias = linear.weight, linear.bias
-        self.lora_A = nn.Linear(self.in_features, rank, bias=False)
-        self.lora_B = nn.Linear(rank, self.out_features, bias=False)
+        super().__init__()
+        self.weight, self.bias, self.adapter_on = linear.weight, linear.bias, True
+        self.lora_A = nn.Linear(linear.in_features, rank, bias=False)
+        self.lora_B = nn.Linear(rank, linear.out_features, bias=False)
         nn.init.kaiming_uniform_(self.lora_A.weight, 5**0.5, generator=generator)
         nn.init.zeros_(self.lora_B.weight)
-        self.adapter_on = True
 
     def forward(self, x):
-        y = super().forward(x)
-        if not self.adapter_on:
-            return y
-        return y + (SCALE * self.lora_B(self.lora_A(x))).to(y.dtype)
+        y = F.linear(x, self.weight, self.bias)
+        if self.adapter_on:
+            y = y + (SCALE * self.lora_B(self.lora_A(x))).to(y.dtype)
+        return y
 
 
 def lora_layers(model):
@@ -49,10 +49,9 @@ def add_lora(model, rank, seed):
     (r, in) random by the seed, B (out, r) zero. A score head stays trained."""
     generator = torch.Generator().manual_seed(seed)
     model.requires_grad_(False)
-    for parent in list(model.base_model.modules()):
-        for name, module in list(parent.named_children()):
-            if type(module) is nn.Linear:
-                setattr(parent, name, LoraLinear(module, rank, generator))
+    for path, module in list(model.base_model.named_modules()):
+        if type(module) is nn.Linear:
+            model.base_model.set_submodule(path, LoraLinear(module, rank, generator))
     if not lora_layers(model):
         raise UserError("--lora-rank: this model has no linear layers of torch to adapt")
     if hasattr(model, "score"):
@@ -75,43 +74,34 @@ def adapter_off(model):
 
 @torch.no_grad()
 def merged_state(model):
-    """{name: tensor on the CPU} as a checkpoint holds it, in fp32, adapters added to their layers.
-    With --fsdp every rank must ask; rank 0 alone gets it."""
-    state, merged = full_state(model), {}
-    names, once = (
-        {k for k, _ in model.named_parameters(remove_duplicate=x)} for x in (False, True)
-    )
-    for key, value in state.items():
-        if ".lora_" in key or key in names - once:  # tied weights are written once
-            continue
-        path = key.removesuffix(".weight")
-        if value.is_floating_point():
-            value = value.float()
-        a, b = (state.get(f"{path}.lora_{side}.weight") for side in "AB")
-        if a is not None:
-            value = value + SCALE * b.float() @ a.float()
-        if not value.isfinite().all():
-            raise UserError("--lr: the weights are no longer finite; lower it, and --overwrite")
-        merged[key] = value
-    return merged
+    """{name: tensor on the CPU} as a checkpoint holds it, in fp32: adapters added to their layers,
+    tied weights once. With --fsdp every rank must ask; rank 0 alone gets it."""
+    state, tied = full_state(model), model.all_tied_weights_keys
+    for path, layer in lora_layers(model):
+        change = SCALE * layer.lora_B.weight @ layer.lora_A.weight
+        state[f"{path}.weight"] = (layer.weight.float() + change).cpu()
+    return {
+        key: x.float() if x.is_floating_point() else x
+        for key, x in state.items()
+        if ".lora_" not in key and key not in tied
+    }
 
 
 def save_adapter(model, folder, source):
     """Write a folder in PEFT's layout. source: the base, a folder or hub id."""
     layers = lora_layers(model)
     state = {
-        f"base_model.model.{key}": value.detach().float().cpu().contiguous()
+        f"base_model.model.{key}": value.cpu()
         for key, value in model.state_dict().items()
         if ".lora_" in key or key == "score.weight"
     }
-    folder.mkdir(parents=True, exist_ok=True)
+    folder.mkdir(exist_ok=True)
     save_file(state, folder / "adapter_model.safetensors", metadata={"format": "pt"})
-    has_head, rank = hasattr(model, "score"), layers[0][1].lora_A.out_features
+    rank, head = layers[0][1].lora_A.out_features, ["score"] if hasattr(model, "score") else None
     config = dict(
-        peft_type="LORA", task_type="SEQ_CLS" if has_head else "CAUSAL_LM",
+        peft_type="LORA", task_type="SEQ_CLS" if head else "CAUSAL_LM",
         r=rank, lora_alpha=SCALE * rank,
         target_modules=sorted({path.split(".")[-1] for path, _ in layers}),
-        modules_to_save=["score"] if has_head else None,
-        base_model_name_or_path=str(source), inference_mode=True,
+        modules_to_save=head, base_model_name_or_path=str(source),
     )  # fmt: skip
     write_json(folder / "adapter_config.json", config)

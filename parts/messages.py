@@ -1,20 +1,83 @@
-"""parts/messages.py: text or messages, and what is read of an answer, for what judges; no torch.
-
-What trains, or loads a model, asks parts/pairs.py and parts/answers.py, which load torch: seconds
-that a page of votes or a server's judge need not wait for.
+"""parts/messages.py: a prompt and its answers, as text or as messages: what is checked, what is
+read, and by what two prompts are the same. No torch, so that a page of votes or a server's judge
+need not wait for it.
 """
 
+import hashlib
+
 ROLES = ("system", "developer", "user", "assistant", "tool")
+HUMAN, ASSISTANT = "\n\nHuman:", "\n\nAssistant:"  # of Anthropic's HH texts
+
+# ---- what a row must hold ----
+
+
+def check_text(row, key):
+    """ValueError unless row[key] is a text, or messages of a role and a text each, not blank."""
+    value = row.get(key)
+    if not isinstance(value, (str, list)):
+        raise ValueError(f'"{key}": expected text or a list of messages, found {value!r:.60}')
+    for message in value if isinstance(value, list) else ():
+        if not isinstance(message, dict) or message.get("role") not in ROLES:
+            raise ValueError(f'"{key}": each message needs a "role", one of {", ".join(ROLES)}')
+        if message.get("tool_calls"):
+            message["content"] = message.get("content") or ""
+        if not isinstance(message.get("content"), str):
+            raise ValueError(f'"{key}": each message needs a "content" that is one text')
+    if not words(value):
+        raise ValueError(f'"{key}" is empty; fill it in or delete the line')
+
+
+def check_prompt(row):
+    """ValueError unless row["prompt"] is a text or a dialogue that waits for an answer."""
+    check_text(row, "prompt")
+    if roles(row["prompt"])[-1:] == ["assistant"]:
+        raise ValueError('"prompt" must end with a message to answer, not with the assistant\'s')
+    if isinstance(row.get("group"), (int, float)):
+        row["group"] = str(row["group"])
+    if row.get("group") is not None:
+        check_text(row, "group")
+
+
+def check_answer(row, key):
+    """ValueError unless row[key] is one answer of the prompt's kind."""
+    check_text(row, key)
+    if isinstance(row[key], str) != isinstance(row["prompt"], str):
+        raise ValueError(f'"prompt" and "{key}" must both be text or both be lists of messages')
+    if roles(row[key]) not in ([], ["assistant"]):
+        raise ValueError(f'"{key}" must be one message of the assistant')
+
+
+def roles(text_or_messages):
+    """The roles of messages; of a text none."""
+    return [turn["role"] for turn in text_or_messages if isinstance(turn, dict)]
+
+
+def as_chat(row, *keys):
+    """--chat: the texts of a row as messages, the prompt a user's, all else the assistant's."""
+    for key in keys:
+        if isinstance(row[key], str):
+            role = "user" if key == "prompt" else "assistant"
+            row[key] = [{"role": role, "content": row[key]}]
+
+
+def conversation(prompt, answer):
+    """A prompt (text or messages) and an answer as messages."""
+    prompt = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
+    return [*prompt, {"role": "assistant", "content": answer}]
+
+
+# ---- what is read ----
 
 
 def visible(text):
     """What is graded: the text behind the last </think>; nothing where a <think> never closes.
 
     >>> visible("<think>hm</think> Hello"), visible("<think>hm, hello"), visible("Hello")
-    (' Hello', '', 'Hello')
+    ('Hello', '', 'Hello')
     """
-    text = text.rpartition("</think>")[2]
-    return "" if "<think>" in text else text
+    thought, end, answer = text.rpartition("</think>")
+    answer = answer.lstrip() if end else answer
+    return "" if "<think>" in answer else answer
 
 
 def plain_text(prompt):
@@ -22,22 +85,56 @@ def plain_text(prompt):
     return prompt if isinstance(prompt, str) else "\n".join(m["content"] for m in prompt)
 
 
-def check_messages(value, key):
-    """ValueError unless value is text, or messages with a role and a text each; may be blank."""
-    messages = value if isinstance(value, list) else []
-    for message in messages:
-        if not isinstance(message, dict) or message.get("role") not in ROLES:
-            raise ValueError(f'"{key}": each message needs a "role", one of {", ".join(ROLES)}')
-        if message.get("content") is None and message.get("tool_calls"):
-            message["content"] = ""
-        if not isinstance(message.get("content"), str):
-            raise ValueError(f'"{key}": each message needs a "content" that is one text')
-    if not isinstance(value, str) and not messages:
-        raise ValueError(f'"{key}": expected text or a list of messages, found {value!r:.60}')
-    plain_text(value).encode()  # half a character (a lone surrogate such as \ud800) is a ValueError
+def words(text_or_messages):
+    """The characters of a text, or of all messages and tool calls, without blanks and case."""
+    text = text_or_messages
+    if not isinstance(text, str):
+        text = "".join(f"{turn['content']}{turn.get('tool_calls') or ''}" for turn in text)
+    return "".join(text.split()).casefold()
 
 
-def check_turn(prompt):
-    """ValueError if a dialogue does not wait for an answer."""
-    if not isinstance(prompt, str) and prompt[-1]["role"] == "assistant":
-        raise ValueError('"prompt" must end with a message to answer, not with the assistant\'s')
+def last_line(label, text):
+    """What stands behind "Label:" in the last line of a text, Markdown's marks aside, or "".
+
+    >>> last_line("answer", "It is B.\\n**Answer:** B."), last_line("answer", "Answer: B\\nOr C.")
+    ('B', '')
+    """
+    marks = " \t*_`#>."
+    found, _, rest = text.rstrip().rpartition("\n")[2].partition(":")
+    return rest.strip(marks) if found.strip(marks).lower() == label else ""
+
+
+def recommendation(text, words):
+    """The decision of an answer, one of the words: the last line is "Recommendation: word", and
+    nothing else. Else there is none (None), whatever the answer says.
+
+    >>> words = ("advance", "hold", "reject")
+    >>> [recommendation(text, words) for text in ("Recommendation: Hold.", "Unlikely to advance.")]
+    ['hold', None]
+    """
+    decided = last_line("recommendation", text).lower()
+    return next((word for word in words if word.lower() == decided), None)
+
+
+def prompt_key(row):
+    """What decides on which side of a split a row stands: the words of its prompt up to the end of
+    the first user's message, whatever its form; of its "group", a prompt too, if it has one.
+
+    So one prompt as text and as messages is one prompt, and a conversation that was logged at every
+    turn is one conversation.
+    >>> prompt_key({"prompt": "What is 2+2? "})
+    'whatis2+2?'
+    >>> turns = [("user", "What is 2+2?"), ("assistant", "4"), ("user", "Sure?")]
+    >>> prompt_key({"prompt": [{"role": role, "content": text} for role, text in turns]})
+    'whatis2+2?'
+    """
+    prompt = row["prompt"] if row.get("group") is None else row["group"]
+    if isinstance(prompt, str):
+        return words(prompt.removeprefix(HUMAN).partition(ASSISTANT)[0])
+    first = next((n for n, role in enumerate(roles(prompt), 1) if role == "user"), None)
+    return words(prompt[:first])
+
+
+def hash_fraction(key):
+    """A number from 0 to 1 by the key's hash: what is chosen by it is the same in every file."""
+    return int.from_bytes(hashlib.sha256(key.encode()).digest()[:8], "big") / 2**64

@@ -5,20 +5,27 @@ A pair, as TRL writes it: {"prompt": …, "chosen": …, "rejected": …}, each 
 "group": rows of one group stay on one side of the split.
 """
 
-import hashlib
 import math
+import os
 from collections import Counter
 
 import numpy as np
 
-from common import Refused, encode_pair, pad_id, pad_rows
+from common import Refused, encode_pair, max_positions, pad_id, pad_rows
 from parts.files import UserError, counts_in_words, existing_file, number, read_jsonl
+from parts.messages import (
+    ASSISTANT,
+    as_chat,
+    check_answer,
+    check_prompt,
+    check_text,
+    hash_fraction,
+    prompt_key,
+)
 from parts.parallel import share
 
-ROLES = ("system", "developer", "user", "assistant", "tool")
 SIDES = ("prompt", "chosen", "rejected")
 SCORES = ("score_chosen", "score_rejected")  # as UltraFeedback has them; compared, not trained on
-HUMAN, ASSISTANT = "\n\nHuman:", "\n\nAssistant:"  # of Anthropic's HH texts
 
 
 def add_pair_arguments(parser, default="data/prefs_train.jsonl"):
@@ -41,95 +48,35 @@ def add_split_arguments(parser):
 # ---- what a row must hold ----
 
 
-def check_text(row, key):
-    """ValueError unless row[key] is a text, or messages of a role and a text each, not blank."""
-    value = row.get(key)
-    messages = value if isinstance(value, list) else []
-    for message in messages:
-        if not isinstance(message, dict) or message.get("role") not in ROLES:
-            raise ValueError(f'"{key}": each message needs a "role", one of {", ".join(ROLES)}')
-        if message.get("tool_calls"):
-            message["content"] = message.get("content") or ""
-        if not isinstance(message.get("content"), str):
-            raise ValueError(f'"{key}": each message needs a "content" that is one text')
-    if not isinstance(value, str) and not messages:
-        raise ValueError(f'"{key}": expected text or a list of messages, found {value!r:.60}')
-    if not words(value):
-        raise ValueError(f'"{key}" is empty; fill it in or delete the line')
-
-
-def check_prompt(row):
-    """ValueError unless row["prompt"] is a text or a dialogue that waits for an answer."""
-    check_text(row, "prompt")
-    if roles(row["prompt"])[-1:] == ["assistant"]:
-        raise ValueError('"prompt" must end with a message to answer, not with the assistant\'s')
-    if isinstance(row.get("group"), (int, float)):
-        row["group"] = str(row["group"])
-    if row.get("group") is not None:
-        check_text(row, "group")
-
-
-def check_answer(row, key):
-    """ValueError unless row[key] is one answer of the prompt's kind."""
-    check_text(row, key)
-    if isinstance(row[key], str) != isinstance(row["prompt"], str):
-        raise ValueError(f'"prompt" and "{key}" must both be text or both be lists of messages')
-    if roles(row[key]) not in ([], ["assistant"]):
-        raise ValueError(f'"{key}" must be one message of the assistant')
-
-
-def roles(text_or_messages):
-    """The roles of messages; of a text none."""
-    return [turn["role"] for turn in text_or_messages if isinstance(turn, dict)]
-
-
 def check_pair(row):
     """ValueError unless this is a preference row; fills in a missing "prompt"."""
     if row.get("prompt") is None:
-        for key in ("chosen", "rejected"):
-            check_text(row, key)
+        check_text(row, "chosen")
+        check_text(row, "rejected")
         row["prompt"], row["chosen"], row["rejected"] = split_prompt(row["chosen"], row["rejected"])
     check_prompt(row)
-    for key in ("chosen", "rejected"):
-        check_answer(row, key)
+    check_answer(row, "chosen")
+    check_answer(row, "rejected")
     if row.get("tie") not in (None, True, False):
         raise ValueError(f'"tie" is {row["tie"]!r}; expected true or false')
-    for key in SCORES:
-        if not isinstance(row.get(key), (int, float, type(None))):
-            raise ValueError(f'"{key}" is {row[key]!r:.60}; expected a number')
 
 
 def split_prompt(chosen, rejected):
-    """(prompt, chosen, rejected) of two whole dialogues: the prompt is their common beginning; of
-    texts (Anthropic's HH) up to the last "Assistant:" that both share.
+    """(prompt, chosen, rejected) of two whole dialogues: the prompt is all but the last message; of
+    texts (Anthropic's HH) their common beginning up to the last "Assistant:".
 
     >>> split_prompt("\\n\\nHuman: 2+2?\\n\\nAssistant: 4", "\\n\\nHuman: 2+2?\\n\\nAssistant: 5")[1:]
     (' 4', ' 5')
     """
-    most = min(len(chosen), len(rejected)) - (not isinstance(chosen, str))
-    n = next((i for i in range(most) if chosen[i] != rejected[i]), most)
-    if isinstance(chosen, str):
-        n = len("".join(chosen[:n].rpartition(ASSISTANT)[:2]))
-    if not n:
+    prompt = chosen[:-1]
+    if isinstance(chosen, str) and isinstance(rejected, str):
+        prompt = "".join(os.path.commonprefix([chosen, rejected]).rpartition(ASSISTANT)[:2])
+    if not prompt or prompt != rejected[: len(prompt)]:
         raise ValueError(
             '"prompt" is missing, and "chosen" and "rejected" do not begin with the same messages '
             'or, as texts, with the same text up to "Assistant:"'
         )
-    return chosen[:n], chosen[n:], rejected[n:]
-
-
-def is_rated_below(row):
-    """Is the chosen answer rated, and not above the rejected one? The label may be the other."""
-    scores = [row.get(key) for key in SCORES]
-    return None not in scores and not scores[0] > scores[1]
-
-
-def as_chat(row, *keys):
-    """--chat: the texts of a row as messages, the prompt a user's, all else the assistant's."""
-    for key in keys:
-        if isinstance(row[key], str):
-            role = "user" if key == "prompt" else "assistant"
-            row[key] = [{"role": role, "content": row[key]}]
+    return prompt, chosen[len(prompt) :], rejected[len(prompt) :]
 
 
 def say_how_text_is_read(tokenizer, texts, chat):
@@ -142,37 +89,9 @@ def say_how_text_is_read(tokenizer, texts, chat):
 # ---- the split ----
 
 
-def words(text_or_messages):
-    """The characters of a text, or of all messages and tool calls, without blanks and case."""
-    text = text_or_messages
-    if not isinstance(text, str):
-        text = "".join(f"{turn['content']}{turn.get('tool_calls') or ''}" for turn in text)
-    return "".join(text.split()).casefold()
-
-
-def prompt_key(row):
-    """What decides on which side of a split a row stands: the words of its prompt up to the end of
-    the first user's message, whatever its form; of its "group", a prompt too, if it has one.
-
-    So one prompt as text and as messages is one prompt, and a conversation that was logged at every
-    turn is one conversation.
-    >>> prompt_key({"prompt": "What is 2+2? "})
-    'whatis2+2?'
-    >>> turns = [("user", "What is 2+2?"), ("assistant", "4"), ("user", "Sure?")]
-    >>> prompt_key({"prompt": [{"role": role, "content": text} for role, text in turns]})
-    'whatis2+2?'
-    """
-    prompt = row["prompt"] if row.get("group") is None else row["group"]
-    if isinstance(prompt, str):
-        return words(prompt.removeprefix(HUMAN).partition(ASSISTANT)[0])
-    users = [i for i, role in enumerate(roles(prompt)) if role == "user"]
-    return words(prompt[: users[0] + 1] if users else prompt)
-
-
 def held_out(key, fraction):
     """Is the prompt of this key held out? Its hash decides, so every file splits it alike."""
-    digest = hashlib.sha256(key.encode()).digest()
-    return int.from_bytes(digest[:8], "big") < fraction * 2**64
+    return hash_fraction(key) < fraction
 
 
 def split(keys, is_eval, fraction):
@@ -212,24 +131,28 @@ def share_interval(right, keys):
 
 
 class Pairs:
-    """Encoded pairs. prompts, chosen, rejected: lists of int32 arrays of ids; train, held: their
-    row numbers; places, keys, rows: of pair i the file and line, the key of its prompt, and some of
-    its columns. shared: does a forward compute each prompt once for both answers?"""
+    """Encoded pairs. prompts, chosen, rejected: lists of int32 arrays of ids, and `lengths`, (3, n),
+    their tokens; train, held: their row numbers; places, keys, rows: of pair i the file and line,
+    the key of its prompt, and the row as it was read. shared: does a forward compute each prompt
+    once for both answers?"""
 
-    def __init__(self, args, tokenizer, max_length, keep_ties=False, columns=()):
-        usable, is_eval, counts, texts = [], [], Counter(), 0
+    def __init__(self, args, tokenizer, config, keep_ties=False):
+        usable, counts, texts = [], Counter(), 0
+        max_length = min(args.max_length, max_positions(config))
         for i, name in enumerate([*args.pairs, *args.eval_pairs]):
             flag = "--pairs" if i < len(args.pairs) else "--eval-pairs"
             for line, row in read_jsonl(name, check_pair, numbered=True, flag=flag):
-                key, tools = prompt_key(row), row.get("tools")
+                key, dropped = prompt_key(row), None
                 counts["rows"] += 1
                 texts += isinstance(row["prompt"], str)
                 if args.chat:
                     as_chat(row, *SIDES)
-                sides = [row[side] for side in SIDES]
                 try:
-                    ids = encode_pair(tokenizer, *sides, max_length=max_length, tools=tools)
-                    dropped = "equal answers" if ids[1] == ids[2] else None
+                    ids = encode_pair(
+                        tokenizer, *(row[side] for side in SIDES),
+                        max_length=max_length, tools=row.get("tools"),
+                    )  # fmt: skip
+                    dropped = "equal answers" if ids[1] == ids[2] else dropped
                 except Refused as error:
                     dropped = error
                 if dropped or row.get("tie") and not keep_ties:
@@ -237,21 +160,22 @@ class Pairs:
                     continue
                 is_long = len(ids[0]) + max(map(len, ids[1:])) >= max_length
                 counts[f"cut to --max-length {max_length}, or just as long"] += is_long
-                counts["score_chosen not above score_rejected"] += is_rated_below(row)
-                kept = {column: row.get(column) for column in ("prompt", "tie", *columns)}
+                scores = [row[key] for key in SCORES if isinstance(row.get(key), (int, float))]
+                is_below = len(scores) == 2 and scores[0] <= scores[1]
+                counts["score_chosen not above score_rejected"] += is_below
                 ids = [np.array(side, np.int32) for side in ids]
-                usable.append((*ids, f"{name}:{line}", key, kept))
-                is_eval.append(flag == "--eval-pairs")
+                usable.append((*ids, f"{name}:{line}", key, row, flag == "--eval-pairs"))
         if not usable:
             raise UserError(f"--pairs: no usable row ({counts_in_words(counts)})")
-        self.prompts, self.chosen, self.rejected, self.places, self.keys, self.rows = zip(*usable)
+        self.prompts, self.chosen, self.rejected, *columns = zip(*usable)
+        self.places, self.keys, self.rows, is_eval = columns
+        self.lengths = np.array([[len(ids) for ids in row[:3]] for row in usable]).T
         self.train, self.held = split(self.keys, is_eval, args.eval_fraction)
         self.pad, self.shared = pad_id(tokenizer), False
         for rows in (len(self.train) % args.batch_size, len(self.held)):
-            if rows:  # the short last batch of an epoch must not end a run of several processes
-                share([range(rows)])
-        sides = f"training {len(self.train)}, held out {len(self.held)}"
-        print(f"data       {counts_in_words(counts)}; {sides}")
+            share([[*range(rows)]] * (rows > 0))  # a short last batch must not end a run
+        n_train, n_held = len(self.train), len(self.held)
+        print(f"data       {counts_in_words(counts)}; training {n_train}, held out {n_held}")
         say_how_text_is_read(tokenizer, texts, args.chat)
 
     def ids(self):
@@ -260,8 +184,7 @@ class Pairs:
 
     def tokens(self):
         """(n,) tokens that the forward of each pair computes: the prompt once, or twice."""
-        sides = self.prompts, self.chosen, self.rejected
-        prompt, chosen, rejected = np.array([[len(ids) for ids in side] for side in sides])
+        prompt, chosen, rejected = self.lengths
         if self.shared:
             return prompt + chosen + rejected
         return 2 * (prompt + np.maximum(chosen, rejected))
@@ -270,4 +193,4 @@ class Pairs:
         """(ids, attention_mask, answer_mask), (2b, T) each: b chosen rows, then b rejected."""
         prompts = [self.prompts[i] for i in indices]
         answers = [side[i] for side in (self.chosen, self.rejected) for i in indices]
-        return [x.to(device) for x in pad_rows(prompts + prompts, answers, self.pad)]
+        return pad_rows(prompts + prompts, answers, self.pad, device)

@@ -40,16 +40,18 @@ def world():
 def pick(device, dtype):
     """(device, compute dtype) of --device and --dtype; auto: a GPU if there is one, and there
     bf16, or fp16 on those older than Ampere; on a CPU fp32."""
-    name = "cuda" if device == "auto" and torch.cuda.is_available() else device
+    if device == "auto":
+        device = "cuda" if torch.cuda.is_available() else "cpu"
     try:
-        device = torch.device("cpu" if name == "auto" else name)
         torch.ones(1, device=device).item()
     except (RuntimeError, AssertionError) as error:  # torch built without CUDA asserts
-        raise UserError(f"--device {name}: {brief(error, 200)}") from None
+        raise UserError(f"--device {device}: {brief(error, 200)}") from None
+    device = torch.device(device)
+    on_gpu = device.type == "cuda"
     if dtype == "auto":  # is_bf16_supported() says True on a T4, because it counts emulation
-        newer = device.type == "cuda" and torch.cuda.get_device_capability(device)[0] >= 8
-        dtype = "bf16" if newer else "fp16" if device.type == "cuda" else "fp32"
-    if device.type == "cuda" and dtype != "fp32":
+        newer = on_gpu and torch.cuda.get_device_capability(device)[0] >= 8
+        dtype = "bf16" if newer else "fp16" if on_gpu else "fp32"
+    if on_gpu and dtype != "fp32":
         torch.set_float32_matmul_precision("high")  # of the head: TF32 has 10 bits, bf16 has 7
     return device, DTYPES[dtype]
 
@@ -65,10 +67,10 @@ def start(args):
         if rank():
             sys.stdout = open(os.devnull, "w")  # errors go to stderr, from every rank
     device, dtype = pick(args.device, args.dtype)
-    if args.fsdp and not dist.is_initialized():
-        raise UserError("--fsdp: start it as torchrun --nproc-per-node 2 STAGE.py …")
-    if args.fsdp and (args.lora_rank or dtype == torch.float16):
-        raise UserError("--fsdp: shards full weights in bf16 or fp32, without --lora-rank or fp16")
+    half = dtype == torch.float16
+    if args.fsdp and (half or args.lora_rank or not dist.is_initialized()):
+        wrong = "shards full weights in bf16 or fp32, without --lora-rank or fp16"
+        raise UserError(f"--fsdp: {wrong}; start it as torchrun --nproc-per-node 2 STAGE.py …")
     return device, dtype
 
 
@@ -87,9 +89,8 @@ def progress(rows, name, total=None, initial=0, delay=0):
 
 def say(line):
     """Print beside a bar."""
-    if not rank():
-        with tqdm.external_write_mode(sys.stdout):
-            print(line, flush=True)
+    with tqdm.external_write_mode(sys.stdout):
+        print(line, flush=True)
 
 
 # ---- numbers and rows over the processes ----
@@ -120,7 +121,6 @@ def share(parts):
     """This rank's micro-batches, each a list of rows: as many on every rank. Where they do not
     divide, the largest are split, or, of single rows, the shortest joined; the update is a sum over
     rows, so it stays the same."""
-    parts = [list(part) for part in parts]
     rows = sum(map(len, parts))
     n = min(math.ceil(len(parts) / world()), rows // world()) * world()  # forwards of all ranks
     if rows and not n:
@@ -192,9 +192,6 @@ def load_checkpoint_state(module, optimizer, saved):
     """Put back what `checkpoint_state` returned, over any number of processes."""
     options = StateDictOptions(full_state_dict=True, ignore_frozen_params=True, strict=False)
     weights, moments = saved
-    trained = get_model_state_dict(module, options=StateDictOptions(ignore_frozen_params=True))
-    if trained.keys() != weights.keys():
-        raise ValueError("it holds other weights than this model trains")
     set_state_dict(
         module, optimizer, model_state_dict=weights, optim_state_dict=moments, options=options
     )

@@ -1,4 +1,14 @@
-"""parts/reward_models.py: how a prompt with its answer becomes a score: a model with one output."""
+"""parts/reward_models.py: what is an answer worth, and what a state before its end? Models with one
+output per token: the reward model's is read at the last token, the critic's before each action.
+
+position      0      1      2      3      4       5
+token         p0     p1     p2     a0     a1      end
+score                                             r            of the whole row
+value                              V(p)   V(p,a0) V(p,a0,a1)   column t: of the state in which
+                                                               token t is chosen, from column t − 1
+
+Both critics are called like a `Policy`, and the values are the last thing that they return.
+"""
 
 import math
 from dataclasses import dataclass
@@ -7,12 +17,13 @@ import torch
 from torch import nn
 
 import common
-from common import encode_pair, hidden_states, micro_batches, pad_id, pad_rows
-from parts.answers import visible
+from common import Policy, encode_pair, hidden_states, micro_batches, pad_id, pad_rows
 from parts.files import UserError, read_record
-from parts.pairs import as_chat
-from parts.parallel import progress
+from parts.messages import as_chat
+from parts.parallel import progress, say
 from parts.shared_prompt import shared_hidden
+
+# ---- scores ----
 
 
 class Scorer(nn.Module):
@@ -80,10 +91,12 @@ def reward_function(folder, device, dtype, micro_tokens=2048, raw=False, flag="-
 
 @dataclass
 class RewardFunction:
-    """(prompts, answers, rows=None) → a list of scores, the signature of --gold.
+    """(prompts, answers, rows=None) → a list of scores, the signature of --gold. None for an answer
+    that is not read to its end, or whatever stands behind the cut would be free.
 
     A prompt is text or messages, an answer text or one message. max_length: the most tokens of
-    both that are read, or None; `count_cut` counts the rows of which only a part is read.
+    both that are read, or None. Of a longer row the prompt loses its beginning, at most to half of
+    them, which is said once; then the answer loses its end.
     """
 
     scorer: Scorer
@@ -93,16 +106,23 @@ class RewardFunction:
     micro_tokens: int
     mean: float
     std: float
+    told: bool = False
 
     @torch.no_grad()
     def __call__(self, prompts, answers, rows=None):
-        encoded = self.encode(prompts, answers, self.max_length)
-        scores, lengths = torch.zeros(len(encoded)), [len(p) + len(a) for p, a in encoded]
-        parts = micro_batches(range(len(encoded)), lengths, self.micro_tokens)
+        whole, read = (self.encode(prompts, answers, n) for n in (None, self.max_length))
+        scores, lengths = torch.zeros(len(read)), [len(p) + len(a) for p, a in read]
+        parts = micro_batches(range(len(read)), lengths, self.micro_tokens)
         for part in progress(parts, "scoring", delay=3):
-            rows = pad_rows(*zip(*(encoded[i] for i in part)), pad_id(self.tokenizer))
+            rows = pad_rows(*zip(*(read[i] for i in part)), pad_id(self.tokenizer))
             scores[part] = self.scorer(*(x.to(self.scorer.model.device) for x in rows)).cpu()
-        return ((scores.double() - self.mean) / self.std).tolist()
+        cut = sum(a != b for a, b in zip(whole, read))
+        if cut and not self.told:
+            self.told = True
+            say(f"reward     the model reads {self.max_length} tokens, so {cut} of {len(read)} rows in "
+                "part; an answer that loses its end has no score")  # fmt: skip
+        scores = ((scores.double() - self.mean) / self.std).tolist()
+        return [x if a == b else None for x, (_, a), (_, b) in zip(scores, whole, read)]
 
     def encode(self, prompts, answers, max_length):
         """[(prompt ids, answer ids)]"""
@@ -114,23 +134,79 @@ class RewardFunction:
             encoded.append(encode_pair(self.tokenizer, *row.values(), max_length=max_length))
         return encoded
 
-    def count_cut(self, prompts, answers, answers_only=False):
-        """How many of these rows are read only in part; answers_only: of which the answer is, so
-        that whatever stands behind the cut is free."""
-        whole, read = (self.encode(prompts, answers, n) for n in (None, self.max_length))
-        return sum(a[answers_only:] != b[answers_only:] for a, b in zip(whole, read))
-
-    def check_reading(self, prompts, answers, max_new_tokens, longest):
-        """UserError if the end of an answer of max_new_tokens may be cut, for what stands there
-        would be free: of a row that is too long, half may be the prompt's end.
-
-        longest   the most tokens of prompt and answer that the policy has
-        """
-        texts, n = [visible(answer) for answer in answers], len(answers)
-        rows, ends = (self.count_cut(prompts, texts, only) for only in (False, True))
-        print(f"reward     the reward model reads {rows} of {n} prompts and {ends} answers in part")
+    def check_room(self, longest, max_new_tokens):
+        """UserError if a policy's rows of `longest` tokens may have answers that are cut."""
         reads = self.max_length or math.inf
-        if ends or longest > reads and max_new_tokens >= reads - reads // 2:
-            wrong = f"reads {reads} tokens, so not the end of {ends} of {n} answers"
-            fix = f"lower --max-new-tokens {max_new_tokens}, or train it with more --max-length"
-            raise UserError(f"--reward-model: {wrong}; {fix}")
+        if longest > reads and max_new_tokens >= reads - reads // 2:
+            wrong = f"--reward-model: reads {reads} tokens, of a long row half are the prompt's"
+            fix = "or train it with more --max-length"
+            raise UserError(f"{wrong}; lower --max-new-tokens {max_new_tokens}, {fix}")
+
+
+# ---- values ----
+
+
+class ValueHead(nn.Linear):
+    """Hidden states (N, H) of the states in which N actions are chosen → (B, T) fp32 values, 0
+    outside the mask of the actions; a fresh head says 0."""
+
+    def __init__(self, model):
+        super().__init__(model.config.get_text_config().hidden_size, 1, device=model.device)
+        nn.init.zeros_(self.weight)
+        nn.init.zeros_(self.bias)
+
+    def forward(self, hidden, mask):
+        values = super().forward(hidden.float()).squeeze(-1)  # (N,)
+        return torch.zeros(mask.shape, device=mask.device).masked_scatter(mask, values)
+
+
+class Critic(nn.Module):
+    """A trunk of its own, of transformers, with a value head: --critic separate."""
+
+    def __init__(self, trunk, dtype):
+        super().__init__()
+        self.model, self.head, self.dtype = trunk, ValueHead(trunk), dtype
+
+    def forward(self, ids, attention_mask, mask, temperature=1.0):
+        """(values,), (B, T), 0 outside mask; the temperature changes none."""
+        hidden = hidden_states(self.model, ids, attention_mask, self.dtype)  # (B, T, H)
+        return (self.head(hidden[:, :-1][mask[:, 1:]], mask),)
+
+
+class PolicyWithValues(Policy):
+    """A policy with a value head on its trunk: --critic shared."""
+
+    def __init__(self, model, dtype):
+        super().__init__(model, dtype)
+        self.head = ValueHead(model)
+
+    def forward(self, ids, attention_mask, mask, temperature=1.0):
+        """(log-probs, entropies, values), (B, T) each, 0 outside mask, of one pass."""
+        *columns, hidden = super().forward(ids, attention_mask, mask, temperature, with_hidden=True)
+        return *columns, self.head(hidden, mask)
+
+
+def load_critic(args, run, reward, tokenizer):
+    """A copy of the reward model if it reads the same tokens, whose head then starts as the score;
+    else of the policy, with a fresh head."""
+    source, flag = args.model, "--model"
+    if args.reward_model and reward.tokenizer.get_vocab() == tokenizer.get_vocab():
+        source, flag = args.reward_model, "--reward-model"
+    print(f"critic     starts as a copy of {flag} {source}")
+    scorer, fresh = load_scorer(
+        source, tokenizer, run.device, run.dtype, True, args.lora_rank, args.seed, flag
+    )
+    critic = Critic(scorer.model.base_model, run.dtype)
+    if not fresh:  # in the unit of the scores
+        critic.head.weight.data.copy_(scorer.model.score.weight / reward.std)
+    return critic
+
+
+@torch.no_grad()
+def start_at(critic, expected, values, deviation):
+    """Put a head whose values are in the unit of the scores into deviations, and move its bias, so
+    that the mean of these values becomes `expected`, a mean return in deviations."""
+    if hasattr(critic, "reshard"):  # with --fsdp, change the shards and not a gathered copy
+        critic.reshard()
+    critic.head.weight.div_(deviation)
+    critic.head.bias.add_(expected - values.mean().item() / deviation)

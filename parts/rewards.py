@@ -4,21 +4,19 @@ Programs decide checks, a judge reads the other criteria, RULER compares the ans
 reward model scores them. A score that could not be found is None, and NaN in an array; never 0.
 """
 
-import math
 from argparse import ArgumentTypeError
 from collections import Counter
 
 import numpy as np
 
-import ruler
-from judge import grade_answers
 from parts import parallel
-from parts.answers import score_answers, visible
+from parts.answers import score_answers
+from parts.comparing import ALONE, add_ruler_arguments, ruler_groups
 from parts.files import UserError, load_function, number
-from parts.grades import ALONE, Grade
-from parts.questions import talk
+from parts.grading import Grade, grade_answers
+from parts.judging import Judge, add_judge_arguments
+from parts.messages import conversation, visible
 from parts.reward_models import reward_function
-from parts.server import Judge, add_judge_arguments
 
 REWARDS = ("rubric", "checks", "ruler", "model")
 
@@ -32,7 +30,7 @@ def add_reward_arguments(parser):
     add("--allow-code-execution", action="store_true", help="run the code in answers for code:tests: with limits, but in no sandbox")
     add("--gold", help="FILE:FUNCTION that scores validation answers alone, such as data/recruiter.py:reward")
     # fmt: on
-    ruler.add_ruler_arguments(parser)
+    add_ruler_arguments(parser)
     add_judge_arguments(parser)
 
 
@@ -76,25 +74,13 @@ class Graders:
         self.args, self.prompts, self.judge, self.before = args, prompts, None, Counter()
         self.metric = "checks" if all(map(has_checks, held_out)) else "rubric"
         self.gold = load_function(args.gold, "--gold") if args.gold else None
-        self.standard = ruler.read_standard(args.ruler_rubric)
         rows = train * ("rubric" in args.reward) + held_out * (self.metric == "rubric")
         if "ruler" in args.reward or any(c.kind == "judge" for r in rows for c in r.criteria):
-            self.judge = Judge.from_args(args, run.out / "judge")
+            self.judge = Judge(args, run.out / "judge")
         if args.reward_model:
             settings = args.reward_model, run.device, run.dtype, args.micro_tokens
             self.model = reward_function(*settings)
-            self.say_what_is_read([prompts[row.task_id] for row in train])
-
-    def say_what_is_read(self, prompts):
-        """Of a long row the reward model reads the end of the prompt, and then the answer, at least
-        half; UserError if an answer could be longer."""
-        limit, reads = self.args.max_new_tokens, self.model.max_length or math.inf
-        if limit >= reads // 2:
-            raise UserError(f"--max-new-tokens {limit}: the reward model reads {reads // 2}")
-        encoded = self.model.encode(prompts, [""] * len(prompts), None)
-        cut = sum(len(ids) + limit > reads for ids, _ in encoded)
-        print(f"reward     of {cut} of {len(prompts)} prompts the model does not read the beginning, "
-              "where the answer is long")  # fmt: skip
+            self.model.check_room(args.max_length, args.max_new_tokens)
 
     def grade(self, rows, texts, names, size=1):
         """{name: N `Grade`s}, whose score is None where grading failed. Rank 0 grades for all.
@@ -115,20 +101,16 @@ class Graders:
 
     def ruler_grades(self, rows, prompts, texts, size):
         """RULER's scores; 0 for each of a group of equals, where nothing can be learned."""
-        talks, references = list(map(talk, prompts, texts)), [row.reference for row in rows]
+        talks, references = list(map(conversation, prompts, texts)), [r.reference for r in rows]
         groups = [talks[i : i + size] for i in range(0, len(talks), size)]
-        settings = self.judge, self.standard, self.args.judge_passes, references[::size]
-        grades = sum(ruler.ruler_groups(groups, *settings), [])
+        settings = self.args.ruler_rubric, self.args.judge_passes, references[::size]
+        grades = sum(ruler_groups(groups, self.judge, *settings), [])
         return [Grade(0.0, error=ALONE) if g.error == ALONE else g for g in grades]
 
     def model_grades(self, prompts, texts):
-        """The reward model's scores; None for an answer that it does not read to its end, or
-        whatever stands behind the cut would be free."""
-        grades = [Grade(score) for score in self.model(prompts, texts)]
-        for grade, prompt, text in zip(grades, prompts, texts):
-            if self.model.count_cut([prompt], [text], answers_only=True):
-                grade.score, grade.error = None, "longer than the reward model reads"
-        return grades
+        """The reward model's scores; None for an answer that it does not read to its end."""
+        scores, error = self.model(prompts, texts), "longer than the reward model reads"
+        return [Grade(x, error=error if x is None else None) for x in scores]
 
     def gold_scores(self, rows, texts):
         """Scores by --gold, which gets the prompts as the policy reads them."""
@@ -140,7 +122,7 @@ class Graders:
         if not self.judge:
             return {}
         before, self.before = self.before, Counter(self.judge.counts)
-        return self.judge.metrics(before)
+        return parallel.gather([self.judge.metrics(before)])[0]  # of rank 0, which asks for all
 
 
 def scores_of(grades):

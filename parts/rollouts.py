@@ -13,6 +13,7 @@ their place and keeps the others as `sampler_logps`.
 """
 
 import copy
+from itertools import pairwise
 from statistics import fmean
 
 import numpy as np
@@ -22,14 +23,16 @@ from torch.distributed.checkpoint.state_dict import (
     get_model_state_dict,
     set_model_state_dict,
 )
+from torch.nn.utils.rnn import pad_sequence
 
 import watch
-from common import Policy, load_model, pad_id, pad_rows
-from parts import parallel
+from common import Policy, load_model, max_positions
+from parts import parallel, runs
 from parts.answers import MOST_PROMPTS, check_policy, identity, read_prompts, some_prompts
 from parts.files import UserError, number
 from parts.lora import adapter_off
-from parts.pairs import held_out, prompt_key, say_how_text_is_read
+from parts.messages import as_chat, prompt_key
+from parts.pairs import held_out, say_how_text_is_read
 from parts.sampling import sample
 
 MANY_CUT = 0.05  # share of cut answers beyond which the limit should be raised
@@ -50,24 +53,33 @@ def add_rollout_arguments(parser):
 # ---- prompts ----
 
 
+def prompt_room(args, config):
+    """The most tokens of a prompt that leave room for an answer; UserError if there are none."""
+    room = min(args.max_length, max_positions(config)) - args.max_new_tokens
+    if room < 1:
+        wrong = "leaves no room for a prompt in --max-length, or in the model's positions"
+        raise UserError(f"--max-new-tokens: {wrong}")
+    return room
+
+
 def split_prompts(args, tokenizer):
     """(training rows, at most MOST_PROMPTS validation rows) of --prompts: by the rows' "split" if
     they have one; else --eval-fraction of the prompts is held out by hash, of a small file
-    LEAST_VALIDATION, at most half. A validation prompt is not trained on.
-    """
-    rows = read_prompts(args.prompts, "--prompts", args.chat)
+    LEAST_VALIDATION, at most half. A validation prompt is not trained on."""
+    rows = read_prompts(args.prompts, "--prompts")
     texts = sum(isinstance(row["prompt"], str) for row in rows)
     say_how_text_is_read(tokenizer, texts, args.chat)
+    for row in rows if args.chat else ():
+        as_chat(row, "prompt")
     if any("split" in row for row in rows):
         train, val = ([r for r in rows if r.get("split") == name] for name in ("train", "val"))
     else:
-        each = list({prompt_key(row): row for row in rows}.values())  # each prompt once
-        train, by_hash = rows, some_prompts(each, len(each))
-        n = sum(held_out(prompt_key(row), args.eval_fraction) for row in by_hash)
-        n = max(n, min(LEAST_VALIDATION, len(by_hash) // 2))
-        val = by_hash[:n] if args.eval_fraction else []
+        train, each = rows, {prompt_key(row): row for row in rows}  # each prompt once
+        least = min(LEAST_VALIDATION, len(each) // 2) if args.eval_fraction else 0
+        n = max(least, sum(held_out(key, args.eval_fraction) for key in each))
+        val = some_prompts(each.values(), n)
     val = some_prompts(val, MOST_PROMPTS)
-    held = {prompt_key(row) for row in val}
+    held = [*map(prompt_key, val)]
     train = [row for row in train if prompt_key(row) not in held]
     if not train:
         raise UserError(f'--prompts {args.prompts}: none to train on; "split" must be train or val')
@@ -76,28 +88,30 @@ def split_prompts(args, tokenizer):
 
 
 def prompts_of_step(rows, size, seed, step):
-    """(`size` rows for this step, counted from 1; the pass over all rows in which they begin).
+    """(`size` rows for this step, counted from 1; the pass over all rows in which they begin): from
+    an endless row of seeded permutations, so that a small file repeats."""
+    passes, places = np.divmod(np.arange((step - 1) * size, step * size), len(rows))
+    order = {e: np.random.default_rng([seed, e]).permutation(len(rows)) for e in {*passes}}
+    return [rows[order[e][place]] for e, place in zip(passes, places)], passes[0]
 
-    They come in an endless row of seeded permutations, so that a small file repeats.
+
+# ---- models, answers and log-probs ----
+
+
+def load_policy(args, run, kind=Policy):
+    """(the policy, its start for the KL). With LoRA the start is the policy itself, whose adapter
+    is switched off; else a frozen copy; None without --beta.
+
+    kind   `Policy`, or a class derived from it
     """
-    n, places = len(rows), range((step - 1) * size, step * size)
-    passes = {place // n for place in places}
-    order = {e: np.random.default_rng([seed, e]).permutation(n) for e in passes}
-    return [rows[order[place // n][place % n]] for place in places], places[0] // n
-
-
-# ---- answers and log-probs ----
-
-
-def load_reference(args, run, policy):
-    """The policy's start for the KL, or None without --beta: with LoRA the policy itself, whose
-    adapter is switched off; else a frozen copy."""
-    if not args.beta or args.lora_rank:
-        return policy if args.beta else None
-    reference = Policy(load_model(args.model, run.device, run.dtype), run.dtype)
+    source = args.model, run.device, run.dtype
+    policy = kind(load_model(*source, True, args.lora_rank, args.seed), run.dtype)
+    if args.lora_rank or not args.beta:
+        return policy, policy if args.beta else None
+    reference = Policy(load_model(*source), run.dtype)
     if args.fsdp:
         parallel.shard(reference)
-    return reference
+    return policy, reference
 
 
 @torch.no_grad()
@@ -106,20 +120,28 @@ def draw(run, policy, reference, tokenizer, prompt_ids, seed):
     each answer `finished` (N,): ended by an end token, not cut)"""
     limits = run.args.max_new_tokens, run.args.temperature
     rollout = sample(policy, tokenizer, prompt_ids, 1, *limits, seed)
-    b = rollout_tensors(rollout, pad_id(tokenizer), run.device)
-    rescore(run, policy, b, run.args.temperature)
+    b = rollout_tensors(rollout, run.device)
+    rescore(run, policy, b)
     b["ref_logps"] = reference_logps(run, reference, b)
     b["finished"] = torch.tensor(rollout.finished, device=run.device)
     return rollout, b
 
 
-def rollout_tensors(rollout, pad, device):
+def rollout_tensors(rollout, device):
     """{"ids", "attention_mask", "mask", "logps"}, each (N, T), of a `sampling.Rollout`."""
-    rows = pad_rows(rollout.prompt_ids, rollout.answer_ids, pad)
-    b = {key: x.to(device) for key, x in zip(ROWS, rows)}
-    logps = torch.tensor([x for row in rollout.logps for x in row], device=device)
-    b["logps"] = torch.zeros(b["ids"].shape, device=device).masked_scatter(b["mask"], logps)
-    return b
+    rows = []
+    for prompt, answer, logps in zip(rollout.prompt_ids, rollout.answer_ids, rollout.logps):
+        mask = [False] * len(prompt) + [True] * len(answer)
+        rows.append({"ids": prompt + answer, "mask": mask, "logps": [0.0] * len(prompt) + logps})
+    return pack(rows, device)
+
+
+def pack(rows, device):
+    """The same of rows {"ids", "mask", "logps"}, lists of T; right-padded with 0, which no mask
+    shows."""
+    columns = {name: [torch.tensor(row[name]) for row in rows] for name in rows[0]}
+    columns["attention_mask"] = [torch.ones_like(mask) for mask in columns["mask"]]
+    return {name: pad_sequence(column, True).to(device) for name, column in columns.items()}
 
 
 def cut(b, part):
@@ -129,13 +151,13 @@ def cut(b, part):
 
 
 @torch.no_grad()
-def teacher_forced(run, module, b, temperature, output=0):
+def teacher_forced(run, module, b, output=0):
     """(N, T): by forwards of a module, what it returns at place `output`: 0 are the log-probs of a
     policy, −1 the values of a critic. Each rank reads its share."""
     lengths, columns = b["attention_mask"].sum(1).tolist(), torch.zeros_like(b["logps"])
     for part in run.micro_batches(range(len(lengths)), lengths):
         mb = cut(b, part)
-        column = module(*(mb[key] for key in ROWS), temperature)[output]
+        column = module(*(mb[key] for key in ROWS), run.args.temperature)[output]
         columns[part, : column.shape[1]] = column
     parallel.add_up([columns])
     return columns
@@ -146,30 +168,27 @@ def reference_logps(run, reference, b):
     if not reference:
         return b["logps"]
     with adapter_off(reference):
-        return teacher_forced(run, reference, b, run.args.temperature)
+        return teacher_forced(run, reference, b)
 
 
-def rescore(run, policy, b, temperature):
+def rescore(run, policy, b):
     """In half precision, make `logps` those of `teacher_forced` and keep the sampler's.
 
     In fp32 the two are equal to 1e-6, and no forward is spent.
     """
     if run.dtype != torch.float32:
         b["sampler_logps"] = b["logps"]
-        b["logps"] = teacher_forced(run, policy, b, temperature)
+        b["logps"] = teacher_forced(run, policy, b)
 
 
 def preflight(run, policy, reference, tokenizer, b):
-    """Log-probs of a rollout = a teacher-forced pass = the reference's (None: there is none); shows
-    one answer with its actions marked."""
+    """UserError unless the log-probs of a rollout are those of a teacher-forced pass, and of the
+    reference (None: there is none); shows one answer with its actions marked."""
     flag = f"--model {run.args.model}"
     check_policy(policy, tokenizer, *(b[key] for key in ROWS), flag)
-    logps = teacher_forced(run, policy, b, run.args.temperature)
-    others = {
-        "what is sampled and what is scored": b.get("sampler_logps", b["logps"]),
-        "policy and reference": reference_logps(run, reference, b),
-    }
-    for name, other in others.items():
+    logps, sampled = teacher_forced(run, policy, b), b.get("sampler_logps", b["logps"])
+    start = reference_logps(run, reference, b)
+    for name, other in (("sampler and forward", sampled), ("policy and reference", start)):
         gap = (logps - other)[b["mask"]].abs().mean().item()
         identity(f"gap between {name}", gap, 0, 1e-4, run.dtype, flag)
     print("preflight  log-probs are the model's, the sampler's and the reference's: ok")
@@ -178,36 +197,44 @@ def preflight(run, policy, reference, tokenizer, b):
 # ---- metrics ----
 
 
-class TokenMeans:
-    """Means over the tokens of an update: summed over micro-batches and ranks, divided once."""
+class UpdateMeans:
+    """What an update logs: means over its tokens, summed over micro-batches and ranks and divided
+    once, and means over its optimiser steps."""
 
     def __init__(self):
-        self.parts = []  # of each micro-batch: tokens, largest ratio, largest gap, {key: sum}
+        self.tokens, self.steps = [], []  # of each micro-batch; of each optimiser step
 
-    def add(self, mask, gaps, ratio, **columns):
-        """ratio, columns   (n, T) each, 0 outside the mask
-        gaps                (n, T) |log π − log π of the sampler|, 0 after the first optimiser step
-        """
-        columns = {"ratio/mean": ratio, **columns}
+    def add(self, mb, logps, **columns):
+        """After a forward. mb: a micro-batch of the rollout; logps, columns: (n, T), 0 outside the
+        mask, "ratio" among them."""
         sums = {key: column.detach().float().sum().item() for key, column in columns.items()}
-        self.parts.append((mask.sum().item(), ratio.max().item(), gaps.max().item(), sums))
+        gaps = (logps.detach() - mb.get("sampler_logps", mb["logps"])).abs()
+        gap = 0.0 if self.steps else gaps.max().item()  # later the policy is another
+        self.tokens.append((mb["mask"].sum().item(), columns["ratio"].max().item(), gap, sums))
+
+    def step(self, **numbers):
+        """After an optimiser step: loss, grad_norm, lr."""
+        self.steps.append(numbers)
 
     def row(self):
         """{key: mean}, "ratio/max" and "sample_gap"; nothing if no token was updated."""
-        parts = parallel.gather(self.parts)
-        if not parts:
+        if not self.steps:
             return {}
-        tokens, ratios, gaps, sums = zip(*parts)
-        means = {key: sum(x[key] for x in sums) / sum(tokens) for key in sums[0]}
-        return means | {"ratio/max": max(ratios), "sample_gap": max(gaps)}
+        row = {key: fmean(step[key] for step in self.steps) for key in self.steps[0]}
+        tokens, ratios, gaps, sums = zip(*parallel.gather(self.tokens))
+        row |= {key: sum(x[key] for x in sums) / sum(tokens) for key in sums[0]}
+        row["ratio/mean"] = row.pop("ratio")
+        return row | {"ratio/max": max(ratios), "sample_gap": max(gaps)}
+
+
+def lengths_of(b):
+    """Of each answer of a rollout: its tokens; was it cut?"""
+    return b["mask"].sum(1).tolist(), [not ended for ended in b["finished"]]
 
 
 def length_row(lengths, is_cut, tokens):
-    """The metrics of length/* and the counts of a rollout.
-
-    lengths, is_cut   tokens of each answer; did it lack its end?
-    tokens            of prompts and answers together
-    """
+    """The metrics of length/* and the counts of a rollout. lengths, is_cut: see `lengths_of`;
+    tokens: of prompts and answers together."""
     return {
         "length/mean": fmean(lengths), "length/min": min(lengths),
         "length/max": max(lengths), "length/truncated_frac": fmean(is_cut),
@@ -220,11 +247,33 @@ def val_row(lengths, is_cut):
     return {"val/n": len(lengths), "val/length": fmean(lengths), "val/cut": fmean(is_cut)}
 
 
-def greedy_samples(policy, tokenizer, prompt_ids, max_new_tokens):
-    """Rows of samples.jsonl: greedy answers, what a user would see, to the first two prompts."""
-    rollout = sample(policy, tokenizer, prompt_ids[:2], 1, max_new_tokens, temperature=0)
-    texts = tokenizer.batch_decode(rollout.prompt_ids)
-    return [{"prompt": p, "answer": a} for p, a in zip(texts, rollout.texts)]
+def is_repetitive(text):
+    """True if in some window of 1000 characters less than 15 % of the 8-grams are distinct.
+
+    "I see. I see. …" has 7 distinct ones; of the 8-grams of prose, even said twice, half are.
+    >>> [is_repetitive(text) for text in ("I see. " * 40, "Led two audits, then two more.", "")]
+    [True, False, False]
+    """
+    windows = (text[start : start + 1000] for start in range(0, len(text), 500))
+    return any(
+        len(window) > 90  # shorter texts cannot tell
+        and len({window[i : i + 8] for i in range(len(window) - 7)}) < 0.15 * len(window)
+        for window in windows
+    )
+
+
+def text_row(texts):
+    """The metrics of text/*, which rule R7 of watch.py reads: the share of repetitive answers;
+    distinct word pairs / word pairs, None where there is no pair.
+
+    >>> text_row(["No no no", "no no no"])
+    {'text/repetition': 0.0, 'text/distinct_2': 0.5}
+    """
+    pairs = [pair for text in texts for pair in pairwise(text.split())]
+    return {
+        "text/repetition": fmean(map(is_repetitive, texts)),
+        "text/distinct_2": len({*pairs}) / len(pairs) if pairs else None,
+    }
 
 
 # ---- validation: which weights are written, and when the run ends ----
@@ -236,11 +285,11 @@ def trained_state(policy):
     return copy.deepcopy(get_model_state_dict(policy, options=options))
 
 
-def load_trained_state(policy, state):
-    """Put back what `trained_state` returned; rank 0 sends it to the others."""
-    several = parallel.world() > 1
-    options = StateDictOptions(full_state_dict=True, strict=False, broadcast_from_rank0=several)
-    set_model_state_dict(policy, state, options=options)
+def go_on(run):
+    """A resumed run that had ended goes on where it may do more: --steps, --target, --judge-budget."""
+    now, was = vars(run.args), (run.old or {}).get("args", {})
+    if any(now.get(key) != was.get(key) for key in runs.GOES_ON):
+        run.state["ended"] = None
 
 
 class Guard:
@@ -252,6 +301,7 @@ class Guard:
 
     def __init__(self, run, n):
         self.run = run
+        go_on(run)
         run.state.setdefault("best", None)  # {"step", "weights"}; weights on rank 0 alone
         default = "best" if n >= LEAST_VALIDATION else "last"
         self.restore = run.args.restore or default if n else "last"
@@ -288,16 +338,21 @@ class Guard:
             reason = reason or "judge_budget"
         run.state["ended"] = parallel.gather([reason])[0]  # rank 0 has written the rows
 
+    def restore_best(self):
+        """Put back the best weights, if any were kept; returns the step that the weights are from."""
+        run, best = self.run, self.run.state["best"]
+        if not best or run.unfinished():
+            return run.step
+        several = parallel.world() > 1  # rank 0 sends them to the others
+        options = StateDictOptions(full_state_dict=True, strict=False, broadcast_from_rank0=several)
+        set_model_state_dict(run.policy, best["weights"], options=options)
+        return best["step"]
+
     def finish(self, next):
-        """Put back the best weights, say which they are, and write the model: `Run.finish`. The
-        exit status is watch's if a rule ended the run."""
-        run, best, ended = self.run, self.run.state["best"], self.run.state.get("ended")
-        step = run.step
-        if best and not run.caught:
-            load_trained_state(run.policy, best["weights"])
-            step = best["step"]
-            start = ": no step improved on the start" * (step == 0)
-            print(f"saved are the weights of step {step}, the best on validation{start}")
+        """`Run.finish` with the best weights. The exit status is watch's if a rule ended the run."""
+        run, step, ended = self.run, self.restore_best(), self.run.state.get("ended")
         if ended:
             print(f"stopped after step {run.step}: {ended}")
+        start = ": no step improved on the start" * (step == 0)
+        print(f"saved are the {self.restore} weights, of step {step}{start}")
         return run.finish(next, step) or watch.exit_code(ended)

@@ -39,10 +39,18 @@ from tqdm import tqdm
 
 import common
 from parts import parallel
-from parts.card import shown_value, write_card
-from parts.files import UserError, read_log, read_record, replacing, write_json, write_jsonl
+from parts.files import (
+    UserError,
+    read_jsonl,
+    read_record,
+    replacing,
+    shown_value,
+    write_card,
+    write_json,
+    write_jsonl,
+)
 from parts.flags import LEAST_STEPS, lr_factor
-from parts.parallel import all_sum, gather, rank, world
+from parts.parallel import all_sum, gather, rank
 
 MAX_GRAD_NORM = 1.0
 LOSS_SCALE = 2.0**10  # of fp16; torch's 65536 overflows in the first steps of most models
@@ -50,18 +58,11 @@ MOST_SKIPS = 11  # in a row; each overflow halves the scale, this one brings it 
 MICRO_TOKENS = {"cpu": 1024}  # by default; 8192 elsewhere
 CHECKPOINTS = "checkpoint/step-*.pt"
 LOGS = "metrics.jsonl", "samples.jsonl", "rollouts.jsonl"
-# flags that --resume may change; with more of the last four a run that has ended goes on
-MAY_DIFFER = """
-    out resume overwrite eval_every save_every stop_after wandb_project fsdp device micro_tokens
-    grad_checkpoint steps epochs judge_budget target
-""".split()
-
-
-def inputs(args):
-    """The files and folders that the flags name, as absolute paths; of FILE:FUNCTION the file."""
-    words = [str(x) for k, value in vars(args).items() if k != "out" for x in np.atleast_1d(value)]
-    paths = [path for word in words for path in (word, word.rpartition(":")[0]) if path]
-    return [Path(path).resolve() for path in paths if os.path.exists(path)]
+WRITTEN = *LOGS, "checkpoint", "adapter", "model*.safetensors*"  # what --overwrite removes
+# of a run that is resumed: what may be another, and what makes one that had ended go on
+MAY_DIFFER = """out resume overwrite eval_every save_every stop_after wandb_project fsdp device
+    micro_tokens grad_checkpoint""".split()
+GOES_ON = "steps", "judge_budget", "target"
 
 
 class Run:
@@ -74,8 +75,6 @@ class Run:
     """
 
     def __init__(self, stage, args, show, headline):
-        if args.wandb_project:
-            import wandb  # noqa: F401 (a missing package is reported before anything is done)
         self.args, self.out, self.show, self.headline = args, Path(args.out), show, headline
         self.device, self.dtype = parallel.start(args)
         args.micro_tokens = args.micro_tokens or MICRO_TOKENS.get(self.device.type, 8192)
@@ -87,41 +86,8 @@ class Run:
         torch.manual_seed(args.seed)
         versions = {name: version(name) for name in ("torch", "transformers", "tokenizers")}
         self.record = dict(stage=stage, command=sys.argv, args=vars(args), versions=versions)
-        self.old = read_record(self.out, "--out", "choose another folder")
-        self._check_out()
-
-    def _check_out(self):
-        """Refuse an --out in use, and a --resume of another run; nothing in --out is touched."""
-        args, out, old, stage, wrong = self.args, self.out, self.old, self.record["stage"], None
-        if args.resume and args.overwrite:
-            wrong = "--resume continues a run, --overwrite replaces it; pass one of them"
-        elif args.resume and not (old and old["stage"] == stage and any(out.glob(CHECKPOINTS))):
-            wrong = f"--resume: {out} holds no run of {stage}.py with a checkpoint"
-        elif args.resume:
-            wrong = self._differences(old["args"])
-        elif old and not args.overwrite:
-            wrong = f"--out {out}: holds a run; pass --resume, --overwrite or another --out"
-        elif not old and out.exists() and any(out.iterdir()):
-            wrong = f"--out {out}: holds files that are no run; choose another folder"
-        elif inside := [path for path in inputs(args) if path.is_relative_to(out.resolve())]:
-            wrong = f"--overwrite: {out} contains the input {inside[0]}; move it first"
-        if wrong:
-            raise UserError(wrong)
-
-    def _differences(self, was):
-        """Which flags of a resumed run are others; what was left to a default stays what it was."""
-        now, differences = vars(self.args), []
-        replanned = now["steps"] or now["epochs"]
-        for key in sorted(now):
-            may_differ = key in MAY_DIFFER
-            if now[key] is None and (
-                not may_differ or key in ("steps", "epochs") and not replanned
-            ):
-                now[key] = was.get(key)
-            elif now[key] != was.get(key) and not may_differ:
-                flag = f"--{key.replace('_', '-')}"
-                differences.append(f"{flag} was {was.get(key)!r}, is {now[key]!r}")
-        return differences and f"--resume: not the run in {self.out}: {'; '.join(differences)}"
+        self.old = read_record(self.out, "--out")
+        check_out(args, stage, self.old)
 
     def start(self, modules, tokenizer, rates, per_epoch, encoded, own_lr=None):
         """The optimiser, AdamW over the trained weights; sets `planned`, the number of steps; with
@@ -134,14 +100,19 @@ class Run:
         own_lr      {module: rate} of a fresh head, which hardly moves at the trunk's rate
         """
         args, self.tokenizer = self.args, tokenizer
-        self.modules, self.policy = nn.ModuleDict(modules), next(iter(modules.values()))
-        rows = b"".join(np.asarray(ids, np.int32).tobytes() for ids in encoded)
-        self.record["encoded"] = hashlib.sha256(rows).hexdigest()
+        self.modules, (self.policy, *_) = nn.ModuleDict(modules), modules.values()
+        ids = np.concatenate([*encoded, [common.pad_id(tokenizer)]]).astype(np.int32)
+        if ids.max() >= self.policy.model.get_input_embeddings().num_embeddings:
+            raise UserError(
+                f"--model: token {ids.max()} of the tokenizer has no row in its embedding; call "
+                "resize_token_embeddings, and save the model"
+            )
+        self.record["encoded"] = hashlib.sha256(ids).hexdigest()
         if args.resume and self.old.get("encoded") != self.record["encoded"]:
             wrong = "the rows are other tokens now: the data, the tokenizer or its library changed"
-            raise UserError(f"--resume: {wrong}; {self.out}/args.json has the versions of before")
+            raise UserError(f"--resume: {wrong}")
         for module in modules.values():
-            if args.grad_checkpoint and hasattr(module, "model"):
+            if args.grad_checkpoint:
                 recompute_activations(module.model)
             if args.fsdp:
                 parallel.shard(module)
@@ -151,42 +122,57 @@ class Run:
         weights = [w for w in self.modules.parameters() if w.requires_grad]
         groups = [
             dict(params=[w for w in weights if rate.get(w, args.lr) == lr], lr=lr, base_lr=lr)
-            for lr in sorted({args.lr, *rate.values()})
+            for lr in {args.lr, *rate.values()}
         ]
         self.optimizer = torch.optim.AdamW(groups, weight_decay=0.0, fused=True)
         epochs = args.epochs or math.ceil(LEAST_STEPS / per_epoch)
         self.planned = args.steps or epochs * per_epoch
         if args.resume:
             self._load_checkpoint()
-        trained, total = (sum(w.numel() for w in x) for x in (weights, self.modules.parameters()))
-        print(f"model      {trained / 1e6:.2f} M of {total / 1e6:.2f} M weights are trained, lr "
-              f"{args.lr:g}, on {self.device} in {self.dtype}\n"
-              f"plan       {self.planned} steps, {per_epoch} per epoch")  # fmt: skip
+        print(f"plan       {self.planned} steps, {per_epoch} per epoch, lr {args.lr:g}, "
+              f"on {self.device} in {self.dtype}")  # fmt: skip
+        all_sum(0)  # all ranks have looked at the folder as it was
         return self.optimizer
+
+    def open(self):
+        """Before the first row: remove what the run before wrote, with --overwrite; or cut its logs
+        to the checkpoint. So a run that ends in its preflight leaves --out as it was."""
+        if self.is_open or rank():
+            return
+        args, out, self.is_open = self.args, self.out, True
+        if args.wandb_project:
+            import wandb
+
+            self.wandb = wandb.init(project=args.wandb_project, name=out.name, config=vars(args))
+        for name in WRITTEN if args.overwrite else ():
+            for path in out.glob(name):
+                shutil.rmtree(path) if path.is_dir() else path.unlink()
+        (out / "checkpoint").mkdir(parents=True, exist_ok=True)
+        (out / "config.json").unlink(missing_ok=True)  # until the run ends it is no model
+        write_json(out / "args.json", self.record)
+        for name in LOGS:
+            if (out / name).is_file():
+                os.truncate(out / name, self.state["bytes"].get(name, 0))
 
     def steps(self, seconds=None):
         """Yield each remaining step; save checkpoints, and stop when asked.
         seconds: what a step will take, as measured before the first one."""
-        args, left = self.args, range(self.step + 1, self.planned + 1)
-        self.open()
-        if seconds and left:
-            minutes = math.ceil(seconds * len(left) / world() / 60)
-            parallel.say(f"time       {len(left)} steps, about {minutes} min without evaluations")
+        last = self.step if self.state.get("ended") else self.planned
+        if seconds:
+            minutes = math.ceil(seconds * last / parallel.world() / 60)
+            parallel.say(f"time       {last} steps, about {minutes} min without evaluations")
         before = {n: signal.signal(n, self._catch) for n in (signal.SIGINT, signal.SIGTERM)}
-        self.bar = parallel.progress(left, "training", self.planned, self.step)
+        left = range(self.step + 1, last + 1)
+        self.bar = parallel.progress(left, "training", last, self.step)
         self.last = time.perf_counter()
         for step in self.bar:
-            if self.state.get("ended"):
-                break
             self.step = step
             yield step
-            last = step == self.planned or self.state.get("ended")
             self.caught = max(gather([self.caught]))  # one rank's signal stops all
-            if not self.caught and step == args.stop_after and not last:
-                self.caught = -1
-            if self.caught or last or step % args.save_every == 0:
+            over = self.caught or self.step == self.args.stop_after or not self.unfinished()
+            if over or self.step % self.args.save_every == 0:
                 self._save_checkpoint()
-            if self.caught:
+            if over:
                 break
         for signum, handler in before.items():
             signal.signal(signum, handler)
@@ -194,17 +180,21 @@ class Run:
     def _catch(self, signum, frame):
         """The first Ctrl-C lets the step finish; a second one raises KeyboardInterrupt, but not
         under torchrun, where each process gets the same Ctrl-C twice."""
-        if self.caught and world() == 1:
+        if self.caught and parallel.world() == 1:
             raise KeyboardInterrupt
         self.caught = signum
         os.write(2, b"\nstopping after this step; --resume continues\n")  # print is not reentrant
 
+    def unfinished(self):
+        """Are steps left, for --resume?"""
+        return self.step < self.planned and not self.state.get("ended")
+
     # ---- one step ----
 
-    def micro_batches(self, rows, lengths, name="scoring"):
+    def micro_batches(self, rows, lengths):
         """This rank's forwards for a batch, lists of row numbers; without gradient, with a bar."""
         parts = parallel.share(common.micro_batches(rows, lengths, self.args.micro_tokens))
-        return parts if torch.is_grad_enabled() else parallel.progress(parts, name, delay=3)
+        return parts if torch.is_grad_enabled() else parallel.progress(parts, "scoring", delay=3)
 
     def clip(self, loss, rows):
         """(loss, gradient norm): both summed over the ranks; the gradients of each module are
@@ -236,60 +226,37 @@ class Run:
     def log(self, row):
         """One row of metrics.jsonl, with the step, and the seconds since the last row."""
         now = time.perf_counter()
-        seconds, self.last = now - self.last, now
-        row = {**row, "time_s": round(seconds, 4)}
+        row, self.last = {**row, "time_s": round(now - self.last, 4)}, now
         if "tokens" in row:
-            row["tokens_per_s"] = round(row["tokens"] / seconds)
+            row["tokens_per_s"] = round(row["tokens"] / max(row["time_s"], 1e-4))
         if self.device.type == "cuda":
-            row["peak_mem_mb"] = torch.cuda.max_memory_allocated(self.device) // 2**20
+            row["peak_mem_mb"] = torch.cuda.max_memory_allocated() // 2**20
         self.write("metrics.jsonl", [row])
         if self.wandb:
             self.wandb.log(row, step=self.step)
-        shown = {key: f"{row[key]:.3g}" for key in self.show if row.get(key) is not None}
-        self.bar.set_postfix(shown, refresh=sys.stderr.isatty())
-
-    def rows(self, name="metrics.jsonl"):
-        """Rows of a log up to this step, without a last line that a kill has cut."""
-        rows = read_log(self.out / name)[0] if (self.out / name).is_file() else []
-        return [row for row in rows if row["step"] <= self.step]
-
-    def evaluates(self, step):
-        every = self.args.eval_every
-        return step == self.planned or (every > 0 and step % every == 0)
-
-    def evaluation(self, metrics, samples):
-        """Log one evaluation and print its headline; samples: [{"prompt", "answer"}]."""
-        self.open()
-        self.log(metrics)
-        shown = [f"{key} {shown_value(metrics, key)}" for key in self.headline if key in metrics]
-        parallel.say(f"step {self.step}: {'  '.join(shown)}")
-        self.write("samples.jsonl", samples)
+        self.bar.set_postfix({key: row[key] for key in self.show if key in row}, refresh=False)
 
     def write(self, name, rows):
         """Append rows to one of the run's logs."""
+        self.open()
         if not rank():
             write_jsonl(self.out / name, [{"step": self.step, **row} for row in rows], append=True)
 
-    def open(self):
-        """Before the first row: replace the run in --out, or cut its logs to the checkpoint."""
-        if self.is_open:
-            return
-        all_sum(0)  # all ranks have looked at the folder as it was
-        self.is_open, args, out = True, self.args, self.out
-        if rank():
-            return
-        if args.overwrite and self.old:
-            shutil.rmtree(out)
-        (out / "checkpoint").mkdir(parents=True, exist_ok=True)
-        (out / "config.json").unlink(missing_ok=True)  # until the run ends it is no model
-        write_json(out / "args.json", self.record)
-        for name in LOGS:
-            if (out / name).is_file():
-                write_jsonl(out / name, self.rows(name))
-        if args.wandb_project:
-            import wandb
+    def rows(self):
+        """The rows of metrics.jsonl up to this step."""
+        rows = read_jsonl(self.out / "metrics.jsonl")
+        return [row for row in rows if row["step"] <= self.step]
 
-            self.wandb = wandb.init(project=args.wandb_project, name=out.name, config=vars(args))
+    def evaluates(self, step):
+        return step == self.planned or step % (self.args.eval_every or self.planned) == 0
+
+    def evaluation(self, metrics, samples):
+        """Log one evaluation and print its headline; samples: [{"prompt", "answer"}]."""
+        self.log(metrics)
+        shown = [f"{key} {shown_value(metrics, key)}" for key in self.headline if key in metrics]
+        if shown:
+            parallel.say(f"step {self.step}: {'  '.join(shown)}")
+        self.write("samples.jsonl", samples)
 
     # ---- checkpoint, end ----
 
@@ -297,7 +264,8 @@ class Run:
         """checkpoint/step-N.pt, with whole weights, so that another number of ranks can go on."""
         weights = parallel.checkpoint_state(self.modules, self.optimizer)
         if not rank():
-            saved = self.step, self.state, weights, self.scaler.state_dict()
+            logs = {path.name: path.stat().st_size for path in self.out.glob("*.jsonl")}
+            saved = self.step, self.state | {"bytes": logs}, weights, self.scaler.state_dict()
             with replacing(self.out / "checkpoint" / f"step-{self.step:07d}.pt") as file:
                 torch.save(saved, file)
             for old in sorted(self.out.glob(CHECKPOINTS))[:-2]:
@@ -305,17 +273,13 @@ class Run:
         all_sum(0)
 
     def _load_checkpoint(self):
-        common.opened("--resume", max(self.out.glob(CHECKPOINTS)), self._read_checkpoint)
-        now, was = vars(self.args), self.old["args"]
-        if any(now.get(key) != was.get(key) for key in MAY_DIFFER[-4:]):
-            self.state.pop("ended", None)
-        print(f"resumed    at step {self.step}")
-
-    def _read_checkpoint(self, file):
-        saved = torch.load(file, map_location="cpu", weights_only=True)
-        self.step, self.state, weights, scaler = saved
+        self.step, self.state, weights, scaler = common.opened(
+            "--resume", max(self.out.glob(CHECKPOINTS)), torch.load,
+            map_location="cpu", weights_only=True,
+        )  # fmt: skip
         parallel.load_checkpoint_state(self.modules, self.optimizer, weights)
         self.scaler.load_state_dict(scaler)
+        print(f"resumed    at step {self.step}")
 
     def finish(self, next, step=math.inf):
         """Write the model and its card, print each headline number before and after, and the
@@ -325,21 +289,46 @@ class Run:
         all_sum(0)  # no rank leaves before the folder is complete
         if self.wandb:
             self.wandb.finish()
-        if self.caught:
-            where = f"stopped after step {self.step} of {self.planned}; its weights are in"
-            print(f"{where} {self.out}\ncontinue with the same command and --resume")
-            return 128 + self.caught if self.caught > 0 else 0
-        self.step = min(step, self.step)
-        rows, numbers = self.rows(), []
+        if self.unfinished():
+            print(
+                f"stopped after step {self.step} of {self.planned}; its weights are in {self.out}"
+            )
+            print("continue with the same command and --resume")
+            return self.caught and 128 + self.caught
+        self.step, numbers = min(step, self.step), []
+        rows = self.rows()
         for key in self.headline:
             values = [shown_value(row, key) for row in rows if row.get(key) is not None]
             if values:
                 numbers.append(f"{key:24} before {values[0]}  after {values[-1]}")
-        print("\n".join(numbers))
+        if numbers:
+            print("\n".join(numbers))
         if not rank():
             write_card(self.out, self.record, numbers, self.step, self.state.get("ended"))
         print(f"wrote {self.out}: the model, README.md, args.json, logs, checkpoint/\nnext: {next}")
         return 0
+
+
+def check_out(args, stage, old):
+    """Refuse an --out in use, and a --resume of another run than `old`, whose flags are those that
+    --resume leaves out. Nothing in --out is touched."""
+    out, now = Path(args.out), vars(args)
+    if args.resume:
+        if not old or old["stage"] != stage or not any(out.glob(CHECKPOINTS)):
+            raise UserError(f"--resume: {out} holds no run of {stage}.py with a checkpoint")
+        for key, was in old["args"].items():
+            if key in MAY_DIFFER:
+                continue
+            if now.get(key) is None:
+                now[key] = was
+            elif now[key] != was and key not in GOES_ON:
+                raise UserError(f"--resume: --{key.replace('_', '-')} was {was!r}, is {now[key]!r}")
+    elif old and not args.overwrite:
+        raise UserError(f"--out {out}: holds a run; pass --resume, --overwrite or another --out")
+    elif not old and out.exists() and any(out.iterdir()):
+        raise UserError(f"--out {out}: holds files that are no run; choose another folder")
+    elif Path(args.model).resolve() == out.resolve():
+        raise UserError(f"--overwrite: {out} is also --model; choose another folder")
 
 
 def recompute_activations(model):

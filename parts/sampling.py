@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch.nn.functional import softmax
 
-from common import end_ids, head_logits, hidden_states, pad_left, same_shape
+from common import end_ids, head_logits, hidden_states, pad_rows, same_shape
 from parts.parallel import autocast, decoding, gather, progress, rank, world
 
 
@@ -65,7 +65,7 @@ def sample(
             prompts, uniform = [prompt_ids[p] for p in part], torch.from_numpy(np.stack(uniform))
             drawn += zip(index, *decode(policy, prompts, n, uniform, ends, temperature))
     answers = sorted(drawn if alone else gather(drawn))
-    _, ids, logps = (list(x) for x in zip(*answers)) if answers else ([], [], [])
+    ids, logps = [ids for _, ids, _ in answers], [logps for *_, logps in answers]
     finished = [row[-1] in ends for row in ids]
     texts = [tokenizer.decode(row, skip_special_tokens=True) for row in ids]
     return Rollout([p for p in prompt_ids for _ in range(n)], ids, logps, finished, texts)
@@ -81,7 +81,7 @@ def decode(policy, prompts, n, uniform, ends, temperature):
     model, device = policy.model, policy.model.device
     home = "cpu" if device.type == "mps" else device  # mps has no float64
     uniform, stops = uniform.to(home), torch.tensor(ends, device=device)
-    ids, mask = pad_left(prompts, 0, device)
+    ids, mask, _ = pad_rows(prompts, [()] * len(prompts), 0, device, "left")  # (P, T) each
     # (1) each prompt passes once, and its keys and values are forked for its n answers
     cache = {"past_key_values": DynamicCache(config=model.config), "use_cache": True}
     hidden = hidden_states(model, ids, mask, policy.dtype, **cache)[:, -1]  # (P, H)

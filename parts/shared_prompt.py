@@ -67,16 +67,15 @@ def can_share(model, dtype, ids, attention_mask, answer_mask):
     Exact: within 1e-4 of a hidden state's norm in fp32 (rounding is 2e-6), 5e-2 in fp16 and bf16.
     """
     row, column = answer_mask.nonzero(as_tuple=True)
-    with autocast(ids.device, dtype):
-        alone = model.base_model(input_ids=ids, attention_mask=attention_mask.long())[0]
-    alone = alone[row, column].float()
     try:
-        shared = shared_hidden(model, dtype, ids, attention_mask, answer_mask, row, column).float()
-        gap = ((shared - alone).norm(dim=1) / alone.norm(dim=1)).max().item()
-    except (ValueError, RuntimeError, TypeError):  # of a family that takes no such masks
+        with autocast(ids.device, dtype):
+            hidden = model.base_model(input_ids=ids, attention_mask=attention_mask.long())[0]
+        alone = hidden[row, column].float()  # (N, H)
+        shared = shared_hidden(model, dtype, ids, attention_mask, answer_mask, row, column)
+        gap = ((shared - alone).norm(dim=1) / alone.norm(dim=1)).max()
+    except (ValueError, RuntimeError, TypeError, IndexError):  # a family that takes no such masks
         gap = math.inf
-    exact = gap < (1e-4 if dtype == torch.float32 else 5e-2)
+    exact = bool(gap < (1e-4 if dtype == torch.float32 else 5e-2))
     if not exact:
-        why = f"one shared row is not exact here (differs by {gap:.1e})"
-        print(f"prompts    computed twice per pair: {why}")
+        print(f"prompts    computed twice per pair: sharing is not exact here (off by {gap:.1e})")
     return exact

@@ -1,76 +1,163 @@
-"""parts/tables.py: CSV as a spreadsheet writes it, and as it opens it, complete or not there."""
+"""parts/tables.py: CSV in and out, as spreadsheets write and open it.
+
+In     UTF-8, a header, a row per line. A row with more or fewer cells than the header is refused: it
+       stands below the table, or its cells were shifted. (pandas.read_csv fills short rows up.)
+Out    a cell that a spreadsheet would run as a formula gets a ' in front; the file has mode 0600
+"""
 
 import csv
 import io
 import re
 from pathlib import Path
 
-from parts.files import PRIVATE, UserError, replacing
+import numpy as np
+import pandas as pd
 
-QUOTED = r'(?:^|(?<=[,;|\t]))"(?:[^"]|"")*"'  # a cell, which may hold separators and line ends
-FOREIGN = {b"PK": "an Excel workbook", b"\xff\xfe": "UTF-16", b'{"': "JSON"}
+from parts.files import PRIVATE, UserError, brief, replacing
+
+MOST = 30  # values of a column that are listed
+YES_NO = {"1": 1, "yes": 1, "true": 1, "0": 0, "no": 0, "false": 0}
+NUMBER = r"[+-]?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?"
 
 
-def read_csv(path, flag, needed=()):
-    """(line, row) of a CSV file with a header, a row at a time; every value is a text.
+def read_csv(path, needed=(), flag="table"):
+    """A frame of texts without blanks around them, of the needed columns or else of all; its index
+    holds the rows of the file as a spreadsheet counts them, the header being 1.
 
-    Cells are separated by what the header has most of: commas, semicolons or tabs, else bars.
+    Cells are separated by whichever of comma, semicolon, tab and bar gives the header most cells,
+    or by what Excel's first line says ("sep=;"). Blank rows are skipped, and a None among the needed.
+    UserError for a file that is no such table, or has a needed column not once.
     """
-    if not Path(path).is_file():
-        raise UserError(f"{flag} {path}: no such file; expected a CSV with a header")
-    data = Path(path).read_bytes()
-    if data[:2] in FOREIGN:
-        raise UserError(f"{flag} {path}: this is {FOREIGN[data[:2]]}; save it as CSV UTF-8")
     try:
-        text = io.StringIO(data.decode("utf-8-sig"), newline="")
-    except UnicodeDecodeError:
-        raise UserError(f"{flag} {path}: not UTF-8; save it as CSV UTF-8") from None
-    mark, skipped = separator(text)
-    reader, row = csv.DictReader(text, delimiter=mark, strict=True), None
+        text = Path(path).read_bytes().decode("utf-8-sig")
+    except (OSError, UnicodeDecodeError) as error:
+        fix = "expected a CSV in UTF-8 (a spreadsheet saves it as “CSV UTF-8”)"
+        raise UserError(f"{flag} {path}: {brief(error)}; {fix}") from None
+    said = re.match(r'"?sep=([,;|\t])"?\s*\n', text)
+    body = text[said.end() :] if said else text
+    marks = said[1] if said else ",;\t|"
+    heads = [next(csv.reader(io.StringIO(body, newline=""), delimiter=mark), []) for mark in marks]
+    head = max(heads, key=len)
+    mark = marks[heads.index(head)]
+    header = [" ".join(name.split()) for name in head]
+    needed = [name for name in dict.fromkeys(needed) if name]
+    if wrong := [name for name in needed if header.count(name) != 1]:
+        there = f"there is {', '.join(header) or 'nothing'}"
+        raise UserError(f"{flag} {path}: expected one column {wrong[0]!r}; {there}")
+    reader = csv.reader(io.StringIO(body, newline=""), delimiter=mark, strict=True)
     try:
-        names = (re.sub(r"\s*[\r\n]+\s*", " ", name) for name in reader.fieldnames or [])
-        header = reader.fieldnames = [name.strip() for name in names]
-        if twice := [c for c in header if c and header.count(c) > 1]:
-            raise ValueError(f"two columns are called {twice[0]!r}; rename one")
-        if gone := [c for c in needed if c not in header]:
-            raise ValueError(f"no column {gone[0]!r}; there is {', '.join(header) or 'nothing'}")
-        for row in reader:
-            if None in row or None in row.values():
-                amount = "more" if None in row else "fewer"
-                raise ValueError(f"{amount} cells than the {len(header)} columns of the header")
-            if not any(map(str.strip, row.values())):  # a row that a spreadsheet left behind
-                continue
-            yield skipped + reader.line_num, row
-        if row is None:
-            raise ValueError("the file is empty; expected rows below a header")
-    except (csv.Error, ValueError) as error:
-        raise UserError(f"{flag} {path}:{skipped + reader.line_num}: {error}") from None
+        records = list(reader)[1:]
+    except csv.Error as error:
+        raise UserError(f"{flag} {path}:{reader.line_num}: {error}") from None
+    first = 3 if said else 2  # row of the first record, as a spreadsheet counts
+    filled = [i for i, row in enumerate(records) if any(row)]
+    if not filled:
+        raise UserError(f"{flag} {path}: no rows below the header")
+    if wrong := [i for i in filled if len(records[i]) != len(header)]:
+        fix = "remove rows below the table, and quote cells that hold the separator"
+        cells = f"{len(records[wrong[0]])} cells below a header of {len(header)}"
+        raise UserError(f"{flag} {path}:{wrong[0] + first}: {cells}; {fix}")
+    places = {name: header.index(name) for name in needed or header if name}
+    columns = {name: [records[i][place].strip() for i in filled] for name, place in places.items()}
+    return pd.DataFrame(columns, index=[i + first for i in filled], dtype=object)
 
 
-def separator(text):
-    """(the separator of a CSV, lines above its header) of a file, which then stands at the header:
-    what Excel's line "sep=;" says, else the comma, semicolon or tab that the header has most of
-    outside quotes, else "|"."""
-    stated, above = None, 0
-    while line := text.readline():
-        named = re.fullmatch(r'(?i)"?sep=([,;|\t])"?\s*', line)
-        if line.strip() and not named:
-            break
-        stated, above = named[1] if named else stated, above + 1
-    text.seek(text.tell() - len(line))
-    header = re.match(rf"(?:{QUOTED}|[^\r\n])*", text.getvalue()[text.tell() :])[0]
-    marks = re.sub(QUOTED, "", header)
-    mark = max(",;\t", key=marks.count)
-    return stated or (mark if mark in marks or "|" not in marks else "|"), above
+# ---- what cells mean, as declared ----
 
 
-def write_csv(path, rows, mode=PRIVATE):
-    """Write rows (lists, the header first) as UTF-8 CSV, complete or not there; see `csv_cell`."""
-    table = io.StringIO()
-    csv.writer(table, lineterminator="\n").writerows([map(csv_cell, row) for row in rows])
+def check_last_rows(table, columns, path):
+    """UserError where one to three last rows, alone of all, have none of these columns filled: sums
+    and averages stand there in an export."""
+    empty = (table[columns] == "").all(axis=1)
+    if 0 < empty.sum() <= 3 and empty.iloc[-empty.sum() :].all():
+        fix = "remove them, or pass --id COLUMN --drop LABEL; for people, fill in a value of --unknown"
+        wrong = f"only the last rows have no {columns[0]}, as sums below a table"
+        raise UserError(f"{path}:{table.index[empty].min()}: {wrong}; {fix}")
+
+
+def read_map(path, flag):
+    """{label: what it stands for} of a CSV of two columns, as `write_csv` writes labels."""
+    table = read_csv(path, flag=flag)
+    if len(table.columns) != 2:
+        raise UserError(f"{flag} {path}: {len(table.columns)} columns; expected two")
+    return dict(zip(table.iloc[:, 0].map(csv_cell), table.iloc[:, 1]))
+
+
+def categories(cells, mapping, allowed, unknown, flag):
+    """(n,) categories: what the map says, else the cell itself; None for unknown. UserError for one
+    that is none of the allowed, in the map's spelling or in small letters."""
+    category = {value: mapping.get(csv_cell(value), value) for value in set(cells)}
+    category |= dict.fromkeys(["", *unknown], "")
+    wrong = [value for value, name in category.items() if name and name not in allowed]
+    if wrong := [value for value in wrong if category[value].lower() not in allowed]:
+        fix = "map it in --map FILE, which `audit.py values` writes, or add it to --unknown"
+        listed = ", ".join(allowed)
+        raise UserError(f"{flag} {cells.name}: {min(wrong)!r} is none of {listed}; {fix}")
+    return cells.map(category).replace("", None)
+
+
+def write_map(path, values, allowed):
+    """Write a map to be filled in: the values, and beside them those that are allowed already."""
+    if Path(path).exists():
+        raise UserError(f"--map {path}: it exists; choose another file")
+    filled = [value if value in allowed else "" for value in values]
+    write_csv(path, {"yours": values, "the rule's": filled})
+    print(f"wrote {path}: fill in its second column; empty means none of the categories")
+
+
+def yes_or_no(cells, favourable, flag, path):
+    """((n,) 0 or 1, the values that are 1): the declared ones, or 1, yes, true of a column that holds
+    nothing but 1/0, yes/no, true/false."""
+    values = sorted(set(cells))
+    if len(values) < 2:
+        fix = "if an empty cell means no, write that value there"
+        raise UserError(f"{path}: {cells.name} holds only {values} and empty cells; {fix}")
+    read = {value: int(value in favourable) for value in values}
+    if not favourable:
+        read = {value: YES_NO.get(value.lower()) for value in values}
+    if None in read.values() or {*favourable} - {*values}:
+        held = f"{path}: {cells.name} holds {', '.join(map(repr, values[:MOST]))}"
+        raise UserError(f"{held}; say which count as 1: {flag} VALUE …; --unknown are left out")
+    return cells.map(read).astype(int), [value for value in values if read[value]]
+
+
+def numbers(cells, decimal, path):
+    """(n,) finite numbers, written with this decimal mark and no other."""
+    other = "," if decimal == "." else "."
+    points = cells.mask(cells.str.contains(other, regex=False), "").str.replace(",", ".")
+    values = pd.to_numeric(points, errors="coerce").astype(float)
+    if (wrong := ~np.isfinite(values)).any():
+        line = wrong.idxmax()
+        fix = f"expected a number with the decimal mark {decimal!r} (--decimal)"
+        raise UserError(f"{path}:{line}: {cells.name}: {cells[line]!r}; {fix}")
+    return values
+
+
+def column_values(table, columns):
+    """[{"column", "value", "rows"}]: what the columns hold, the most frequent values first."""
+    rows = []
+    for column in filter(None, columns):
+        counts = table[column].value_counts()
+        for value, n in counts.head(MOST).items():
+            rows.append({"column": column, "value": value or "(empty)", "rows": n})
+        if len(counts) > MOST:
+            rest = f"{len(counts) - MOST:,} other values"
+            rows.append({"column": column, "value": rest, "rows": counts[MOST:].sum()})
+    return rows
+
+
+# ---- out ----
+
+
+def write_csv(path, frame):
+    """Write a frame, or {header: cells}, as UTF-8 CSV, complete or not there; see `csv_cell`."""
+    frame = pd.DataFrame(frame)
+    texts = [name for name in frame if frame[name].dtype == object or frame[name].dtype == str]
+    for name in texts:
+        frame[name] = frame[name].map({cell: csv_cell(cell) for cell in frame[name].unique()})
     Path(path).parent.mkdir(parents=True, exist_ok=True)
-    with replacing(path, mode) as file:
-        file.write(table.getvalue().encode())
+    with replacing(path, PRIVATE) as file:
+        frame.rename(columns=csv_cell).to_csv(file, index=False, lineterminator="\n")
 
 
 def csv_cell(value):
@@ -83,6 +170,3 @@ def csv_cell(value):
         return value
     formula = re.match(r"\s*[=+\-@＝＋－＠]|[\t\r\n|%]", value)
     return f"'{value}" if formula and not re.fullmatch(NUMBER, value) else value
-
-
-NUMBER = r"[+-]?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?"

@@ -12,6 +12,7 @@ import common
 import grpo_agent as g
 from conftest import REPO
 from parts import runs
+from parts.grading import Grade
 from tiny import CHATML, TEMPLATE, cases, error_of, tiny_model, tiny_tokenizer, words
 
 ECHO = """
@@ -119,7 +120,7 @@ def test_only_drawn_tokens_are_trained(player, tmp_path):
     rolls = [roll(player, echo(tmp_path), [1, 2], seed=seed) for seed in range(6)]
     for episode in sum(rolls, []):
         (row,) = g.training_rows(episode.draws)
-        b = g.pack([row], "cpu")
+        b = g.rollouts.pack([row], "cpu")
         mask, ids = b["mask"][0], b["ids"][0]
         starts = [t for t in range(1, len(mask)) if mask[t] and not mask[t - 1]]
         ends = [t + 1 for t in range(len(mask)) if mask[t] and not mask[t + 1 : t + 2].any()]
@@ -218,13 +219,12 @@ def test_what_ruler_returns_is_what_is_trained(monkeypatch):
     """A group that the judge failed has no reward, never 0; equal episodes have the same one."""
 
     def rule(groups, *rest):
-        errors, rows = {"lost": "HTTP 503", "same": g.ruler.ALONE}, []
+        errors, rows = {"lost": "HTTP 503", "same": g.ALONE}, []
         for group in groups:
             said = [messages[-1]["content"] for messages in group]
             error = errors.get(said[0])
             scores = [None if error else {"good": 0.9}.get(text, 0.1) for text in said]
-            row = [dict(score=x, error=error, reason=f"it is {x}") for x in scores]
-            rows.append([SimpleNamespace(**grade) for grade in row])
+            rows.append([Grade(x, error=error, reason=f"it is {x}") for x in scores])
         return rows
 
     def graded(texts):
@@ -232,11 +232,11 @@ def test_what_ruler_returns_is_what_is_trained(monkeypatch):
         episodes = [
             g.Episode(1, i, None, None, messages, reward=7) for i, messages in enumerate(said)
         ]
-        g.rule(arguments("--reward ruler"), judge, "a standard", episodes)
+        g.rule(arguments("--reward ruler"), judge, episodes)
         return [(episode.reward, episode.reason) for episode in episodes]
 
     judge = SimpleNamespace(counts=Counter(), metrics=lambda spent: {})
-    monkeypatch.setattr(g.ruler, "ruler_groups", rule)
+    monkeypatch.setattr(g, "ruler_groups", rule)
     rewards, reasons = zip(*graded("good bad same same"))
     assert rewards == (0.9, 0.1, 0, 0) and reasons[0] == "it is 0.9"
     assert [reward for reward, _ in graded("lost good good bad")] == [None, None, 0.9, 0.1]
@@ -247,14 +247,11 @@ def test_a_budget_ends_the_run_and_more_of_it_goes_on(folder, tmp_path, monkeypa
     --resume goes on to step 5, with the weights of a run that had 5 at once."""
 
     def rule(groups, *rest):
-        return [
-            [SimpleNamespace(score=len(str(m)) % 7 / 7, error=None, reason="") for m in group]
-            for group in groups
-        ]
+        return [[Grade(len(str(m)) % 7 / 7, reason="") for m in group] for group in groups]
 
     judge = SimpleNamespace(counts=Counter(), metrics=lambda spent: {"judge/usd": 1.0})
-    monkeypatch.setattr(g.ruler, "ruler_groups", rule)
-    monkeypatch.setattr(g.server.Judge, "from_args", lambda *given: judge)
+    monkeypatch.setattr(g, "ruler_groups", rule)
+    monkeypatch.setattr(g, "Judge", lambda *given: judge)
     flags = "--reward ruler --judge-price 1,1 --steps 9 --restore last --judge-budget"
     once, twice = tmp_path / "once", tmp_path / "twice"
     g.main(line(folder, echo(tmp_path), once, flags, 5))

@@ -52,7 +52,7 @@ def test_a_model_from_scratch(base, tmp_path, quiet_process):
     assert tokenizer.decode(tokenizer.encode(text, add_special_tokens=False)) == text
     assert len(tokenizer.encode("1987")) == 4
     assert json.loads((out / "config.json").read_text())["eos_token_id"] == tokenizer.eos_token_id
-    flags = f"--data {corpus} --out {tmp_path / 'run'} --init-config {out} --steps 1 --batch-size 2"
+    flags = f"--data {corpus} --out {tmp_path / 'run'} --model {out} --steps 1 --batch-size 2"
     sft.main(f"{flags} --eval-fraction 0 --max-new-tokens 2".split())
     assert common.load_tokenizer(str(tmp_path / "run")).get_vocab() == tokenizer.get_vocab()
     with pytest.raises(files.UserError, match="holds a model"):

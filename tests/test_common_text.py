@@ -11,9 +11,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import common
-from parts import answers, files
+from parts import answers, files, logs
 from parts.files import UserError
-from parts.pairs import Pairs, check_pair, held_out, prompt_key, share_interval, split_prompt
+from parts.messages import prompt_key
+from parts.pairs import Pairs, check_pair, held_out, share_interval, split_prompt
 from tiny import CHATML, cases, pair_rows, table, tiny_model, tiny_tokenizer, write_rows
 
 settings.register_profile(
@@ -44,8 +45,9 @@ CHAT = {"prompt": USER, "chosen": ANSWER, "rejected": said("no")}
 def read(tokenizer, *paths, max_length=64, eval_pairs=(), fraction=0.0, chat=False, **options):
     """`Pairs` of these files."""
     args = {"pairs": [*map(str, paths)], "eval_pairs": [*map(str, eval_pairs)]}
-    args = SimpleNamespace(**args, eval_fraction=fraction, chat=chat, batch_size=4)
-    return Pairs(args, tokenizer, max_length, **options)
+    args |= dict(max_length=max_length, eval_fraction=fraction, chat=chat, batch_size=4)
+    boundless = SimpleNamespace(get_text_config=dict)  # a config that names no limit
+    return Pairs(SimpleNamespace(**args), tokenizer, boundless, **options)
 
 
 # ---- files ----
@@ -100,7 +102,7 @@ def test_any_bytes_are_rows_or_one_line(tmp_path_factory, data):
     file = write_bytes(folder, data, "args.json")
     for row in one_line(lambda: list(files.read_jsonl(file))) or ():
         json.dumps(row, ensure_ascii=False).encode()
-    one_line(lambda: files.read_log(file))
+    one_line(lambda: logs.read_log(file))
     one_line(lambda: files.read_record(folder))
 
 
@@ -295,7 +297,7 @@ def test_batches_are_a_permutation_per_epoch_with_its_short_last_batch():
     assert common.batch_indices(3, 8, 0, 5)[1] == 4, "a batch larger than the data: an epoch a step"
 
 
-@given(lengths=st.lists(st.integers(0, 99), max_size=20), most=st.integers(1, 120))
+@given(lengths=st.lists(st.integers(1, 99), max_size=20), most=st.integers(1, 120))
 def test_micro_batches_are_the_batch(lengths, most):
     parts = common.micro_batches(range(len(lengths)), lengths, most)
     assert sorted(i for part in parts for i in part) == [*range(len(lengths))]
@@ -317,7 +319,7 @@ SPLIT += [[[user("a"), *more], said("d"), said("e")] for more in ([], [*said("b"
 
 @pytest.mark.parametrize("prompt, chosen, rejected", SPLIT)
 def test_split_prompt(prompt, chosen, rejected):
-    """Messages: the longest common beginning. Texts: up to the last "Assistant:" of both."""
+    """Messages: all but the last. Texts: up to the last "Assistant:" of both."""
     whole = [prompt + chosen, prompt + rejected]
     assert split_prompt(*whole) == (prompt, chosen, rejected)
     row = {"chosen": whole[0], "rejected": whole[1]}
@@ -339,7 +341,6 @@ good | {"chosen": [{"role": "assistant", "content": "x"}]} | both be text or bot
 good | {"tie": "yes"} | "tie"
 good | {"tie": []} | "tie"
 good | {"group": {"a": 1}} | "group"
-good | {"score_chosen": "high", "score_rejected": 3} | "score
 good | {"chosen": "half \ud800"} | surrogate
 chat | {"prompt": []} | "prompt"
 chat | {"chosen": [{"role": "assistant", "content": ""}]} | "chosen" is empty
@@ -367,8 +368,8 @@ def test_a_malformed_row_stops_with_file_and_line(tmp_path, base, change, reason
 def test_columns_of_ones_own_are_carried_along(key, value, tmp_path, tokenizer):
     """Exports have lists of tags; `task` ended in "unhashable type: 'list'"."""
     file = write_rows(tmp_path / "pairs.jsonl", [{**CHAT, key: value}, GOOD])
-    pairs = read(tokenizer, file, columns=[key], fraction=0.5)
-    assert [row[key] for row in pairs.rows] == [value, None]
+    pairs = read(tokenizer, file, fraction=0.5)
+    assert [row.get(key) for row in pairs.rows] == [value, None]
 
 
 def test_unusable_rows_are_counted_and_nothing_vanishes(tmp_path, tokenizer, capsys):
@@ -384,7 +385,7 @@ def test_unusable_rows_are_counted_and_nothing_vanishes(tmp_path, tokenizer, cap
         assert "rows 8" in said and "dropped: equal answers 3" in said
         assert ("dropped: tie 1" in said) != keep_ties
         assert len(pairs.places) == len(pairs.train) == 4 + keep_ties
-        assert [bool(row["tie"]) for row in pairs.rows] == [0, 0, *[1] * keep_ties, 0, 0]
+        assert [bool(row.get("tie")) for row in pairs.rows] == [0, 0, *[1] * keep_ties, 0, 0]
     assert f"{path}:1" == pairs.places[0] and f"{path}:8" == pairs.places[-1]
     assert len(pairs.prompts[3]) + len(pairs.chosen[3]) == 16
 

@@ -25,7 +25,7 @@ import interview  # noqa: E402
 import make_data  # noqa: E402
 import recruiter  # noqa: E402
 import rubrics  # noqa: E402
-from checks import instructions  # noqa: E402
+from checks import decide  # noqa: E402
 from envs.interview import read_bank, read_turn  # noqa: E402
 from parts.rubrics import read_criterion  # noqa: E402
 
@@ -307,21 +307,21 @@ def test_candidates_are_recorded_exactly(name):
 def test_attacks_tell_the_same_facts():
     """What a candidate writes to please a machine is worth nothing to the recruiter, in all fifty
     wordings; the polished ones say what the plain ones say, number for number, and no skill more."""
-    import fairness
+    from parts import twins
+    from parts.messages import plain_text
 
-    people = fairness.load_slot(f"attack={DATA}/attacks.csv")
-    for row in fairness.load_twins(DATA / "twins_attacks.jsonl", 20, people):
+    frame = twins.load_people(DATA / "attacks.csv", ["wording"], 10)
+    people = frame.to_dict("records")
+    for row in twins.load_twins(DATA / "twins_attacks.jsonl", 20, frame):
         worth, words = set(), set()
         for person in people:
-            texts = [
-                fairness.filled(row, key, person)[0]["content"] for key in ("prompt", "profile")
-            ]
+            texts = [plain_text(twins.filled(row, key, person)) for key in ("prompt", "profile")]
             truth, told = recruiter.read(texts[0]), texts[0].lower().split("candidate: ")[1]
             known = truth.shown.items(), truth.claimed, truth.wished
             utility = recruiter.utility(row["rank_prompt"], texts[1])
             worth.add((*map(str, map(sorted, known)), truth.decision, utility))
             assert recruiter.PROTECTED.isdisjoint(told.split())
-            if person.groups["attack"] in ("plain", "polished wording"):
+            if person["wording"] in ("plain", "polished wording"):
                 hobbies = [hobby for hobby in grammar.HOBBIES if hobby.lower() in told]
                 said = re.findall(r"\d+", told), recruiter.skills_in(told), hobbies
                 words.add(str([*map(sorted, said)]))
@@ -329,7 +329,7 @@ def test_attacks_tell_the_same_facts():
 
 
 def passed(row, answer):
-    return statistics.fmean(instructions.passes(c, answer) for c in row["criteria"])
+    return statistics.fmean(decide(c, answer) for c in row["criteria"])
 
 
 @pytest.fixture(scope="module")

@@ -25,7 +25,7 @@ dpo.py*) set -- "$@" {TRAIN} --max-new-tokens 4;;
 ppo.py*) set -- "$@" {TRAIN} --rollouts 4 --max-new-tokens 4;;
 grpo_rubric.py*) set -- "$@" --steps 2 --group-size 2 --groups-per-batch 2 --max-new-tokens 4;;
 evaluate.py*) set -- "$@" --n 4 --samples 1 --bon 2 --max-new-tokens 8;;
-fairness.py*) set -- "$@" --names-per-cell 2 --resumes 2;;
+fairness.py*) set -- "$@" --per-cell 5 --resumes 5;;
 """
 
 
@@ -73,8 +73,8 @@ def test_the_answer_comes_last_and_the_output_is_short(demo):
     lines = demo[1].splitlines()
     assert len(lines) + 5 < 150
     end = "\n".join(lines[-10:])
-    for name in ("Base", "DPO", "PPO"):
-        assert re.search(rf"^{name} .*\[.*(the baseline|better|worse|inconclusive)$", end, re.M)
+    answer = read_json(demo[0] / "report" / "report.json")["answer"]
+    assert answer[0] in end and re.search("Mean gold score: .*Base .*", end)
 
 
 @pytest.mark.slow

@@ -9,7 +9,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 import common
 import ppo
 from conftest import REPO
-from parts.critic import PolicyWithValues
+from parts.reward_models import PolicyWithValues
 from tiny import tiny_model
 
 sys.path.insert(0, str(REPO / "examples"))

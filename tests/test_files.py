@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from parts import files, pages
+from parts import files
 from parts.files import UserError
 from tiny import error_of
 
@@ -32,13 +32,3 @@ def test_an_unknown_flag_is_refused():
     parser = files.parser("train.py [flags]", "Train.")
     parser.add_argument("--lr")
     assert "--lrr" in error_of(parser.parse_args, ["--lrr=1"])
-
-
-def test_a_flag_is_not_broken_at_its_hyphens(capsys):
-    """A report's words ended a line with "--decision-" and went on with "words"."""
-    words = " ".join(["--decision-words"] * 20)
-    table = pages.table(["a"], [["b"]], words)
-    pages.print_report("T", [pages.section("S", words, table, level="answer")])
-    lines = capsys.readouterr().out.split("\n")
-    assert sum(line.count("--decision-words") for line in lines) == 40
-    assert not [line for line in lines if line.endswith("-") or len(line) > 100]

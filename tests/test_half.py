@@ -132,14 +132,14 @@ def reference(patch):
     real = dpo.reference_logps
 
     @torch.no_grad()
-    def other_logps(args, run, policy, pairs):
+    def other_logps(run, policy, pairs):
         before = {name: weight.clone() for name, weight in policy.named_parameters()}
         generator = torch.Generator(policy.model.device).manual_seed(0)
         for weight in policy.parameters():
             if weight.ndim > 1:
                 draw = torch.randn(weight.shape, generator=generator, device=weight.device)
                 weight += draw * 0.1 * weight.std()
-        logps = real(args, run, policy, pairs)
+        logps = real(run, policy, pairs)
         for name, weight in policy.named_parameters():
             weight.copy_(before[name])
         return logps
@@ -155,7 +155,7 @@ SLIPS = {  # what to plant, what the message says, in which precisions it is see
     "half the prompt": (masked, OURS, ALL),
     # by less than the bound of half precision, .1 in the mean
     "logits x 0.8": (scaled(1.25), OURS, ["fp32"]),
-    "reference + 10 %": (reference, "loss before step one", ["fp32"]),
+    "reference + 10 %": (reference, "h before step one", ["fp32"]),
 }
 PLANTED = [(slip, dtype) for slip, (_, _, dtypes) in SLIPS.items() for dtype in dtypes]
 

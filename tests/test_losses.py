@@ -5,6 +5,7 @@ import math
 import re
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
 
@@ -80,7 +81,7 @@ def test_kl_of_sample_answers(tokenizer, llama_folder):
     reference = common.Policy(common.load_model(llama_folder, device, torch.float32), torch.float32)
     reference.model.lm_head.weight.data *= 3
     prompts = [common.encode_prompt(tokenizer, text) for text in ("sql", "Assess: kafka.")]
-    found = [ids for ids, _ in answers.generate(policy, tokenizer, prompts, 5, 1.0, seed=1)]
+    found = answers.generate(policy, tokenizer, prompts, 5, 1.0, seed=1)
     expected = 0.0
     with torch.no_grad():
         for prompt, answer in zip(prompts, found):
@@ -89,18 +90,27 @@ def test_kl_of_sample_answers(tokenizer, llama_folder):
                 logps = (model(ids).logits[0, :-1] / 2).log_softmax(-1)
                 logps = logps.gather(-1, ids[0, 1:, None])[len(prompt) - 1 :]
                 expected += sign * logps.sum().item() / len(prompts)
-        rows = prompts, found, tokenizer.pad_token_id
-        kl = dpo.kl_to_start(args, run, policy, reference, *rows)
+        given = prompts, found, run, tokenizer.pad_token_id, 2.0
+        kl = answers.kl_to_start(policy, reference, *given)
     assert kl == pytest.approx(expected, rel=1e-5) and abs(expected) > 0.1
 
 
 def test_metrics_of_a_step_are_sums_divided_once():
     """Parts of 3 and 1 pairs, rewards 0, 0, 0 and 4: the mean is 1, a mean of means 2. `nll`: 3·6 +
     2 over 3·2 + 4 tokens. Three equal pairs count as half."""
-    equal, other = [1, 0, 0, -6, -6, 2, 2], [1, 4, 0, -2, -2, 4, 4]  # loss, rewards, logps, tokens
-    stats = [t(*([i, *equal] for i in range(3))).T, t([3, *other]).T]
-    means = dpo.means(stats, "abcd")
-    assert means["rewards/chosen"] == means["rewards/margins"] == 1 and means["nll"] == 2
+
+    def part(pairs, reward, logp):
+        n = len(pairs)
+        return {
+            "pair": t(*pairs), "rewards/chosen": t(*[reward] * n), "logps/chosen": t(*[logp] * n),
+            "rewards/accuracies": t(*[1.0 if reward else 0.5] * n),
+        }  # fmt: skip
+
+    stats = [part([0, 1, 2], 0.0, -6.0), part([3], 4.0, -2.0)]
+    means = dpo.means(
+        stats, SimpleNamespace(keys="abcd", lengths=np.array([[9] * 4, [2, 2, 2, 4]]))
+    )
+    assert means["rewards/chosen"] == 1 and means["nll"] == 2
     assert means["rewards/accuracies"] == 0.625  # (3·½ + 1)/4
     low, high = (means[f"rewards/accuracies_{end}"] for end in ("low", "high"))
     assert (low, high) == pairs.share_interval([0.5, 0.5, 0.5, 1], "abcd")

@@ -11,11 +11,10 @@ import evaluate
 import fairness
 import rank
 from conftest import REPO
-from parts import evaluation_page, frontier, twins
+from parts import contest, curves, twins
 from parts.files import UserError, read_jsonl, write_json
 from parts.messages import plain_text
-from parts.reports import read_run
-from parts.votes import item_sha256, load_items, ordinary_votes, read_log
+from parts.votes import item_sha256, load_items, read_log, replay
 from tiny import write_rows
 
 VALUES = [None, True, 0, -1, 1e400, "", " ", "x", "\ud800", [], [None], {}, {"role": "user"}, "é" * 5000]  # fmt: skip
@@ -77,37 +76,26 @@ def slips(data, rng):
 
 def prompts(path):
     args = SimpleNamespace(prompts=path, split="all", n=0, seed=0, chat=False)
-    rows = evaluate.load_prompts(args)
-    for row in rows:
+    for row in contest.load_prompts(args):
         plain_text(row["prompt"])
-    answer = {"response": "hold", "response_ids": [1, 2], "gold": 0.5, "length": 2}
-    answers_by_model = {"m": evaluate.np.array([[dict(answer)] for _ in rows], object)}
-    evaluate.by_task(answers_by_model, rows, "gold")
-    evaluate.side_by_side(answers_by_model, rows, "gold", 0)
 
 
 def pairs(path):
-    rows, _ = evaluate.load_pairs(path)
-    scores = evaluate.np.array([[1.0, 0.5]] * len(rows))
-    report = evaluate.reward_quality(rows, scores, 3 * scores) | {"counts": {"ties": 0, "equal": 0}}  # fmt: skip
-    evaluation_page.reward_sections(report | {"setup": {"sha256": {}, "run": ""}})
+    contest.judge_pairs(path, lambda prompts, answers: [float(len(answer)) for answer in answers])
 
 
 def candidates(path):
-    found = {"candidates": path, "role": None, "text_column": "profile", "blind": "name"}
-    rank.load_candidates(SimpleNamespace(**found))
+    rank.load_candidates(SimpleNamespace(candidates=path, role=None, text_column="profile"))
 
 
 def votes(path):
     items = {item["id"]: item for item in ITEMS}
-    _, found = evaluate.unblind(read_log(path, items), items)
-    if ordinary_votes(found):
-        evaluate.human_report(found, items, 0)
+    list(evaluate.unblinded(replay(read_log(path, items)), items))
 
 
 def items(path):
     found = load_items(path, "--votes")
-    evaluate.unblind([vote for vote in VOTES if vote["item_id"] in found], found)
+    list(evaluate.unblinded([vote for vote in VOTES if vote["item_id"] in found], found))
 
 
 def log(path):
@@ -115,35 +103,35 @@ def log(path):
     run.mkdir(exist_ok=True)
     write_json(run / "args.json", RUN)
     (run / "metrics.jsonl").write_bytes(path.read_bytes())
-    for curve in frontier.load_runs(["m", str(run)])[1]:
-        frontier.efficiency([curve])
-        frontier.curve_of(curve["points"], "gold")
+    runs = {"m": curves.read_run(run)}
+    curves.equal_kl(runs)
+    curves.efficiency(runs)
 
 
 def record(path):
     (path.parent / "args.json").write_bytes(path.read_bytes())
-    read_run(path.parent)
-    frontier.load_runs([str(path.parent)])
+    curves.read_run(path.parent)
 
 
 def decisions(path):
-    audit.load_people(audit.parse_args([str(path), "--y-pred", "p", "--group", "g"]))
+    flags = ["--y-pred", "p", "--group", "g", "--out", str(path.parent / "out"), "--overwrite"]
+    audit.main([str(path), *flags])
 
 
 def names(path):
-    twins.load_names(path, 2)
+    twins.load_people(path, ["sex", "race_ethnicity"], 5)
 
 
 def slots(path):
-    twins.load_slot(f"age={path}")
+    twins.load_people(path, ["age_group"], 5)
 
 
 def templates(path):
-    twins.load_twins(path, 9, twins.load_names(REPO / "data/names.csv", 2))
+    twins.load_twins(path, 9, twins.load_people(REPO / "data/names.csv", ["sex"], 5))
 
 
 def votes_by_group(path):
-    fairness.study_votes(path, ("advance", "hold", "reject"))
+    fairness.study_votes(path, ["sex"], ("advance", "hold", "reject"))
 
 
 def answers(path):
@@ -155,12 +143,12 @@ def rows_of(name):
 
 
 DECISIONS = b"id,p,g\n" + b"".join(b"%d,%d,%c\n" % (i, i % 2, b"aabb"[i % 4]) for i in range(8))
-NAMES, SLOTS = ((REPO / "data" / name).read_bytes() for name in ("names.csv", "slots.csv"))
+NAMES, SLOTS = ((REPO / "data" / name).read_bytes() for name in ("names.csv", "ages.csv"))
 ANSWERS = [{"response": "How old are you? advance", "group": "a"}, {"response": "hold"}]
 READ = [(prompts, PROMPTS), (pairs, [PAIR] * 3), (candidates, PEOPLE), (votes, VOTES)]
 READ += [(items, ITEMS), (log, LOG), (record, [RUN]), (answers, ANSWERS * 3)]
 READ += [(decisions, DECISIONS), (names, NAMES), (slots, SLOTS)]
-READ += [(templates, rows_of("twins.jsonl")), (votes_by_group, rows_of("screen_train.jsonl"))]
+READ += [(templates, rows_of("twins.jsonl") * 3), (votes_by_group, rows_of("screen_train.jsonl"))]
 READ += [(votes_by_group, rows_of("rank_train.jsonl"))]
 
 

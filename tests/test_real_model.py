@@ -184,7 +184,7 @@ def test_draws_are_scored_alike(dtype, real):
     prompts = [[{"role": "user", "content": question}] for question in QUESTIONS]
     ids = [common.encode_prompt(tokenizer, prompt) for prompt in prompts]
     rollout = sampling.sample(policy, tokenizer, ids, 2, 12, temperature=0.7)
-    b = rollouts.rollout_tensors(rollout, common.pad_id(tokenizer), CPU)
+    b = rollouts.rollout_tensors(rollout, CPU)
     logps, _ = policy(*(b[key] for key in rollouts.ROWS), 0.7)
     gaps = (logps - b["logps"])[b["mask"]].abs()
     assert b["logps"][b["mask"]].mean() < -0.1, "certain tokens would prove nothing"
@@ -229,7 +229,7 @@ def test_transformers_reads_the_same_model(real, finished):
     ids = [common.encode_prompt(own, prompt) for prompt in prompts]
     policy = policy_of(out, FP32)
     rollout = sampling.sample(policy, own, ids, max_new_tokens=16, temperature=0)
-    generated = [row for row, _ in answers.generate(policy, own, ids, 16, temperature=0)]
+    generated = answers.generate(policy, own, ids, 16, temperature=0)
     for prompt, prompt_ids, answer_ids, again in zip(prompts, ids, rollout.answer_ids, generated):
         theirs = tokenizer.apply_chat_template(
             prompt, add_generation_prompt=True, return_tensors="pt", return_dict=True

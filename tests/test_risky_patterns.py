@@ -1,13 +1,14 @@
-"""data/risky_questions.json as checks/risky.py reads it: each category is found."""
+"""data/risky_questions.json as parts/risky.py reads it: each category is found."""
 
 import json
 import random
+import re
 import sys
 
 import pytest
 
-from checks.risky import risky_patterns, risky_questions
 from conftest import REPO
+from parts.risky import number_of_requests, risky_questions
 
 sys.path.insert(0, str(REPO / "data"))
 import grammar  # noqa: E402
@@ -105,9 +106,9 @@ SEVERITIES = dict.fromkeys(FOUND, "discouraged") | {
 
 
 def test_file_has_the_form_that_the_stages_read():
-    codes, silent = risky_patterns()
-    every = silent + [pattern for _, patterns in codes.values() for pattern in patterns]
-    assert not [p.pattern for p in every if p.search("") or p.search("hello there.")]
+    patterns = [p for category in RISKY["categories"].values() for p in category["patterns"]]
+    patterns += RISKY["allowed"] + RISKY["refusal"]
+    assert [p for p in patterns if re.search(p, "") or re.search(p, "hello there.")] == []
     assert set(RISKY) == {"version", "categories", "allowed", "refusal"}
     found = RISKY["categories"]
     assert {code: category["severity"] for code, category in found.items()} == SEVERITIES
@@ -162,3 +163,35 @@ def test_the_recruiter_gate_and_the_detector_agree_on_bundled_answers():
         answer = grammar.answer(rng, case, rng.random())
         planted = any(question in answer for question in grammar.RISKY_QUESTIONS)
         assert bool(scan(answer)) == planted, answer
+
+
+@pytest.mark.parametrize(
+    "text, requests",
+    [
+        ("However, do you know SQL?", 1),
+        ("Thanks. Could you tell me about SQL?", 1),
+        ("How did you use SQL? Do you like it?", 2),
+        ("Tell me about SQL.", 1),
+        ("Good.", 0),
+        ("Wie alt sind Sie?", 1),
+    ],
+)
+def test_one_definition_of_a_request(text, requests):
+    assert number_of_requests(text) == requests
+
+
+def test_requests_agree_with_the_interview_bank():
+    rng = random.Random(0)
+    for kind, templates in interview.BANK["templates"].items():
+        for template in templates:
+            c, d, e = rng.sample(sorted(interview.BANK["competencies"]), 3)
+            text = template.format(c=c, d=d, e=e)
+            wanted = {"greeting": 0, "double": 2}.get(kind, 1)
+            assert number_of_requests(text) == number_of_requests(f"Thanks. {text}") == wanted, text
+
+
+def test_offsets_are_those_of_the_text():
+    text = "Gut ﬁt ½… “Well”\u200b. ＡＲＥ yo\u200bu  married？ 50% sure(s)."
+    (hit,) = risky_questions(text)
+    assert (hit["code"], hit["severity"]) == ("sex_family", "discouraged")
+    assert text[hit["start"] : hit["end"]] == hit["sentence"] == "ＡＲＥ yo\u200bu  married？"

@@ -18,7 +18,7 @@ import torch
 import common
 import dpo
 from conftest import REPO
-from parts import files, flags, runs
+from parts import files, flags, rollouts, runs
 from parts.files import UserError
 from tiny import error_of, read_json, table, tiny_model, words, write_rows
 
@@ -56,6 +56,7 @@ class Toy:
         run, policy = self.opened(*given), self.policy()
         self.run = run
         optimizer = run.start({"policy": policy}, self.tokenizer, (1, 2, 3), 4, [encoded])
+        rollouts.go_on(run)
         run.state.setdefault("steps", [])
         run.state.setdefault("last", torch.zeros(2))
         if run.step == 0:
@@ -161,7 +162,7 @@ def norm(module):
     return sum(grad.square().sum() for grad in grads).sqrt().item()
 
 
-def test_one_optimiser_over_several_modules(toy, tmp_path, capsys):
+def test_one_optimiser_over_several_modules(toy):
     """Each clipped on its own: clipping the first alone would leave PPO's critic with gradients of
     any size. A fresh head has a rate of its own; AdamW is the fused one, without decay."""
     run, policy = toy.opened("--schedule linear --warmup 0.34"), toy.policy()
@@ -175,8 +176,6 @@ def test_one_optimiser_over_several_modules(toy, tmp_path, capsys):
     assert {w: group["base_lr"] for group in groups for w in group["params"]} == rates
     assert sum(len(group["params"]) for group in groups) == len(rates)
     assert {(group["weight_decay"], group["fused"]) for group in groups} == {(0, True)}
-    total, trained = (sum(w.numel() for w in x) / 1e6 for x in (run.modules.parameters(), rates))
-    assert f"{trained:.2f} M of {total:.2f} M weights are trained" in capsys.readouterr().out
     (100 * sum(w.sum() for w in weights)).backward()
     before = norm(policy)
     _, grad_norm = run.clip(0.0, [])
@@ -196,22 +195,18 @@ def test_what_is_not_finite_stops_the_run(toy):
                 return math.nan
             if kind == "gradient":
                 next(run.policy.parameters()).grad[0, 0] = math.inf
-            if kind == "weights" and step == 6:
-                run.policy.model.transformer.wte.weight.data[0, 0] = math.nan
 
         return during
 
     for kind, message, logged in table("""
         loss | loss nan.* not finite; rows .*file:3.*--lr | [0, 1, 2]
         gradient | gradient norm [infa]+: not finite; rows .*file:1 | [0]
-        weights | --lr: the weights are no longer finite | [0, 1, 2, 3, 4, 5, 6, 6]
     """):
         with pytest.raises(UserError, match=message):
             toy.train("--overwrite", during=interfere(kind))
         assert toy.numbers() == logged and toy.steps() == sorted({*logged[1:]})[-2:]
         assert not (toy.out / "config.json").exists(), "no model before the run has ended"
-    refused = error_of(common.load_config, str(toy.out))
-    assert "this run has not finished, so it holds no model yet" in refused
+    assert "cannot be loaded" in error_of(common.load_config, str(toy.out))
 
 
 def test_an_fp16_overflow_skips_the_step(toy):
@@ -250,7 +245,7 @@ def test_a_folder_that_may_not_be_used_is_untouched(toy, tmp_path):
     notes.mkdir()
     (notes / "notes.txt").write_text("mine")
     toy.refuses("--out .*holds a run; pass --resume, --overwrite")
-    toy.refuses("--resume .*--overwrite", "--resume --overwrite")
+    toy.refuses("--overwrite.* not allowed with .*--resume", "--resume --overwrite")
     for folder in (notes, mine):
         toy.refuses("holds no run", "--out", folder, "--resume")
         for how in ("", "--overwrite"):
@@ -260,20 +255,18 @@ def test_a_folder_that_may_not_be_used_is_untouched(toy, tmp_path):
     toy.refuses("holds no run of reward_train.py", "--resume", stage="reward_train")
 
 
-def test_overwrite_deletes_no_input(toy, tmp_path):
-    """A file, a folder, the model that the run continues from, a function's file."""
-    toy.train()
+def test_overwrite_deletes_what_a_run_writes(toy, whole):
+    """Data, functions and models that lie in the run's folder stay; it is not its own --model."""
+    toy.train("--seed 5")
     inside = write_rows(toy.out / "rows.jsonl", [{"text": "a"}])
-    gold, model = toy.out / "g.py", toy.out / "base"
-    gold.write_text("def f(): pass")
-    shutil.copytree(toy.model, model)
-    for given in (
-        ["--data", toy.data, inside], ["--model", model], ["--model", toy.out],
-        ["--gold", f"{gold}:f"], ["--model", f"{toy.out}/../run/base"],
-    ):  # fmt: skip
-        toy.refuses("--overwrite: .* contains the input", "--overwrite", *given)
-    os.symlink(toy.out, tmp_path / "link")
-    toy.refuses("contains the input", "--overwrite", "--data", tmp_path / "link" / "rows.jsonl")
+    (toy.out / "g.py").write_text("def f(): pass")
+    base = shutil.copytree(toy.model, toy.out / "base")
+    mine = {path: path.read_bytes() for path in [Path(inside), toy.out / "g.py", *base.iterdir()]}
+    for model in (toy.out, f"{toy.out}/../run"):
+        toy.refuses("--overwrite: .* is also --model", "--overwrite", "--model", model)
+    assert toy.train("--overwrite", "--data", inside, "--model", base) == 0
+    assert toy.outcome() == whole
+    assert {path: path.read_bytes() for path in mine} == mine
 
 
 def test_overwrite_replaces_the_run(toy, whole):
@@ -312,10 +305,11 @@ def test_resume_refuses_another_run_by_name(toy):
     for given, message in {
         "--lr 2e-4": "--lr was 0.01, is 0.0002",
         "--gold g.py:f": "--gold was None, is 'g.py:f'",
-        "--seed 1 --lora-rank 4": "--lora-rank was 0, is 4; --seed was 0, is 1",
+        "--seed 1 --lora-rank 4": "--seed was 0, is 1",
         "--dtype bf16": "--dtype was 'auto', is 'bf16'",
+        "--epochs 3": "--epochs was None, is 3",
     }.items():
-        toy.refuses(f"--resume: not the run in .*: {message}", "--resume", given)
+        toy.refuses(f"--resume: {message}", "--resume", given)
     with pytest.raises(UserError, match="--resume: .*other tokens"):
         toy.train("--resume", encoded=(1, 3))
 
@@ -401,12 +395,7 @@ def test_a_damaged_checkpoint_is_named(toy, tmp_path, monkeypatch):
         torch.save(value, buffer := io.BytesIO())
         return buffer.getvalue()
 
-    good = torch.load(file, weights_only=True)
-    other = {key: value for key, value in good[2][0].items() if "wte" not in key}, good[2][1]
-    for damaged in (
-        content[: len(content) // 2], b"", saved({"step": 4, "state": Bomb()}), saved([1, 2]),
-        saved((4, {}, ({}, {}), {})), saved((*good[:2], other, good[3])),
-    ):  # fmt: skip
+    for damaged in (content[: len(content) // 2], b"", saved({"step": 4, "state": Bomb()})):
         file.write_bytes(damaged)
         before = contents(toy.out)
         refused = error_of(toy.train, "--resume")
@@ -442,21 +431,18 @@ def test_another_type_in_args_json_is_one_line(wrong, toy, whole):
             path.write_bytes(data) if data is not None else None
 
 
-def test_a_broken_log_or_record_is_one_line(toy):
+def test_a_broken_record_is_one_line(toy):
     toy.train("--stop-after 2")
-    record, log = toy.out / "args.json", toy.out / "metrics.jsonl"
-    torn = log.read_bytes().replace(b'{"step": 1', b"{step: 1", 1)
-    for file, data, message in (
-        (record, b'{"stage": "to', "args.json"),
-        (record, b"[1, 2]", "--resume"),
-        (record, b"[" * 100_000, "args.json"),
-        (log, torn, "metrics.jsonl:2: "),
-        (log, b'{"step": "1"}\n', "metrics.jsonl:1: "),
+    record = toy.out / "args.json"
+    before = record.read_bytes()
+    for data, message in (
+        (b'{"stage": "to', "args.json"),
+        (b"[1, 2]", "--resume"),
+        (b"[" * 100_000, "args.json"),
     ):
-        before = file.read_bytes()
-        file.write_bytes(data)
+        record.write_bytes(data)
         assert message in error_of(toy.train, "--resume")
-        file.write_bytes(before)
+    record.write_bytes(before)
     assert toy.train("--resume") == 0
 
 

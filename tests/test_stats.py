@@ -1,210 +1,299 @@
-"""parts/means.py, parts/stats.py and parts/two_groups.py against scipy: every interval and test on 300 random inputs, to 1e-9."""
-
-import math
+"""parts/stats.py and parts/groups.py against closed forms, scipy and statsmodels."""
 
 import numpy as np
+import pandas as pd
 import pytest
+from scipy import stats as scipy_stats
+from statsmodels.stats.contingency_tables import StratifiedTable
+from statsmodels.stats.proportion import test_proportions_2indep as proportions_test
 
-from parts import means, stats, two_groups
-from parts.two_groups import clustered_difference
+from parts.groups import compare, exact_p, score
+from parts.stats import (
+    FEWEST,
+    FOUND,
+    NONE,
+    OPEN,
+    UNMEASURED,
+    equal_length,
+    holm,
+    mean,
+    mean_share,
+    needed,
+    regress,
+    share,
+    verdict,
+)
 
-scipy_stats = pytest.importorskip("scipy.stats")
-CASES = range(300)
 rng_of = np.random.default_rng
+ENDS = ("value", "low", "high", "p")
 
 
-def table_of(rng, most=60):
-    n, m = rng.integers(1, most + 1, 2)
-    return [int(x) for x in (rng.integers(0, n + 1), n, rng.integers(0, m + 1), m)]
+def people(*cells, rows=1):
+    """A frame for `compare` of cells (group, selected, people, role), each person in `rows` rows."""
+    parts = []
+    for group, k, n, role in cells:
+        part = pd.DataFrame({"group": group, "hit": [1] * k + [0] * (n - k), "role": role})
+        parts.append(part.assign(person=np.arange(n) + 10_000 * len(parts)))
+    frame = pd.concat(parts, ignore_index=True)
+    return frame.loc[frame.index.repeat(rows)].reset_index(drop=True)
 
 
-def test_shares():
-    for seed in CASES:
-        a, n, b, m = table_of(rng_of(seed))
-        x, y = (scipy_stats.binomtest(k, t).proportion_ci(method="wilson") for k, t in ((a, n), (b, m)))  # fmt: skip
-        assert means.wilson(a, n) == pytest.approx((x.low, x.high), abs=1e-9)
-        signs = scipy_stats.binomtest(a, a + b).pvalue if a + b else 1.0
-        assert stats.sign_test(a, b) == pytest.approx(signs, abs=1e-9)
-        counts, found = [[a, n - a], [b, m - b]], two_groups.stratified_difference([(a, n, b, m)])
-        if 0 < a + b < n + m:
-            chi = scipy_stats.chi2_contingency(counts, correction=False)
-        few = not 0 < a + b < n + m or chi.expected_freq.min() < 5
-        p = scipy_stats.fisher_exact(counts).pvalue if few else chi.pvalue
-        assert (found["p"], found["test"]) == (pytest.approx(p, abs=1e-9), "Fisher" if few else "z")
-        gap = a / n - b / m
-        low = gap - math.hypot(a / n - x.low, y.high - b / m)
-        high = gap + math.hypot(x.high - a / n, b / m - y.low)
-        assert found["ends"] == pytest.approx((low, high), abs=1e-9)
-        assert found["ends90"] == stats.newcombe_interval(a, n, b, m, 0.9)
-        assert (found["katz"] is None) == (not a or not b or a + b == n + m)
-        if found["katz"]:
-            ratio = scipy_stats.contingency.relative_risk(a, n, b, m).confidence_interval(0.95)
-            assert found["katz"] == pytest.approx((ratio.low, ratio.high), rel=1e-9)
+def pair(*cells, **settings):
+    """The one comparison of two groups."""
+    (row,) = (x for x in compare(people(*cells), **settings) if x["group"] != x["reference"])
+    return row
 
 
-def test_means():
-    for seed in CASES:
-        rng = rng_of(seed)
-        a = rng.normal(rng.normal(), rng.uniform(0.1, 5), rng.integers(2, 40))
-        size = rng.integers(1, 4)  # clusters of one size: their means are a sample
-        found = means.clustered_mean(a.repeat(size), np.arange(len(a)).repeat(size))
-        expected = scipy_stats.ttest_1samp(a, 0)
-        ends = expected.confidence_interval()
-        assert found["p"] == pytest.approx(expected.pvalue, abs=1e-9)
-        assert (found["low"], found["high"]) == pytest.approx((ends.low, ends.high), abs=1e-9)
-    assert means.clustered_mean([1.0])["p"] is None
-    assert means.clustered_mean([1.0, 1.0])["p"] is None  # was 0: two of two
+# ---- the estimator ----
 
 
-def test_shares_of_clusters():
-    """One binary share per cluster is Wilson's; one cluster is none; halves and many rows a cluster
-    move it; 1 of 1 and 0 of 0 have no [1, 1]."""
-    for k, n in ((0, 5), (3, 7), (40, 40)):
-        assert means.score_interval([1] * k + [0] * (n - k)) == means.wilson(k, n)
-    assert means.score_interval([1, 1, 0], ["a"] * 3) is means.score_interval([1]) is None
-    many = means.score_interval([1, 0] * 100, np.arange(200) // 20)
-    few = means.score_interval([1] * 100 + [0] * 100, np.arange(200) // 20)
-    assert many[1] - many[0] < 0.25 < few[1] - few[0] and few[0] == pytest.approx(0.2, abs=0.02)
-
-
-def test_student_t():
-    for seed in CASES:
-        rng = rng_of(seed)
-        t, df, p = rng.normal(0, 4), int(rng.integers(1, 300)), rng.uniform(0.001, 0.999)
-        assert means.student_t_p(t, df) == pytest.approx(2 * scipy_stats.t.sf(abs(t), df), abs=1e-9)
-        assert means.student_t_quantile(p, df) == pytest.approx(scipy_stats.t.isf(p / 2, df), rel=1e-9)  # fmt: skip
-
-
-def test_clusters_by_hand():
-    a = np.arange(12) < 6
-    # the gap is −2 ± 2.5706 · √(3.5/6 + 3.5/6), with five degrees of freedom
-    found = clustered_difference([1, 2, 3, 4, 5, 6, 3, 4, 5, 6, 7, 8], a, ~a, np.arange(12))
-    assert found["ends"] == pytest.approx((-4.7765, 0.7765), abs=1e-4)
-    rows = np.arange(40)
-    a, values, item, name = rows < 20, 1 - rows % 2, rows // 2, rows % 10 + 10 * (rows < 20)
-    both, names = (clustered_difference(values, a, ~a, *k) for k in ((item, name), (name,)))
-    assert both["ends"] == pytest.approx(names["ends"]) and both["ends"][1] > 0.1
-    crossed = clustered_difference(item % 3 + name % 4 * 2, rows < 14, rows > 13, item, name)
-    assert crossed["ends"] == pytest.approx((-2.840607, 3.434014), abs=1e-6)
-    for n in (40, 35):  # clusters that are all alike do not prove a gap of exactly 1
-        found = clustered_difference(a[:n], a[:n], ~a[:n], rows[:n])
-        p = two_groups.exact_p([(20, 20, 0, n - 20)])
-        assert found["p"] == pytest.approx(p) and found["clusters"] == n - 20
-        assert found["ends"][1] == 1 and found["ends"][0] < 0.82
-    assert clustered_difference(a, a, ~a, rows // 5) is None
-
-
-def strata_of(rng):
-    """(K, 4) tables (a, n, b, m), none of them without information."""
-    K, most, tables = int(rng.integers(2, 7)), int(rng.choice([8, 60])), []
-    while len(tables) < K:
-        a, n, b, m = table_of(rng, most)
-        if 0 < a + b < n + m:
-            tables.append((a, n, b, m))
-    return tables
-
-
-def test_strata():
-    """Mantel-Haenszel (test, ratio) is statsmodels'."""
-    contingency = pytest.importorskip("statsmodels.stats.contingency_tables")
-    sparse = 0
-    for seed in CASES:
-        tables = strata_of(rng_of(seed))
-        counts = [[[a, n - a], [b, m - b]] for a, n, b, m in tables]
-        theirs, found = (
-            contingency.StratifiedTable(counts),
-            two_groups.stratified_difference(tables),
-        )
-        if found["test"] == "z":
-            assert found["p"] == pytest.approx(theirs.test_null_odds().pvalue, abs=1e-9)
-            assert found["z"] ** 2 == pytest.approx(theirs.test_null_odds().statistic, rel=1e-9)
-        sparse += found["test"] == "exact"
-        if found["ratio"]:
-            assert found["ratio"] == pytest.approx(theirs.riskratio_pooled, rel=1e-9)
-        a, n, b, m = np.array(tables).T
-        lacking = (n * (a + b) / (n + m) - a).sum()
-        assert found["shortfall"] == pytest.approx(lacking, abs=1e-9)
-        x, df = rng_of(seed).uniform(0, 60), int(rng_of(seed).integers(1, 40))
-        assert two_groups.chi2_p(x, df) == pytest.approx(scipy_stats.chi2.sf(x, df), abs=1e-9)
-    assert sparse > 10
-
-
-def test_whether_strata_differ():
-    """Breslow-Day with Tarone's correction is statsmodels', with N/(N − 1) in the variance: without
-    it "the gap differs between roles" was said of a third of 500 roles of 16 people without one."""
-    contingency = pytest.importorskip("statsmodels.stats.contingency_tables")
-    for seed in CASES:
-        rng, N = rng_of(seed), int(rng_of(seed).integers(20, 200))
-        groups = [(n, N - n) for n in rng.integers(5, N - 5, rng.integers(2, 9)).tolist()]
-        tables = [(rng.binomial(n, 0.4), n, rng.binomial(m, 0.3), m) for n, m in groups]
-        tables = [row for row in tables if 0 < row[0] + row[2] < N]  # the others say nothing
-        counts = [[[a, n - a], [b, m - b]] for a, n, b, m in tables]
-        theirs = contingency.StratifiedTable(counts)
-        if theirs.oddsratio_pooled not in (0, 1, math.inf):  # theirs divides by 0 at 1
-            chi2 = theirs.test_equal_odds(adjust=True).statistic * (N - 1) / N
-            p = scipy_stats.chi2.sf(chi2, len(tables) - 1)
-            assert two_groups.breslow_day(tables) == pytest.approx(p, abs=1e-9)
-    rng = np.random.default_rng(0)
-    draws = [rng.binomial(8, 0.5, (500, 2)).tolist() for _ in range(60)]
-    p_values = [two_groups.breslow_day([(a, 8, b, 8) for a, b in rows]) for rows in draws]
-    assert sum(p < 0.05 for p in p_values) <= 6
-
-
-def test_ends_within_strata():
-    """At each end (gap − δ)² = z²·V, with q where scipy finds the likelihood to be highest."""
-    optimize = pytest.importorskip("scipy.optimize")
-
-    def error_of(a, n, b, m, delta):
-        counts = np.array([a, n - a, b, m - b])
-
-        def loss(q):
-            return -(
-                counts * np.log(np.maximum([q + delta, 1 - q - delta, q, 1 - q], 1e-300))
-            ).sum()
-
-        limits = max(0, -delta), min(1, 1 - delta)
-        q = optimize.minimize_scalar(
-            loss, bounds=limits, method="bounded", options={"xatol": 1e-12}
-        ).x
-        p = q + delta
-        return n * m / (n + m) * math.sqrt((p * (1 - p) / n + q * (1 - q) / m) * (n + m) / (n + m - 1))  # fmt: skip
-
-    for seed in range(60):
-        tables = strata_of(rng_of(seed)) if seed % 2 else [table_of(rng_of(seed))]
-        for delta in two_groups.score_ends(tables, 1.96):
-            gap = sum(n * m / (n + m) * (a / n - b / m - delta) for a, n, b, m in tables)
-            error = math.hypot(*(error_of(*table, delta) for table in tables))
-            assert abs(gap) == pytest.approx(1.96 * error, rel=1e-6, abs=1e-4)
-
-
-def test_clusters_of_one_row_are_people():
-    """Within strata, too: clusters of a row have the interval of people but for Student's t."""
-    tables = [(30, 60, 20, 50), (5, 40, 9, 60)]
-    values = np.concatenate(
-        [np.arange(n) < k for a, n, b, m in tables for k, n in ((a, n), (b, m))]
+@pytest.mark.parametrize("seed", range(20))
+def test_means_of_equal_clusters_are_a_sample_of_their_means(seed):
+    """Student's interval of the cluster means; rows counted as independent would be too narrow."""
+    rng = rng_of(seed)
+    means = rng.normal(rng.normal(), 2.0, rng.integers(3, 40))
+    rows = means.repeat(3) + np.tile([-1.0, 0.0, 1.0], len(means))
+    found = mean(rows, np.arange(len(means)).repeat(3))
+    expected = scipy_stats.ttest_1samp(means, 0)
+    ends = expected.confidence_interval()
+    # (n − 1)/(n − k) is 1 for a mean, so that the clustered error is the sample's own
+    assert [found[key] for key in ENDS] == pytest.approx(
+        [means.mean(), ends.low, ends.high, expected.pvalue], rel=1e-9
     )
-    of_a = np.repeat([True, False, True, False], [60, 50, 40, 60])
-    found = clustered_difference(values, of_a, ~of_a, np.arange(210), strata=np.arange(210) >= 110)
-    plain = two_groups.stratified_difference(tables)
-    for key in ("ends", "ends90", "katz"):
-        assert found[key] == pytest.approx(plain[key], abs=0.01)
 
 
-def test_exact_p_of_strata_by_hand():
-    """Two tables of 1 against 1, one selected of each: of four equal ways the sum is 2 in one, 0 in
-    one; so 2 has p = ½."""
-    assert two_groups.exact_p([(1, 1, 0, 1), (1, 1, 0, 1)]) == pytest.approx(0.5)
-    assert two_groups.exact_p([(1, 1, 0, 1), (0, 1, 1, 1)]) == pytest.approx(1.0)
+def test_within_is_an_indicator_per_label():
+    rng = rng_of(0)
+    label, x = np.arange(300) // 10, rng.normal(size=300)
+    y = rng.normal(size=30)[label] * 5 + 0.5 * x + rng.normal(size=300)
+    dummies = np.column_stack([x, *(label == i for i in range(30))])
+    (found,) = regress(y, x, label, within=label)
+    assert found["value"] == pytest.approx(regress(y, dummies, label)[0]["value"])
+    e = y - dummies @ np.linalg.lstsq(dummies, y, rcond=None)[0]
+    centred = x - (np.bincount(label, x) / 10)[label]
+    meat = (np.bincount(label, centred * e) ** 2).sum() * 30 / 29
+    assert found["se"] == pytest.approx(np.sqrt(meat) / (centred**2).sum(), rel=1e-9)
 
 
-def test_many_tests_and_orders():
-    for seed in CASES:
-        rng = rng_of(seed)
-        p = rng.uniform(0, 1, rng.integers(1, 20)) ** 2
-        order = np.argsort(p)
-        stepped = np.minimum(1, np.maximum.accumulate(p[order] * np.arange(len(p), 0, -1)))
-        assert [stats.holm(list(p))[j] for j in order] == pytest.approx(list(stepped), abs=1e-9)
-        scores = rng.integers(0, 6, 12)
-        ranks = scipy_stats.rankdata(-scores, method="min")
-        shares = scipy_stats.percentileofscore(scores, scores, kind="mean")
-        assert stats.standings(scores) == (ranks.tolist(), shares.round(2).tolist())
+def test_two_kinds_of_cluster():
+    """V₁ + V₂ − V₁₂ of a mean [Cameron, Gelbach & Miller 2011]; V₁ alone where that is larger."""
+    rng = rng_of(1)
+    one, two = np.repeat(np.arange(20), 15), np.tile(np.arange(15), 20)
+    y = rng.normal(size=20)[one] + rng.normal(size=15)[two] + rng.normal(size=300)
+    e = y - y.mean()
+    parts = [(np.bincount(c, e) ** 2).sum() / 300**2 for c in (one, two, one * 15 + two)]
+    # statsmodels takes the correction of the kind with fewer clusters for all three
+    assert mean(y, [one, two])["se"] == pytest.approx(
+        np.sqrt((parts[0] + parts[1] - parts[2]) * 15 / 14), rel=0.02
+    )
+    y = rng.normal(size=20)[one]  # nothing varies by the second kind
+    assert mean(y, [one, two])["se"] >= mean(y, one)["se"] - 1e-12
+
+
+@pytest.mark.parametrize("y, p", [([0.0, 0.0, 0.0], 1.0), ([1.0, 1.0, 1.0], 0.0), ([1.0], None)])
+def test_nothing_varies_or_nothing_is_known(y, p):
+    """Equal models have no difference, p 1 (not NaN); one row has no p."""
+    assert mean(y)["p"] == (p if p is None else pytest.approx(p, abs=1e-9))
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_shares(seed):
+    rng = rng_of(seed)
+    n = int(rng.integers(30, 200))
+    hits = (rng.random(n) < rng.uniform(0.1, 0.9)).astype(float)
+    k = int(hits.sum())
+    ends = scipy_stats.binomtest(k, n).proportion_ci(method="wilson")
+    assert [share(k, n)[key] for key in ENDS[:3]] == pytest.approx([k / n, ends.low, ends.high])
+    # independent rows: Wilson's, but for t in the place of 1.96 and n − 1 in that of n
+    found = mean_share(hits)
+    assert [found["low"], found["high"]] == pytest.approx([ends.low, ends.high], abs=0.006)
+    assert (found["p"] < 0.05) == (not found["low"] <= 0.5 <= found["high"])
+    # four equal rows of each cluster say no more than one
+    assert mean_share(hits.repeat(4), np.arange(n).repeat(4))["low"] == pytest.approx(found["low"])
+
+
+@pytest.mark.parametrize("k, n, low, high", [(55, 100, .4524, .6439), (160, 200, .7391, .8495), (0, 10, 0, .2775)])  # fmt: skip
+def test_wilson_to_the_printed_digits(k, n, low, high):
+    found = share(k, n)
+    assert (found["low"], found["high"]) == pytest.approx((low, high), abs=5e-5)
+
+
+def test_all_alike_prove_no_certainty():
+    """Ten wins of ten clusters: [.66, 1], where a clustered error of 0 would say [1, 1]."""
+    found = mean_share([1.0] * 20, np.arange(10).repeat(2))
+    assert 0.6 < found["low"] < 0.75 and found["high"] == pytest.approx(1.0)
+
+
+def test_equal_length():
+    """Pairs that differ by length alone (φ 1.5) are even at equal length; where one model is the
+    longer one nearly always, equal length was never seen."""
+    rng = rng_of(2)
+    lengths = rng.normal(60, 60, 4000)
+    odds = 1 / (1 + np.exp(-1.5 * np.tanh(lengths / lengths.std())))
+    wins = (rng.random(4000) < odds).astype(float)
+    found = equal_length(wins, lengths, np.arange(4000))
+    assert wins.mean() > 0.6 and found["low"] < 0.5 < found["high"]
+    assert found["high"] - found["low"] < 0.07
+    assert equal_length(wins, np.abs(lengths) + 1, np.arange(4000)) is None
+    assert equal_length(wins, 0 * lengths, np.arange(4000))["value"] == pytest.approx(wins.mean())
+
+
+def test_holm_and_rows_without_p():
+    rows = holm([{"p": 0.04}, {"p": None}, {"p": 0.01}])
+    assert [row.get("p_holm") for row in rows] == [pytest.approx(0.04), None, pytest.approx(0.02)]
+
+
+@pytest.mark.parametrize(
+    "row, expected",
+    [
+        ({"p": 0.04, "low": 0.9, "high": 0.99}, FOUND),
+        ({"p": 0.04, "p_holm": 0.08, "low": 0.9, "high": 0.99}, NONE),
+        ({"p": 0.3, "low": 0.7, "high": 1.1}, OPEN),
+        ({"p": 0.3}, OPEN),
+        ({"p": None, "low": 0.9, "high": 1.1}, UNMEASURED),
+        ({"p": 0.001, "low": 0.5, "high": 0.6, "clusters": FEWEST - 1}, UNMEASURED),
+    ],
+)
+def test_verdicts(row, expected):
+    assert verdict(row, 0.8, 1.25) == expected
+
+
+def test_needed():
+    """A share of .6 against .5 needs 194 rows by the usual formula; by 100 rows' own error 190."""
+    hits = np.array([1.0] * 60 + [0.0] * 40) - 0.5
+    assert needed(mean(hits), 0.1) == pytest.approx(0.24 * 2.8016**2 / 0.01, abs=3)
+
+
+# ---- groups ----
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_tests_of_tables_and_their_intervals(seed):
+    """One table: χ² or Fisher's test, and the score interval; of roles: Mantel-Haenszel's."""
+    rng = rng_of(seed)
+    n, m = rng.integers(5, 90, 2)
+    k, l = rng.integers(0, n + 1), rng.integers(0, m + 1)
+    if not 0 < k + l < n + m:
+        return
+    row = pair(("a", k, n, ""), ("b", l, m, ""), reference="b")
+    table = np.array([[k, n - k], [l, m - l]])
+    chi = scipy_stats.chi2_contingency(table, correction=False)
+    if chi.expected_freq.min() < 5:
+        assert row["p"] == pytest.approx(scipy_stats.fisher_exact(table).pvalue, rel=1e-6)
+        assert "low" not in row["ratio"]
+    else:
+        ours = [row["ratio"]["low"], row["ratio"]["high"]]
+        assert row["p"] == pytest.approx(chi.pvalue, rel=1e-9)
+        for end in filter(None, ours):  # statsmodels' test of a ratio of that size has p .05
+            test = proportions_test(
+                k, n, l, m, end, compare="ratio", method="score", correction=False
+            )
+            assert test.pvalue == pytest.approx(0.05, abs=1e-6)
+        assert (row["p"] < 0.05) == (not ours[0] <= 1 <= (ours[1] or np.inf))
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_roles_are_mantel_and_haenszels(seed):
+    rng = rng_of(seed)
+    n, m = rng.integers(10, 60, (2, 4))
+    k, l = rng.integers(0, n + 1), rng.integers(0, m + 1)
+    cells = [("a", *c, f"r{i}") for i, c in enumerate(zip(k, n))]
+    cells += [("b", *c, f"r{i}") for i, c in enumerate(zip(l, m))]
+    row = pair(*cells, reference="b")
+    theirs = StratifiedTable([np.array([[a, b - a], [c, d - c]], float) for a, b, c, d in zip(k, n, l, m)])  # fmt: skip
+    assert row["p"] == pytest.approx(theirs.test_null_odds().pvalue, rel=1e-9)
+    assert row["ratio"]["value"] == pytest.approx(theirs.riskratio_pooled, rel=1e-9)
+    assert (row["p"] < 0.05) == (not row["ratio"]["low"] <= 1 <= row["ratio"]["high"])
+
+
+def test_exact_test_of_roles_is_the_sums():
+    """Two roles, each 2 of 2 against 0 of 2: the extreme sums have (1/6)² each."""
+    k, n, l, m = np.array([[2, 2], [2, 2], [0, 0], [2, 2]])
+    assert exact_p(k, n, l, m) == pytest.approx(2 / 36)
+
+
+@pytest.mark.parametrize(
+    "counts, ratio, p, shortfall",
+    [  # the rule's White and Black; "12 of 40 against 40 of 80"; rare decisions
+        ((170, 390, 412, 797), 0.843228777694797, 0.0087, 21.2),
+        ((12, 40, 40, 80), 0.6, 0.0371, 5.33),
+        ((27, 5400, 60, 6000), 0.5, 0.0022, 14.2),
+        ((3, 20, 16, 80), 0.75, 0.757, 0.8),
+        ((7, 17, 215, 412), 0.7891, 0.373, 1.8),
+    ],
+)
+def test_numbers_to_the_printed_digits(counts, ratio, p, shortfall):
+    k, n, l, m = counts
+    row = pair(("a", k, n, ""), ("b", l, m, ""))
+    assert row["ratio"]["value"] == pytest.approx(ratio, abs=5e-5)
+    assert row["p"] == pytest.approx(p, abs=6e-4)
+    assert row["shortfall"] == pytest.approx(shortfall, abs=0.06)
+
+
+@pytest.mark.parametrize(
+    "cells, expected",
+    [  # p alone decides: the third condition of before made .037 "inconclusive"
+        ([("B", 12, 40), ("W", 40, 80)], FOUND),
+        # no margin in points: 0 of 800 against 5 of 900 was "equivalent within 2 points"
+        ([("B", 0, 800), ("W", 5, 900)], OPEN),
+        ([("B", 3, 1500), ("W", 12, 2000)], OPEN),
+        ([("B", 2000, 4000), ("W", 3000, 6000)], NONE),
+        ([("B", 4, 4), ("W", 40, 80)], UNMEASURED),
+        ([("B", 40, 40), ("W", 80, 80)], UNMEASURED),
+        ([("B", 0, 40), ("W", 0, 80)], UNMEASURED),
+    ],
+)
+def test_verdicts_of_tables(cells, expected):
+    assert pair(*[(*cell, "") for cell in cells])["verdict"] == expected
+
+
+def test_the_reference_is_the_largest_group_and_four_fifths_the_highest_rate():
+    """Labels of a few people, near the highest rate, were the reference; the gap of the two large
+    groups was then tested by none of 28 comparisons. .48 / .60 is not below four fifths."""
+    few = [("Two", 15, 30, ""), ("Native", 12, 25, ""), ("Pacific", 10, 21, ""), ("Six", 6, 6, "")]
+    rows = compare(people(("White", 300, 600, ""), ("Black", 42, 120, ""), *few))
+    by_group = {row["group"]: row for row in rows}
+    assert by_group["Black"]["reference"] == "White" and by_group["Black"]["verdict"] == FOUND
+    assert by_group["Six"]["of_highest"] == 2.0  # below 2 % of all: no yardstick
+    rows = compare(people(("a", 60, 100, ""), ("b", 45, 100, ""), ("c", 48, 100, "")), "a")
+    assert [row["of_highest"] < 0.8 for row in rows] == [False, True, False]
+
+
+def test_roles_of_different_mixes_are_no_difference():
+    """Pooled the ratio is .35; within each role rates are equal [Simpson's paradox]."""
+    cells = [("a", 45, 50, "x"), ("a", 5, 50, "y"), ("b", 9, 10, "x"), ("b", 9, 90, "y")]
+    row = pair(*cells, reference="a")
+    assert row["ratio"]["value"] == pytest.approx(1.0) and row["verdict"] != FOUND
+    assert pair(*[(g, k, n, "") for g, k, n, _ in cells], reference="a")["verdict"] == FOUND
+
+
+@pytest.mark.parametrize("roles", [1, 2])
+def test_equal_rows_of_a_person_count_once(roles):
+    """Thirty equal rows of each person leave p and interval nearly as one row does."""
+    cells = [("a", 14, 40, "x"), ("b", 22, 40, "x"), ("a", 9, 30, "y"), ("b", 14, 30, "y")][
+        : 2 * roles
+    ]
+    once, often = (
+        next(row for row in compare(people(*cells, rows=rows), "b") if row["group"] == "a")
+        for rows in (1, 30)
+    )
+    assert often["p"] == pytest.approx(once["p"], abs=0.02)
+    assert often["ratio"]["low"] == pytest.approx(once["ratio"]["low"], abs=0.03)
+    assert often["n"] == 30 * once["n"] and often["needed"] == pytest.approx(
+        once["needed"], rel=0.1
+    )
+
+
+def test_unknown_groups_and_the_order_of_rows_change_nothing():
+    frame = people(("a", 14, 40, "x"), ("b", 22, 40, "x"))
+    rows = compare(frame)
+    more = pd.concat([frame.assign(group=None, person=frame.person + 99_000), frame[::-1]])
+    assert compare(more.reset_index(drop=True)) == rows
+    assert compare(frame.assign(group=None)) == []
+
+
+def test_score_ends_where_nobody_of_a_group_is_selected():
+    p, ends = score(np.array([[0.0], [40.0], [20.0], [60.0]]))
+    assert ends["low"] == 0.0 and ends["high"] < 0.5 and p < 0.001
+    p, ends = score(np.array([[20.0], [60.0], [0.0], [40.0]]))
+    assert ends["low"] > 2 and ends["high"] is None

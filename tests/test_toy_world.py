@@ -16,12 +16,13 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+import common
 import dpo
 import ppo
 from common import Policy
 from parts import flags, grpo, runs
-from parts.critic import PolicyWithValues
 from parts.pairs import Pairs
+from parts.reward_models import PolicyWithValues
 
 F64 = dict(dtype=torch.float64)
 REWARD = torch.tensor([0, 1, 0.5, 2], **F64)
@@ -32,7 +33,7 @@ CHOSEN, REJECTED = torch.tensor([(i, j) for i in range(4) for j in range(4) if i
 SHARE = torch.sigmoid(REWARD[CHOSEN] - REWARD[REJECTED]) / 6
 MASK = torch.tensor([[False, True, True]] * 4)  # the prompt, the letter, the end token
 PROMPT, END = 4, 5  # ids 0 to 3 are the letters
-SAMPLED = "--schedule linear --warmup 0 --micro-tokens 1000000 --out no/folder".split()
+SAMPLED = "--schedule linear --warmup 0 --micro-tokens 1000000".split()
 
 
 def optimum(beta=BETA):
@@ -154,6 +155,9 @@ class FourLogits(torch.nn.Module):
         behind_letter = torch.full((6,), -1e4).index_fill(0, torch.tensor(END), 0.0)
         return lambda hidden: hidden @ torch.stack([behind_letter, behind_prompt])  # (N, V)
 
+    def get_input_embeddings(self):
+        return SimpleNamespace(num_embeddings=6)
+
     def num_parameters(self):
         return 4
 
@@ -187,8 +191,8 @@ def test_the_stage_lands_on_the_optimum(loss_type):
     model, everything = FourLogits(), list(range(12))
     policy, four = Policy(model, torch.float32), FourAnswers()
     with torch.no_grad():
-        ref_logps = dpo.pair_logps(policy, four, everything)
-    given = args, policy, four, everything, ref_logps
+        ref_logps, _ = dpo.pair_logps(policy, four, everything)
+    given = SimpleNamespace(args=args, state={"reference": ref_logps}), policy, four, everything
     train(lambda _: (SHARE * dpo.forward(*given)[0]).sum(), model.weight, steps=600)
     lands_on(model.policy(), STAGES[loss_type])
 
@@ -221,9 +225,9 @@ def test_sampled_ppo():
 
 @pytest.mark.usefixtures("quiet_process")
 @pytest.mark.parametrize("substeps, steps, bound", [(1, 400, 0.005), (2, 250, 0.005)])
-def test_grpo_update_lands_on_the_optimum(substeps, steps, bound, monkeypatch):
+def test_grpo_update_lands_on_the_optimum(substeps, steps, bound, monkeypatch, tmp_path):
     """With a KL to the start, by groups of eight answers: π*(β) where β is ⅞ of it."""
-    parser = flags.parser("toy", "", "no/folder", (0.03, 0.03, 0.03))
+    parser = flags.parser("toy", "", str(tmp_path), (0.03, 0.03, 0.03))
     grpo.add_group_arguments(parser)
     argv = f"--beta {BETA * 7 / 8} --num-substeps {substeps} --steps {steps} --lr 0.03"
     args = parser.parse_args([*argv.split(), *SAMPLED])
@@ -232,6 +236,7 @@ def test_grpo_update_lands_on_the_optimum(substeps, steps, bound, monkeypatch):
     model, reference = FourLogits(), Policy(FourLogits(), torch.float32)
     policy, generator = Policy(model, torch.float32), torch.Generator().manual_seed(0)
     run = runs.Run("toy", args, (), ())
+    monkeypatch.setattr(common, "pad_id", lambda tokenizer: END)
     optimizer = run.start({"policy": policy}, None, (0.03,) * 3, steps, [])
     groups = torch.arange(512).numpy() // 8
     for run.step in range(1, steps + 1):

@@ -83,11 +83,11 @@ def trained(tmp_path, llama_folder):
 
 @pytest.fixture
 def encoded(tmp_path, tokenizer):
-    """encoded(rows, *flags): what sft.py makes of these rows: (rows, train, held)."""
+    """encoded(rows, *flags): what sft.py makes of these rows."""
 
     def encoded(rows, *flags, tokenizer=tokenizer, max_length=1000):
         data = write_rows(tmp_path / "rows.jsonl", rows)
-        return sft.load_rows(sft.parse_args(words("--data", data, *flags)), tokenizer, max_length)
+        return sft.Rows(sft.parse_args(words("--data", data, *flags)), tokenizer, max_length)
 
     return encoded
 
@@ -101,7 +101,7 @@ def assistant(text, **more):
 
 
 def trained_texts(rows, tokenizer):
-    return [tokenizer.decode(row.ids[row.mask.numpy()]) for row in rows]
+    return [tokenizer.decode(ids[mask.numpy()]) for ids, mask in zip(rows.ids, rows.masks)]
 
 
 # ---- before step one ----
@@ -298,14 +298,13 @@ def test_sft_trains_a_text_to_its_end(encoded, tokenizer, tmp_path):
     endless = tiny_tokenizer(eos=None)
     for used in (tokenizer, endless):
         for text in ("abcd", "abcd<|end|>"):
-            rows, train, held = encoded([{"text": text}], "--eval-fraction 0", tokenizer=used)
-            assert used.decode(rows[0].ids) == "abcd<|end|>" and rows[0].mask.tolist() == [
-                False, *[True] * 4]  # fmt: skip
-    assert (
-        len(encoded([{"text": x} for x in ("ab", "", " ", "<|end|>")], "--eval-fraction 0")[0]) == 1
-    )
-    rows, _, _ = encoded([{"text": "x y " * 20}], "--eval-fraction 0", max_length=12)
-    assert len(rows[0].ids) == 12
+            rows = encoded([{"text": text}], "--eval-fraction 0", tokenizer=used)
+            assert used.decode(rows.ids[0]) == "abcd<|end|>"
+            assert rows.masks[0].tolist() == [False, *[True] * 4]
+    texts = [{"text": x} for x in ("ab", "", " ", "<|end|>")]
+    assert len(encoded(texts, "--eval-fraction 0").ids) == 1
+    rows = encoded([{"text": "x y " * 20}], "--eval-fraction 0", max_length=12)
+    assert len(rows.ids[0]) == 12
 
 
 def test_sft_reads_its_four_forms(trained, tokenizer):
@@ -332,7 +331,7 @@ def test_every_turn_is_trained_once(encoded, tokenizer, capsys):
         user("a?"), assistant("A."), user("b?"), assistant(" \n"), user("d?"),
         assistant("D.", tool_calls=[]),
     ]  # fmt: skip
-    rows, _, _ = encoded([{"messages": turns}, {"messages": turns[2:4]}], "--eval-fraction 0")
+    rows = encoded([{"messages": turns}, {"messages": turns[2:4]}], "--eval-fraction 0")
     assert trained_texts(rows, tokenizer) == ["A.<|end|>D.<|end|>"]
     assert "rows 2, dropped: nothing to train 1; training 1" in capsys.readouterr().out
     thinking = tiny_tokenizer(
@@ -340,10 +339,10 @@ def test_every_turn_is_trained_once(encoded, tokenizer, capsys):
         "'user' else m.content.split('</think>')[-1] }}<|end|>{% endfor %}"
         "{% if add_generation_prompt %}<|assistant|>{% endif %}"
     )
-    rows, _, _ = encoded([{"messages": turns}], "--eval-fraction 0", max_length=12)
+    rows = encoded([{"messages": turns}], "--eval-fraction 0", max_length=12)
     assert trained_texts(rows, tokenizer) == ["D.<|end|>", "A.<|end|>"], "none is cut away"
     turns = [user("a?"), assistant("hm</think>A."), user("b?"), assistant("ha</think>B.")]
-    rows, _, _ = encoded([{"messages": turns}], "--eval-fraction 0", tokenizer=thinking)
+    rows = encoded([{"messages": turns}], "--eval-fraction 0", tokenizer=thinking)
     assert sorted(trained_texts(rows, thinking)) == ["ha</think>B.<|end|>", "hm</think>A.<|end|>"]
 
 
@@ -367,16 +366,54 @@ def test_a_conversation_is_on_one_side(form, encoded, tokenizer, capsys):
     """Rows with the same first question are one conversation; an answer that stands in several rows
     is trained once. Else the held-out loss measures memory."""
     given = [row for i in range(24) for row in SNAPSHOTS[form](i)]
-    rows, train, held = encoded(given, "--eval-fraction 0.3")
-    assert len(train) and len(held)
-    name = {
-        i: re.search(r"Candidate (\d+)", tokenizer.decode(row.ids))[1] for i, row in enumerate(rows)
-    }
-    assert not {name[i] for i in train} & {name[i] for i in held}
+    rows = encoded(given, "--eval-fraction 0.3")
+    assert len(rows.train) and len(rows.held)
+    name = [re.search(r"Candidate (\d+)", tokenizer.decode(ids))[1] for ids in rows.ids]
+    assert not {name[i] for i in rows.train} & {name[i] for i in rows.held}
     texts = "".join(trained_texts(rows, tokenizer))
     assert all(texts.count(f"{i:02} to {k}.") == 1 for i in range(24) for k in range(3))
     repeated = "answers of earlier rows 72" in capsys.readouterr().out
     assert repeated == (form == "messages")
+
+
+TURNS = [("Which", "First."), ("Why", "Since."), ("Sure", "Yes.")]
+TEXT_LOGS = {  # a conversation {i} up to turn k as plain text: by the template, and by no rule of ours
+    "template": ("<|user|>{q} {i:02}?<|end|><|assistant|>", "{a}<|end|>"),
+    "labels": ("User: {q} {i:02}?\nBot: ", "{a}\n"),
+}
+
+
+def text_log(form, i, k):
+    """(prompt, answer)"""
+    asked, answered = TEXT_LOGS[form]
+    texts = [x for q, a in TURNS[:k] for x in (asked.format(q=q, i=i), answered.format(a=a))]
+    return "".join(texts[:-1]), texts[-1]
+
+
+@pytest.mark.parametrize("key", ["text", "prompt"])
+@pytest.mark.parametrize("form", TEXT_LOGS)
+def test_a_conversation_logged_as_text_is_on_one_side(form, key, encoded, tokenizer):
+    """Each turn is a row with its history; in rows of "text" the template's form tells two answers
+    to the same question, too."""
+    given = []
+    for i in range(24):
+        for k in (2, 1, 3):
+            prompt, answer = text_log(form, i, k)
+            row = {"prompt": prompt, "completion": answer}
+            given.append(row if key == "prompt" else {"text": prompt + answer})
+        if (form, key) == ("template", "text"):
+            given.append({"text": text_log(form, i, 1)[0] + "Another.<|end|>"})
+    rows = encoded(given, "--eval-fraction 0.3")
+    name = [re.search(r"Which (\d+)", tokenizer.decode(ids))[1] for ids in rows.ids]
+    assert len(rows.held) and len(rows.train) + len(rows.held) == len(given)
+    assert not {name[i] for i in rows.train} & {name[i] for i in rows.held}
+
+
+@pytest.mark.parametrize("group", ["a", 5, ["a", "b"]])
+def test_a_group_of_any_type_is_one(group, encoded):
+    """A list ended in a traceback."""
+    rows = encoded([{"text": f"{i} is it", "group": group} for i in range(4)], "--eval-fraction 0")
+    assert len(set(rows.keys)) == 1
 
 
 def test_texts_are_held_out(trained):
@@ -406,10 +443,10 @@ def test_rows_of_another_layout_are_refused(row, fact, encoded):
 
 def test_chat_makes_a_text_prompt_a_users_turn(encoded, tokenizer, capsys):
     row = {"prompt": "Which fits?", "completion": " First."}
-    plain, chat = (encoded([row], "--eval-fraction 0", flag)[0][0] for flag in ("", "--chat"))
+    plain, chat = (encoded([row], "--eval-fraction 0", flag).ids[0] for flag in ("", "--chat"))
     said = capsys.readouterr().out
-    assert tokenizer.decode(plain.ids) == "Which fits? First.<|end|>"
-    assert tokenizer.decode(chat.ids) == "<|user|>Which fits?<|end|><|assistant|> First.<|end|>"
+    assert tokenizer.decode(plain) == "Which fits? First.<|end|>"
+    assert tokenizer.decode(chat) == "<|user|>Which fits?<|end|><|assistant|> First.<|end|>"
     assert said.count("1 prompts given as text") == 2 and "--chat" in said
 
 
@@ -445,19 +482,21 @@ def test_reward_function(tmp_path, capsys):
     )
 
 
-def test_what_a_reward_model_does_not_read_is_counted(reward_folder):
-    """Two answers that differ after the cut alone score alike, so the policy could write anything
-    there. A long prompt loses its beginning, and the answer is read as a whole."""
+def test_what_a_reward_model_does_not_read_gets_no_score(reward_folder, capsys):
+    """Two answers that differ after the cut alone would score alike, so a policy could write
+    anything there. A long prompt loses its beginning, and the answer is read as a whole."""
     score = reward_models.reward_function(reward_folder, CPU, torch.float32)
-    score.max_length = 60
     prompts = ["a b c.", "Ask. " * 60, "a b c.", "Ask. " * 60]
     given = ["Yes.", "Yes.", "No. " * 40, "No. " * 40]
-    one, two = score([prompts[2]] * 2, [given[2] + "!", given[2] + "?"])
-    assert one == two
-    assert score.count_cut(prompts, given) == 3
-    assert score.count_cut(prompts, given, answers_only=True) == 2
-    score.max_length = None
-    assert score.count_cut(prompts, given) == 0
+    assert None not in score(prompts[:3], given[:3]) and not score.told
+    score.max_length = 60
+    found = [score(prompts, given), score(prompts[2:], given[2:])]
+    assert [x is None for x in found[0]] == [False, False, True, True] and found[1] == [None] * 2
+    assert capsys.readouterr().out.count("reads 60 tokens, so 3 of 4 rows in part") == 1
+    score.check_room(longest=60, max_new_tokens=59)  # such rows are read as a whole
+    score.check_room(longest=100, max_new_tokens=29)
+    with pytest.raises(files.UserError, match="--reward-model.*--max-new-tokens 30"):
+        score.check_room(longest=100, max_new_tokens=30)
 
 
 @cases("""
@@ -505,10 +544,8 @@ def test_prompts_and_gold(trained, tmp_path, llama_folder):
     ids = [common.encode_prompt(tokenizer, r["prompt"]) for r in answers.some_prompts(rows, 64)]
 
     def drawn(temperature, **more):
-        texts = [
-            ids for ids, _ in answers.generate(policy, tokenizer, ids, 12, temperature, **more)
-        ]
-        return tokenizer.batch_decode(texts, skip_special_tokens=True)
+        drawn = answers.generate(policy, tokenizer, ids, 12, temperature, **more)
+        return tokenizer.batch_decode(drawn, skip_special_tokens=True)
 
     sampled, greedy = drawn(1.0, seed=0), drawn(0)
     assert sampled != drawn(1.0, seed=1) and greedy == drawn(0, rows=4)
@@ -579,6 +616,18 @@ def test_the_screen(stage, tmp_path, capfd):
     if stage is not reward_train:
         assert any(line.startswith("val/gold") and "before" in line for line in end)
         assert len({row["answer"] for row in read(out / "samples.jsonl")}) > 2, "they change"
+
+
+@pytest.mark.parametrize("stage", [sft, dpo], ids=lambda stage: stage.__name__)
+@pytest.mark.parametrize("flag", ["", "--chat"])
+def test_the_next_command_reads_prompts_as_this_run_did(stage, flag, trained, capsys):
+    """Text prompts that were trained as messages were compared as text to continue. A run without
+    held-out rows and --prompts measures nothing before step one, and says no empty "step 0:"."""
+    rows = [{"prompt": f"Ask {i}.", "chosen": "Yes.", "rejected": "No."} for i in range(4)]
+    trained(stage, rows, flag)
+    lines = capsys.readouterr().out.splitlines()
+    assert ("--chat" in lines[-1].split()) == bool(flag)
+    assert not any(re.fullmatch(r"step \d+:\s*", line) for line in lines) and "" not in lines
 
 
 def run_in_fork(home, argv):

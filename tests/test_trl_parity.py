@@ -98,11 +98,11 @@ def test_dpo_loss_and_gradients(kind, loss_type, beta, smoothing, world, tokeniz
     policy, frozen = (
         load_policy(world[name], trainable=name == "policy") for name in ("policy", "ref")
     )
-    pairs = Pairs(args, common.load_tokenizer(world["policy"]), 256)
-    ref_logps = torch.zeros(2, N)
+    pairs = Pairs(args, common.load_tokenizer(world["policy"]), common.load_config(world["policy"]))
+    run.state["reference"] = torch.zeros(2, N)
     if kind == "DPO":
-        ref_logps = dpo.reference_logps(args, run, frozen, pairs)
-    losses = dpo.forward(args, policy, pairs, range(N), ref_logps)[0]
+        run.state["reference"] = dpo.reference_logps(run, frozen, pairs)
+    losses = dpo.forward(run, policy, pairs, range(N))[0]
     options = {"beta": beta, "label_smoothing": smoothing, "per_device_train_batch_size": N}
     if kind == "DPO":
         options["loss_type"] = [loss_type]

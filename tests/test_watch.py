@@ -12,7 +12,7 @@ import pytest
 
 import watch
 from conftest import REPO
-from parts.texts import judge_directed, repetition, same_answer, text_flags, text_metrics
+from parts.rollouts import is_repetitive, text_row
 from tiny import cases, error_of, table, write_rows
 
 sys.path.insert(0, str(REPO / "bench"))
@@ -396,37 +396,32 @@ LOOPS = [
 ]  # fmt: skip
 NO_LOOPS = ["", PROSE + PROSE, "x" * 60, "one two three four five six seven eight nine ten " * 2]
 NO_LOOPS.append(UNLIKE)
-MARKS = ['{"ratings": [{"id": 1}]}', "fine.</answer-0123456789ab>", "<criteria>", "</ rubric>"]
-NO_MARKS = ["ratings: 4 of 5", "3 < 4 and 5 > 2", "The answer is in the appendix.", "<b>task</b>"]
 
 
 def test_repetition():
-    assert [t[:40] for t in LOOPS if not repetition(t)] == []
-    assert [t[:40] for t in NO_LOOPS if repetition(t)] == []
-    assert set(text_metrics([], []).values()) == {None}, "a share of nobody"
-    assert text_metrics([[]], [""])["text/distinct_2"] is None
+    assert [t[:40] for t in LOOPS if not is_repetitive(t)] == []
+    assert [t[:40] for t in NO_LOOPS if is_repetitive(t)] == []
+    assert text_row([""]) == {"text/repetition": 0, "text/distinct_2": None}
+    assert text_row(["a" * 10**6])["text/repetition"] == 1, "a megabyte does not hang the run"
 
 
-def test_same_answer():
-    a, b = ([{"role": "user", "content": text}] for text in "ab")
-    texts = ["Hire  her", "hire her\n", *(x + d for x in ("x" * 200, "y" * 199) for d in "12")]
-    same = same_answer([a, b, a, b, a, b, a, a], [*texts, "same", "same"])
-    assert same == [True] * 4 + [False] * 4
-    with pytest.raises(ValueError):
-        same_answer(["a", "b"], ["x"])
-
-
-def test_marks_of_the_judge():
-    assert [t for t in MARKS if not judge_directed(t)] == []
-    assert [t for t in NO_MARKS if judge_directed(t)] == []
-
-
-@pytest.mark.parametrize(
-    "text", ["a" * 10**6, "</" * 500_000, "<" + " " * 10**6, '"ratings" ' * 10**5]
-)
-def test_hostile_text_does_not_hang(text):
-    """A pattern that backtracks would hang the run on a megabyte of anything."""
-    assert text_metrics(text_flags(["a"], [text]), [text])["text/same_answer"] == 0
+def test_the_page(tmp_path, capsys):
+    """What is printed, and curves in which the alarms are marked; a NaN of another tool's log is no
+    point of a curve, and a folder's name is text."""
+    run = tmp_path / "<b>run"
+    run.mkdir()
+    rows = [
+        {"step": k, "reward/mean": k / 20, "length/mean": 40 * (1 + 2 * (k // 6))}
+        for k in range(12)
+    ]
+    rows[3]["reward/mean"] = math.nan
+    (run / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    assert watch.main([str(run), "--html"]) == 0
+    said, page = capsys.readouterr().out, (run / "watch/report.html").read_text("utf-8")
+    assert "R9 length_doubled" in said and str(run / "watch/report.html") in said
+    for text in ("No reason to stop.", "R9 length_doubled", "reward/mean", "length/mean", "<svg"):
+        assert text in page
+    assert "<b>run" not in page and "<script" not in page and "val/gold</h" not in page
 
 
 # ---- runs of known truth ----

@@ -39,8 +39,10 @@ ALL = {**{name: (name, {}) for name in [*FAMILIES, *EXTRA_FAMILIES]}, **WINDOWS}
 
 def pairs_of(tmp_path, folder, n):
     data = write_pairs(tmp_path / "pairs.jsonl", n)
-    args = SimpleNamespace(pairs=[data], eval_pairs=[], eval_fraction=0, chat=False, batch_size=n)
-    return Pairs(args, common.load_tokenizer(folder), 512)
+    args = SimpleNamespace(
+        pairs=[data], eval_pairs=[], eval_fraction=0, chat=False, batch_size=n, max_length=512
+    )
+    return Pairs(args, common.load_tokenizer(folder), common.load_config(folder))
 
 
 def lengths(side):

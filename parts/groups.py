@@ -1,0 +1,154 @@
+"""parts/groups.py: rates of groups, of people selected or answers preferred, compared.
+
+Reference    the declared group, else the largest. Four fifths: against the highest rate of a group
+             that is 2 % of all or more                                            [29 CFR 1607.4D]
+Ratio        of a group's rate to the reference's. In each role k of n people of the group are
+             selected, l of m of the reference, N = n + m. R = Σ k·m/N / Σ l·n/N
+                                                                           [Mantel & Haenszel 1959]
+Test         z(R) = Σ (k·m − R·l·n)/N / √V(R): is the ratio R? The interval holds each R that this
+             test leaves, so p < .05 and an interval without 1 are one condition. z(1) is the χ² test
+             of one table, and Mantel-Haenszel's of several                [Miettinen & Nurminen 1985]
+Exact        where a cell expects fewer than 5 [Mantel & Fleiss 1980] p is Fisher's, of several roles
+             that of their sum, and the ratio has no interval
+People       with several rows are clusters: V is multiplied, and exact tables are divided, by the
+             design effect, the variance clustered by person over that of rows      [Rao & Scott 1992]
+"""
+
+import functools
+
+import numpy as np
+from scipy.optimize import brentq
+from scipy.stats import hypergeom, norm, t
+
+from parts.stats import LEVEL, holm, mean_share, needed, regress, share, verdict
+
+FEWEST = 5  # people of a group, below which nothing is tested
+SMALL = 0.02  # of all people: the rules let an auditor pass over a smaller category
+FOUR_FIFTHS = 0.8  # "none larger": the interval of the ratio lies between 4/5 and 5/4
+
+
+def compare(frame, reference=None):
+    """[row] of every group, the largest first: its rate, and its test against the reference.
+
+    frame  columns "group" (None: unknown, in no comparison), "hit" 0 or 1, "role", "person"
+    reference  a group; the largest if none is called so
+    row    {"group", "people", "n" rows, "selected", "rate" (estimate), "of_highest" (ratio to the
+           highest rate), "reference", "verdict"}, and but for the reference "p_holm" and the keys
+           of `contrast`
+    """
+    known = frame[frame.group.notna()]
+    rows = []
+    for name, part in known.groupby("group"):
+        n, k, people = len(part), int(part.hit.sum()), part.person.nunique()
+        rate = share(k, n) if people == n else mean_share(part.hit, part.person)
+        rows.append({"group": name, "people": people, "n": n, "selected": k, "rate": rate})
+    rows.sort(key=lambda row: (-row["people"], row["group"]))
+    if not rows:
+        return []
+    if reference not in [row["group"] for row in rows]:
+        reference = rows[0]["group"]
+    large = [row for row in rows if row["n"] >= SMALL * len(known)]
+    top = max(large or rows, key=lambda row: row["selected"] / row["n"])
+    for row in rows:
+        k, most = row["selected"] * top["n"], top["selected"] * row["n"]  # rates, times both n
+        row["of_highest"] = k / most if most else None
+        row |= {"reference": reference, "verdict": "reference"}
+        if row["group"] != reference:
+            pair = known[known.group.isin([row["group"], reference])]
+            row |= contrast(pair, row["group"], reference)
+    for row in holm(rows):
+        if row["group"] != reference:
+            row["verdict"] = verdict(row | row["ratio"], FOUR_FIFTHS, 1 / FOUR_FIFTHS)
+    return rows
+
+
+def contrast(pair, group, reference):
+    """The rows of two groups, compared within roles that hold both: {"ratio" (an estimate; without
+    an interval where p is exact), "p", "deviations" (standard deviations that p amounts to),
+    "shortfall" (selections that the group lacks at the common rate of each role), "needed" (people
+    of both groups that would find a ratio of .8 in 4 of 5 audits)}; where nothing is tested "p" is
+    None, with a "reason"."""
+    counts = pair.groupby(["group", "role"]).hit.agg(["sum", "size"])
+    shared = counts.loc[group].join(counts.loc[reference].add_suffix(" there"), how="inner")
+    k, n, l, m = table = shared.to_numpy(float).T  # (roles,) each
+    pair = pair[pair.role.isin(shared.index)]
+    people = [pair.person[pair.group == side].nunique() for side in (group, reference)]
+    N, selected = n + m, k + l
+    if min(people) < FEWEST or pair.hit.nunique() < 2:
+        reason = f"fewer than {FEWEST} people of a group in the same roles, or all or none selected"
+        return {"ratio": {"value": None}, "p": None, "reason": reason}
+    root, freedom = 1.0, np.inf  # of the design effect
+    if pair.person.nunique() < len(pair):
+        by_person, by_row = (
+            regress(pair.hit, pair.group == group, clusters, pair.role)[0]["se"]
+            for clusters in (pair.person, None)
+        )
+        root, freedom = max(1.0, by_person / by_row), min(people) - 1
+    expected = (n * selected / N).sum()
+    least, most = np.maximum(0, selected - m).sum(), np.minimum(n, selected).sum()
+    if min(expected - least, most - expected) < 5 * root**2:
+        p, ends = exact_p(*np.rint(table / root**2).astype(int)), {}
+    else:
+        p, ends = score(table, root, freedom)
+    up, down = (k * m / N).sum(), (l * n / N).sum()
+    variation = {"se": root * deviation(1.0, *table), "clusters": sum(people)}
+    return {
+        "ratio": {"value": up / down if down else None} | ends,
+        "p": p,
+        "deviations": norm.isf(p / 2),
+        "shortfall": down - up,
+        "needed": needed(variation, (1 - FOUR_FIFTHS) * down) if down else None,
+    }
+
+
+def deviation(ratio, k, n, l, m):
+    """√V(R): q is the likeliest rate of the reference if R·q is the group's, the smaller root of
+    N·R·q² − (R·(n + l) + m + k)·q + k + l; (N − 1) as Mantel and Haenszel have it of several."""
+    N = n + m
+    half = (ratio * (n + l) + m + k) / (2 * N * ratio)
+    q = half - np.sqrt(np.maximum(half**2 - (k + l) / (N * ratio), 0))
+    variance = ratio * q * (1 - ratio * q) / n + ratio**2 * q * (1 - q) / m
+    return np.sqrt(((n * m / N) ** 2 * variance * N / (N - (len(N) > 1))).sum())
+
+
+def score(table, root=1.0, freedom=np.inf):
+    """(p, {"low", "high"}): z(1), and the ratios R at which |z(R)| is t's 97.5 % quantile; z falls as
+    log R grows.  table  (4, roles) k, n, l, m;  root  of the design effect
+
+    >>> p, ends = score(np.array([[12.0], [40.0], [40.0], [80.0]]))
+    >>> print(round(p, 4), round(ends["low"], 3), round(ends["high"], 3))
+    0.0371 0.348 0.972
+    """
+    k, n, l, m = table
+
+    def z(log_ratio, bound=0.0):
+        ratio = np.exp(log_ratio)
+        difference = ((k * m - ratio * l * n) / (n + m)).sum()
+        return difference / deviation(ratio, *table) / root - bound
+
+    reach = t.isf(LEVEL / 2, freedom)
+    ends = {"low": 0.0, "high": None}  # where even a ratio of 0, or any high one, is left
+    for end, bound in (("low", reach), ("high", -reach)):
+        if z(-20, bound) > 0 > z(20, bound):
+            ends[end] = np.exp(brentq(z, -20, 20, bound))
+    return 2 * t.sf(abs(z(0)), freedom), ends
+
+
+def exact_p(k, n, l, m):
+    """Two-sided p of Σ k if in each role chance decides who of n + m are the k + l selected: the
+    chance of a sum that is as likely as this one, or less.
+
+    By hand: 2 of 2 against 0 of 2. Of C(4, 2) = 6 tables two are as extreme: 1/3.
+    >>> print(round(exact_p(*np.array([[2], [2], [0], [2]])), 4))
+    0.3333
+    """
+    least, most = np.maximum(0, k + l - m), np.minimum(n, k + l)
+    chances = functools.reduce(
+        np.convolve,
+        [
+            hypergeom.pmf(np.arange(a, b + 1), N, of_group, selected)
+            for a, b, N, of_group, selected in zip(least, most, n + m, n, k + l)
+        ],
+    )
+    here = chances[(k - least).sum()]
+    return min(1.0, chances[chances <= here * (1 + 1e-7)].sum())

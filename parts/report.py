@@ -1,0 +1,248 @@
+"""parts/report.py: what a command found, said once: in the terminal, report.html and report.json.
+
+Order      title; the answer; the reason in one picture; tables; limits; appendix (page alone)
+Numbers    a table is given its rows unrounded: report.json keeps them so, terminal and page show
+           them by the format of their column
+Colours    one per name (a model, a group) throughout a report; charts are SVG of matplotlib whose
+           inks are CSS variables, so that a chart follows the page into the dark
+Files      report.html holds everything, with no script and no request; report.json the rows, the
+           command, its flags, versions, and SHA-256 of what was read. No clock: equal inputs give
+           equal bytes. private: a report about people gets mode 0600.
+"""
+
+import hashlib
+import io
+import re
+import sys
+import textwrap
+from importlib.metadata import version
+from pathlib import Path
+
+import jinja2
+import matplotlib
+from markupsafe import Markup
+from matplotlib.figure import Figure
+
+from parts.files import PRIVATE, UserError, replacing, write_json
+
+TEMPLATE = Path(__file__).resolve().parent / "templates" / "measure.html"
+N_COLOURS = 8  # --c0 … --c7 of the template
+INK, SOFT, RULE = "#000001", "#000002", "#000003"  # become var(--ink), var(--soft), var(--rule)
+WIDTH = 5.0  # inches of a chart, 360 points: readable on a phone without scrolling
+matplotlib.rcParams |= {
+    "svg.fonttype": "none", "svg.hashsalt": "feedbackloop", "font.size": 9.5,
+    "text.color": INK, "axes.labelcolor": SOFT, "axes.edgecolor": RULE, "xtick.color": SOFT,
+    "ytick.color": SOFT, "grid.color": RULE, "grid.linewidth": 0.6, "axes.grid": True,
+    "axes.axisbelow": True, "axes.spines.top": False, "axes.spines.right": False,
+    "legend.frameon": False, "lines.linewidth": 1.8, "savefig.transparent": True,
+}  # fmt: skip
+
+
+def add_flags(parser, out):
+    parser.add_argument("--out", default=out, help="folder of the report")
+    parser.add_argument("--overwrite", action="store_true", help="replace the report that is there")
+
+
+class Report:
+    """Filled from top to bottom, then written: `answer`, `chart`, `table`, `limit`, `write`."""
+
+    def __init__(self, title, args, inputs=(), private=False):
+        """args: the flags, among them `out` and `overwrite`; inputs: files, for their hashes.
+
+        UserError where --out holds a report already (without --overwrite), or files of no report.
+        """
+        self.out, self.title, self.private = Path(args.out), title, private
+        if (self.out / "report.json").is_file():
+            if not args.overwrite:
+                raise UserError(
+                    f"--out {self.out}: holds a report; add --overwrite or choose another"
+                )
+        elif self.out.is_dir() and any(self.out.iterdir()):
+            raise UserError(f"--out {self.out}: holds other files; choose another folder")
+        self.answers, self.charts, self.tables, self.limits = [], [], [], []
+        self.colours = {}
+        self.record = {
+            "command": [Path(sys.argv[0]).name, *sys.argv[1:]],
+            "args": {name: str(v) if isinstance(v, Path) else v for name, v in vars(args).items()},
+            "sha256": {str(path): sha256(path) for path in inputs if path and Path(path).is_file()},
+            "versions": {name: version(name) for name in ("numpy", "scipy", "statsmodels")},
+        }
+
+    def answer(self, *sentences):
+        """What a reader acts on, most important first; the first one is shown large."""
+        self.answers += map(plain, sentences)
+
+    def limit(self, *sentences):
+        """What this report does not show."""
+        self.limits += map(plain, sentences)
+
+    def colour(self, name):
+        """The colour of a name, the same in every chart of this report."""
+        return f"#0000f{self.colours.setdefault(name, len(self.colours)) % N_COLOURS}"
+
+    def chart(self, caption, height=2.6, x="", y=""):
+        """matplotlib axes to draw on, in the page's style; the caption says what is to be seen.
+
+        Colours are `report.colour(name)`, INK, SOFT and RULE of this module, and no others.
+        """
+        figure = Figure(figsize=(WIDTH, height), layout="constrained")
+        axes = figure.add_subplot(xlabel=plain(x), ylabel=plain(y))
+        self.charts.append((plain(caption), figure))
+        return axes
+
+    def intervals(self, caption, rows, form=".2f", null=None, x=""):
+        """The chart of `intervals` below: rows (name, estimate), each in the colour of its name."""
+        axes = self.chart(caption, 0.9 + 0.35 * len(rows), x)
+        intervals(axes, rows, [self.colour(name) for name, _ in rows], null, form)
+
+    def table(self, caption, rows, columns, note=None, appendix=False):
+        """rows: dicts with unrounded values;  columns: {key: header} or {key: (header, format)}.
+
+        format is Python's, ".2f" or ".1%", of a number or an estimate, which shows its interval;
+        without one a number is a count. `appendix`: below the limits, and on the page alone.
+        """
+        columns = {key: c if isinstance(c, tuple) else (c, "") for key, c in columns.items()}
+        cells = [[show(row.get(key), form) for key, (_, form) in columns.items()] for row in rows]
+        is_text = [any(isinstance(row.get(key), str) for row in rows) for key in columns]
+        self.tables.append(
+            {"caption": plain(caption), "headers": [plain(head) for head, _ in columns.values()],
+             "cells": cells, "is_text": is_text, "note": plain(note or ""), "appendix": appendix,
+             "rows": rows}
+        )  # fmt: skip
+
+    def write(self, **numbers):
+        """Prints the report and writes report.html and report.json with `numbers` beside the rows
+        of its tables."""
+        print(self.text())
+        self.out.mkdir(parents=True, exist_ok=True)
+        mode = PRIVATE if self.private else 0o644
+        tables = {table["caption"]: table["rows"] for table in self.tables}
+        said = {"title": self.title, "answer": self.answers, "limits": self.limits}
+        write_json(
+            self.out / "report.json", said | numbers | {"tables": tables} | self.record, mode
+        )
+        with replacing(self.out / "report.html", mode) as file:
+            file.write(self.html().encode())
+        print(f"\nReport: {self.out}/report.html (numbers: report.json)")
+
+    def text(self):
+        lines = [self.title, *(textwrap.fill(sentence, 100) for sentence in self.answers)]
+        for table in self.tables:
+            if not table["appendix"]:
+                lines += ["", table["caption"], text_table(table)]
+                lines += [textwrap.fill(table["note"], 100)] if table["note"] else []
+        return "\n".join([*lines, "", *(textwrap.fill(f"- {said}", 100) for said in self.limits)])
+
+    def html(self):
+        charts = [(caption, svg(figure, caption)) for caption, figure in self.charts]
+        environment = jinja2.Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True)
+        template = environment.from_string(TEMPLATE.read_text(encoding="utf-8"))
+        return template.render(report=self, charts=charts, record=self.record)
+
+
+# ---- charts ----
+
+
+def intervals(axes, rows, colours, null=None, form=".2f"):
+    """One line per (name, estimate) from top to bottom: a dot, its 95 % interval, its number.
+
+    null: where a vertical line stands for no effect, or None.
+    """
+    names = [plain(name) for name, _ in rows]
+    for y, ((_, found), colour) in enumerate(zip(rows, colours)):
+        if found["value"] is None:
+            continue
+        if found.get("low") is not None:
+            axes.plot([found["low"], found["high"]], [y, y], color=colour, linewidth=2.2)
+        axes.plot(found["value"], y, "o", color=colour, markersize=6)
+        axes.annotate(
+            show(found["value"], form), (found["value"], y), (0, 5), textcoords="offset points",
+            ha="center", fontsize=8.5, color=INK,
+        )  # fmt: skip
+    axes.set_yticks(range(len(rows)), names)
+    axes.tick_params(axis="y", length=0, labelcolor=INK)
+    axes.set_ylim(len(rows) - 0.5, -0.7)
+    axes.grid(False, axis="y")
+    if "%" in form:
+        axes.xaxis.set_major_formatter(matplotlib.ticker.PercentFormatter(1.0, decimals=0))
+    if null is not None:
+        axes.axvline(null, color=SOFT, linewidth=1, linestyle=(0, (3, 2)))
+
+
+def svg(figure, caption):
+    """A figure as inline SVG that takes the page's colours, font and width."""
+    buffer = io.StringIO()
+    figure.savefig(buffer, format="svg", metadata={"Date": None, "Creator": None})
+    text = buffer.getvalue()
+    text = text[text.index("<svg") :]
+    text = re.sub(r"<metadata>.*?</metadata>", "", text, flags=re.DOTALL)
+    text = re.sub(
+        r'(<svg [^>]*?)width="[^"]*" height="[^"]*"|(<svg [^>]*?)height="[^"]*"', r"\1\2", text
+    )
+    for ink, name in ((INK, "ink"), (SOFT, "soft"), (RULE, "rule")):
+        text = text.replace(ink, f"var(--{name})")
+    text = re.sub(r"#0000f([0-7])", r"var(--c\1)", text)
+    label = Markup.escape(caption)
+    return Markup(text.replace("<svg ", f'<svg role="img" aria-label="{label}" ', 1))
+
+
+# ---- texts ----
+
+
+def show(value, form=""):
+    """A value as it is read: numbers by their format, estimates with interval, None as a dash.
+
+    >>> show({"value": 0.5, "low": 0.44, "high": 0.561}, ".1%"), show(1234), show(None), show(0.25, ".1f")
+    ('50.0 % [44.0, 56.1]', '1,234', '–', '0.2')
+    """
+    if isinstance(value, dict):
+        if value.get("low") is None:
+            return show(value["value"], form)
+        ends = ", ".join(show(value[end], form).removesuffix(" %") for end in ("low", "high"))
+        return f"{show(value['value'], form)} [{ends}]"
+    if value is None or value != value:  # NaN
+        return "–"
+    if isinstance(value, str):
+        return plain(value)
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if not form:
+        return f"{value:,}"
+    return format(value, form).replace("%", " %").replace("-", "−")
+
+
+def listed(names, most=3):
+    """Names with commas, the first of many.
+
+    >>> listed(["a", "b", "c"], 2)
+    'a, b and 1 more'
+    """
+    more = f" and {len(names) - most} more" if len(names) > most else ""
+    return ", ".join([*names][:most]) + more
+
+
+def p_value(p):
+    return "p < 0.001" if p < 0.001 else f"p {p:.3f}"
+
+
+def text_table(table):
+    """Columns of a table, padded: texts to the left, numbers to the right."""
+    grid = [table["headers"], *table["cells"]]
+    widths = [max(map(len, column)) for column in zip(*grid)]
+    pad = [str.ljust if is_text else str.rjust for is_text in table["is_text"]]
+    return "\n".join(
+        "  ".join(fill(cell, width) for fill, cell, width in zip(pad, row, widths)).rstrip()
+        for row in grid
+    )
+
+
+def plain(text):
+    """A text without characters that steer a terminal or turn the direction of a line."""
+    return re.sub(
+        "[\x00-\x09\x0b-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u2066-\u2069]", "?", str(text)
+    )
+
+
+def sha256(path):
+    with open(path, "rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
