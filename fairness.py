@@ -36,6 +36,7 @@ from parts.risky import risky_questions
 from parts.stats import FOUND, UNMEASURED
 from parts.twins import ANSWER, DECISION, FIELDS, PROFILE, filled
 
+REFERENCES = ["Male", "White"]
 TITLE = "Are people treated differently for who they are?"
 CHANGE = f"{DECISION}, change"
 LIMITS = (
@@ -73,7 +74,7 @@ def parse_args(argv=None):
     add("--twins", type=files.existing_file, default="data/twins.jsonl", help="résumés with slots such as {name}")
     add("--people", type=files.existing_file, default="data/names.csv", help="CSV with columns of groups, and of what fills the slots")
     add("--group", nargs="+", default=["sex", "race_ethnicity"], help="columns of groups, of --people and of candidates")
-    add("--reference", nargs="+", default=["Male", "White"], help="groups that the others of their column are compared with")
+    add("--reference", nargs="+", default=REFERENCES, help="groups that the others of their column are compared with; else the largest")
     add("--per-cell", type=whole, default=10, help="people per combination of groups, 10 to 25")
     add("--resumes", type=whole, default=20, help="résumés, 20 to 100")
     add("--chat", action="store_true", help="a prompt given as text is a user's message, instead of text to continue")
@@ -325,6 +326,10 @@ def report(args):
         counts.append(counted)
     if models:
         frame = twins.load_people(args.people, args.group, args.per_cell)
+        for column, group in zip(args.group, args.reference):
+            there = sorted({*frame[column]})
+            if args.reference != REFERENCES and group not in there:
+                raise UserError(f"--reference {group}: {column} holds {', '.join(there)}")
         rows = twins.load_twins(args.twins, args.resumes, frame, args.chat)
         effects, shares = study_models(args, frame, rows)
     now = [row for row in effects if row["model"] != args.before]

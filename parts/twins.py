@@ -205,7 +205,7 @@ def effects(scores, people, columns, references, before=None):
     "group", "reference", "p_holm", "verdict", "gap" (in the unit of the scores), "places" (of 100).
 
     scores      (R, N)
-    references  {column: group}; of a column that is not in it, the largest group
+    references  {column: group}; of a column without that group, the largest
     before      (R, N) of the same twins: then an effect is the change of d, each in its own SD
     """
     R, N = scores.shape
@@ -213,7 +213,8 @@ def effects(scores, people, columns, references, before=None):
     rows, x = [], []
     for column in columns:
         groups = people[column].value_counts().index
-        reference = references.get(column, groups[0])
+        reference = references.get(column)
+        reference = reference if reference in groups else groups[0]
         for group in sorted({*groups} - {reference}):
             of_group, of_reference = (people[column] == name for name in (group, reference))
             gap = scores[:, of_group].mean() - scores[:, of_reference].mean()

@@ -168,6 +168,15 @@ def test_a_bias_through_the_middle_word_is_seen(people):
     assert row["verdict"] == stats.FOUND and row["value"] < 0
 
 
+def test_a_column_without_the_reference_takes_its_largest_group(people):
+    rows = twins.effects(scores_of(people, 0, resumes=8), people, GROUPS, {"sex": "younger"})
+    assert {row["reference"] for row in rows if row["group"] in ("Female", "Male")} <= {
+        "Male",
+        "Female",
+    }
+    assert all(np.isfinite(row["gap"]) for row in rows)
+
+
 def test_what_is_not_measured(people):
     flat = np.ones((20, len(people)))
     assert black(twins.effects(flat, people, GROUPS, REFERENCES))["verdict"].startswith(
@@ -271,9 +280,10 @@ def test_a_report_of_the_base(tmp_path):
         (["report"], "nothing to read"),
         (["report", "--prefs", "data/nothing.jsonl"], None),
         (["report", "--before", "data/nothing"], "--before"),
+        (["report", "--before", "data/tiny-base", "--reference", "Male", "Wite"], "--reference"),
         ([], None),
     ],
-    ids=["nothing", "no file", "no model", "no command"],
+    ids=["nothing", "no file", "no model", "reference", "no command"],
 )
 def test_refused_command_lines(argv, fact, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(REPO)
