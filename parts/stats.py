@@ -70,7 +70,8 @@ def regress(y, x=None, clusters=None, within=None):
         fits = [model.fit(cov_type="HC1")]  # the same formula with G = n
     else:
         fits = [model.fit(cov_type="cluster", cov_kwds={"groups": code}) for code in codes]
-    errors = np.nanmax([fit.bse for fit in fits], axis=0)
+    with np.errstate(invalid="ignore"):  # V₁ + V₂ − V₁₂ may be below 0: the larger of V₁, V₂ counts
+        errors = np.nanmax([fit.bse for fit in fits], axis=0)
     pairs = zip(fits[0].params, np.maximum(errors, rounding))
     return [estimate(value, se, n, n_clusters) for value, se in pairs]
 

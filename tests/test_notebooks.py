@@ -105,7 +105,7 @@ def execute(notebook, folder):
 
 
 SMALL = {"steps": 2, "eval-every": 1, "n": 8, "val-episodes": 2, "group-size": 2, "samples": 1}
-SMALL |= {"groups-per-batch": 2, "max-new-tokens": 16, "resumes": 2, "names-per-cell": 2}
+SMALL |= {"groups-per-batch": 2, "max-new-tokens": 16, "resumes": 5, "per-cell": 5}
 SMALL |= {"rollouts": 8, "batch-size": 4}
 
 
