@@ -204,7 +204,7 @@ def sampled_at(factor):
 
 
 PLANTED = {name: (*SLIPS[name][:2], "dpo") for name in ("logits x 0.8", "reference + 10 %")}
-SAMPLED = "gap between what is sampled and what is scored"
+SAMPLED = "gap between sampler and forward"
 PLANTED["sampled at 0.8"] = (sampled_at(0.8), SAMPLED, "ppo-shared")
 
 
