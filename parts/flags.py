@@ -28,7 +28,7 @@ def parser(example, description, out, rates):
     add("--epochs", type=whole, help=f"passes over the training rows (default: as many as make {LEAST_STEPS} steps)")
     add("--steps", type=whole, help="optimiser steps; overrides --epochs")
     add("--batch-size", type=whole, default=32, help="rows per optimiser step, 8 to 128")
-    add("--micro-tokens", type=whole, help="padded tokens per forward: memory and speed (default: CPU 1024, GPU 8192)")
+    add("--micro-tokens", type=whole, help="padded tokens per forward: memory and speed (default: CPU 512, GPU 8192)")
     add("--lr", type=number(above=0), help="learning rate (default: {:g} below 100 M parameters, else {:g}; LoRA {:g})".format(*rates))
     add("--schedule", metavar="NAME", choices=("constant", "linear", "cosine"), default="cosine", help="constant, linear or cosine")
     add("--warmup", type=number(at_least=0, below=1), default=0.05, help="share of the steps during which --lr rises")

@@ -55,7 +55,7 @@ from parts.parallel import all_sum, gather, rank
 MAX_GRAD_NORM = 1.0
 LOSS_SCALE = 2.0**10  # of fp16; torch's 65536 overflows in the first steps of most models
 MOST_SKIPS = 11  # in a row; each overflow halves the scale, this one brings it below 1
-MICRO_TOKENS = {"cpu": 1024}  # by default; 8192 elsewhere
+MICRO_TOKENS = {"cpu": 512}  # by default; 8192 elsewhere
 CHECKPOINTS = "checkpoint/step-*.pt"
 LOGS = "metrics.jsonl", "samples.jsonl", "rollouts.jsonl"
 WRITTEN = *LOGS, "checkpoint", "adapter", "model*.safetensors*"  # what --overwrite removes

@@ -293,7 +293,7 @@ def test_args_json(toy):
     toy.train()
     record = read_json(toy.out / "args.json")
     assert record["stage"] == "toy" and {"torch", "transformers"} < record["versions"].keys()
-    assert (record["args"]["lr"], record["args"]["micro_tokens"]) == (1e-2, 1024)
+    assert (record["args"]["lr"], record["args"]["micro_tokens"]) == (1e-2, 512)
     assert record["command"] == sys.argv and record["args"]["data"] == [toy.data]
 
 
@@ -323,7 +323,7 @@ def test_what_resume_may_change(toy, whole):
     del toy.argv[toy.argv.index("--steps") : toy.argv.index("--steps") + 2]
     del toy.argv[toy.argv.index("--lr") : toy.argv.index("--lr") + 2]
     args = toy.opened("--resume").args
-    assert (args.steps, args.lr, args.micro_tokens) == (60, 1e-2, 1024)
+    assert (args.steps, args.lr, args.micro_tokens) == (60, 1e-2, 512)
     assert toy.train("--resume --steps 3") == 0, "behind the plan: its end is written"
     assert toy.numbers()[-1] == 4 and (toy.out / "config.json").exists()
 
