@@ -1,4 +1,5 @@
-"""The bundled data and the bundled base: what the card in data/README.md says of them is true."""
+"""The bundled data and base. The bytes of every file are held, by the generator or by the hash on the
+card; what the card says of their content was tested at commit 6b456b2 and cannot change alone."""
 
 import functools
 import hashlib
@@ -9,7 +10,6 @@ import re
 import statistics
 import subprocess
 import sys
-from collections import Counter
 
 import pytest
 import torch
@@ -25,9 +25,6 @@ import interview  # noqa: E402
 import make_data  # noqa: E402
 import recruiter  # noqa: E402
 from envs.interview import read_bank, read_turn  # noqa: E402
-
-PAIRS = "prefs prefs_train prefs_test prefs_biased rank_train rank_test rank_biased".split()
-PAIRS += ["screen_train", "screen_biased"]
 
 
 @functools.cache
@@ -46,22 +43,6 @@ def test_the_files_are_what_the_generator_writes(tmp_path):
     written = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
     assert len(written) == 16
     assert [name for name in written if written[name] != (DATA / name).read_bytes()] == []
-
-
-def test_splits_are_by_role_family():
-    parts = grammar.FAMILIES
-    assert [len(parts[split]) for split in ("train", "val", "test")] == [35, 6, 9]
-    cores = [frozenset(core) for part in parts.values() for core in part.values()]
-    assert len({title for part in parts.values() for title in part}) == len(set(cores)) == 50
-    trained = {skill for core in parts["train"].values() for skill in core}
-    assert trained == set(grammar.SKILLS) and len(trained) >= 120 and min(map(len, cores)) >= 9
-    prompts = rows_of("prompts")
-    assert Counter(row["split"] for row in prompts) == make_data.SPLITS
-    assert len({str(row["prompt"]) for row in prompts}) == len(prompts)
-    for name in ("prompts", *PAIRS):
-        for row in rows_of(name):
-            split = row.get("split") or ("test" if name.endswith("test") else "train")
-            assert re.search(r"Role: \S+ (.*)", *content(row, "prompt"))[1] in parts[split], name
 
 
 ASSESS = """Assess this candidate.
@@ -204,29 +185,6 @@ def test_the_best_answer_is_worth_one_and_cheats_do_not_pay(task):
     assert max(map(mean, (musts, prompts, again, long))) < usual
 
 
-def evidence_share(prompt, text):
-    """The share of the competencies asked about for which a line has evidence of the bank."""
-    asked = prompt[0]["content"].rsplit("Must have: ", 1)[1].split(", ")
-    lines, bank = text.split("\n"), interview.BANK["competencies"]
-    assert len(lines) == len(asked) == 4
-    pairs = zip(asked, lines)
-    return sum(any(i["full"] in line for i in bank[name]["evidence"]) for name, line in pairs) / 4
-
-
-def test_chats_are_worth_the_evidence_in_them():
-    """Counted from the text; neither its length nor the names of the competencies tell it."""
-    rows, pairs = rows_of("chats"), rows_of("chat_pairs")
-    assert all(evidence_share(row["prompt"], row["answers"]) == row["quality"] for row in rows)
-    assert all(len({r["quality"] for r in rows[i : i + 8]}) > 3 for i in range(0, 48, 8))
-    gaps, longer = [], 0
-    for row in pairs:
-        better, worse = content(row, "chosen", "rejected")
-        gaps.append(evidence_share(row["prompt"], better) - evidence_share(row["prompt"], worse))
-        longer += len(better) > len(worse)
-    assert 0 not in gaps and 0.9 < sum(gap > 0 for gap in gaps) / len(gaps) < 0.98
-    assert 0.45 < longer / len(pairs) < 0.58
-
-
 def test_names_enter_nothing():
     """The truth must be blind, or the audits measure the recruiter."""
     rng, names = random.Random(0), [n for n in make_data.NAMES if n["split"] == "corpus"]
@@ -237,64 +195,6 @@ def test_names_enter_nothing():
             texts = [text.replace(entry["name"], other) for text in texts]
         after = recruiter.reward([texts[0]] * 2, texts[1:])
         assert after == recruiter.reward([prompt] * 2, answers)
-
-
-@pytest.mark.parametrize(
-    "kind, tasks", [("prefs", "assess summary"), ("rank", "rank"), ("screen", "assess")]
-)
-def test_biased_files_differ_in_votes_only(kind, tasks):
-    changed = Counter()
-    for fair, biased in zip(rows_of(f"{kind}_train"), rows_of(f"{kind}_biased"), strict=True):
-        for key in ("id", "item_id", "prompt", "annotator", "task", "ts", "n_votes", "source"):
-            assert fair[key] == biased[key]
-        one, two = ({str(row["chosen"]), str(row["rejected"])} for row in (fair, biased))
-        assert one == two
-        if fair != biased:
-            assert fair["annotator"] in make_data.BIASED
-            assert any(who["race_ethnicity"] == "Black" for who in fair["candidates"])
-            changed[fair["task"]] += 1
-    assert changed.total() > 100 and set(changed) == set(tasks.split())
-
-
-@pytest.mark.parametrize("name", [*PAIRS, "prompts"])
-def test_candidates_are_recorded_exactly(name):
-    known = {n["name"]: n for n in make_data.NAMES if n["split"] == "corpus"}
-    firsts = re.compile(rf"\b(?:{'|'.join(n['first'] for n in make_data.NAMES)})\b")
-    of_a_name = ("first", "last", "sex", "race_ethnicity")
-    sides = ("prompt", "chosen", "rejected")[: 1 if name == "prompts" else 3]
-    for row in rows_of(name):
-        texts = dict(zip(sides, content(row, *sides)))
-        for who in row["candidates"]:
-            text = texts[who["in"]]
-            assert {text.count(who[key]) for key in ("name", "first", "last")} == {1}
-            assert known[who["name"]].items() >= {k: who[k] for k in of_a_name}.items()
-            assert not who["pronoun"] or re.search(rf"\b{who['pronoun']}\b", text)
-        assert len(firsts.findall(" ".join(texts.values()))) == len(row["candidates"])
-        assert not re.search(r"\b(?:her|him|his|hers|their|them)\b", str(texts).lower())
-
-
-def test_attacks_tell_the_same_facts():
-    """What a candidate writes to please a machine is worth nothing to the recruiter, in all fifty
-    wordings; the polished ones say what the plain ones say, number for number, and no skill more."""
-    from parts import twins
-    from parts.messages import plain_text
-
-    frame = twins.load_people(DATA / "attacks.csv", ["wording"], 10)
-    people = frame.to_dict("records")
-    for row in twins.load_twins(DATA / "twins_attacks.jsonl", 20, frame):
-        worth, words = set(), set()
-        for person in people:
-            texts = [plain_text(twins.filled(row, key, person)) for key in ("prompt", "profile")]
-            truth, told = recruiter.read(texts[0]), texts[0].lower().split("candidate: ")[1]
-            known = truth.shown.items(), truth.claimed, truth.wished
-            utility = recruiter.utility(row["rank_prompt"], texts[1])
-            worth.add((*map(str, map(sorted, known)), truth.decision, utility))
-            assert recruiter.PROTECTED.isdisjoint(told.split())
-            if person["wording"] in ("plain", "polished wording"):
-                hobbies = [hobby for hobby in grammar.HOBBIES if hobby.lower() in told]
-                said = re.findall(r"\d+", told), recruiter.skills_in(told), hobbies
-                words.add(str([*map(sorted, said)]))
-        assert len(worth) == len(words) == 1 and row["expected_decision"] in str(worth), row["id"]
 
 
 def test_the_templates_of_the_bank_are_read_as_what_they_are():
