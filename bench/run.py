@@ -161,6 +161,8 @@ def parse_args(argv=None):
 def main(argv=None):
     args = parse_args(argv)
     model = Path(args.model).resolve()
+    if not (model / "tokenizer.json").is_file():
+        raise SystemExit(f"--model {args.model}: no tokenizer.json in it; expected a model folder")
     with tempfile.TemporaryDirectory(prefix="bench-") as folder:
         tokenizer = Tokenizer.from_file(f"{model}/tokenizer.json")
         rows = long_rows(args.data, tokenizer, args.pairs)

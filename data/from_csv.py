@@ -140,6 +140,8 @@ def main(argv=None):
         files.write_jsonl(path / f"{name}.jsonl", rows, mode=files.PRIVATE)  # it says who voted
         n_prompts = len(set(map(prompt_key, rows)))
         print(f"wrote      {path / name}.jsonl: {len(rows)} votes on {n_prompts} prompts")
+    if n_prompts < 20:  # of test.jsonl
+        print("few        evaluate.py needs 20 test prompts: raise --test-fraction, or collect more")
 
 
 if __name__ == "__main__":

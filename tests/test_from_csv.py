@@ -112,7 +112,7 @@ def test_several_annotators_on_one_item(tmp_path, capsys):
     assert list(map(texts, rows))[:2] == [["p", "x", "y"], ["p", "x", "y"]]
 
 
-def test_a_prompt_is_on_one_side(tmp_path):
+def test_a_prompt_is_on_one_side(tmp_path, capsys):
     rows = [[f"prompt {i % 100}", f"x{i}", "y", "A", "ann"] for i in range(400)]
     path = write(tmp_path / "v.csv", *rows)
     assert len(run(path, "--annotator", "annotator")) == 400
@@ -123,7 +123,9 @@ def test_a_prompt_is_on_one_side(tmp_path):
     assert not train & test and len(train | test) == 100 and 10 <= len(test) <= 30
     with pytest.raises(files.UserError, match="--overwrite"):
         run(path)
+    capsys.readouterr()
     run(path, "--overwrite", "--test-fraction", "0")
+    assert "--test-fraction" in capsys.readouterr().out  # too few prompts to measure anything
     assert (tmp_path / "out/test.jsonl").read_bytes() == b""
 
 
