@@ -141,7 +141,7 @@ def main(argv=None):
         n_prompts = len(set(map(prompt_key, rows)))
         print(f"wrote      {path / name}.jsonl: {len(rows)} votes on {n_prompts} prompts")
     if n_prompts < 20:  # of test.jsonl
-        print("few        evaluate.py needs 20 test prompts: raise --test-fraction, or collect more")
+        print("few        evaluate.py needs 20 test prompts: raise --test-fraction")
 
 
 if __name__ == "__main__":
