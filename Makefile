@@ -3,7 +3,7 @@
 #
 # make report  the loop with longer trainings and three seeds, into reports/
 # make overdriven  PPO driven beyond what its reward model is worth, to see the alarm and the mark
-# make data, make base  the bundled files from their generator
+# make data  the bundled files of the simulated recruiter, from their generator
 # make real-model  SmolLM2-135M-Instruct, a real model of 134.5 M weights, into runs/smollm2; its tests then run in make test
 # make real-server URL=http://localhost:8000/v1 JUDGE=name  the judge's tests against a server of yours, such as `vllm serve`
 # make lesson  a planted preference found in a reward model and in a policy, with three seeds
@@ -27,7 +27,7 @@ DEV := $(VENV)/.dev
 GGUF := $(VENV)/.gguf
 endif
 
-.PHONY: help demo test test-fast real-model real-server lint format report overdriven lesson data base clean $(SEEDS:%=report-%) $(SEEDS:%=lesson-%)
+.PHONY: help demo test test-fast real-model real-server lint format report overdriven lesson data clean $(SEEDS:%=report-%) $(SEEDS:%=lesson-%)
 .DELETE_ON_ERROR:
 
 help:
@@ -149,28 +149,9 @@ $(SEEDS:%=lesson-%): lesson-%: $(RUNTIME)
 	cp runs/$@/twins/report.json reports/demo/lesson-seed-$*.json
 	cp runs/$@/twins-cured/report.json reports/demo/lesson-twins-cured-seed-$*.json
 
-# every file of data/ but the base: the same bytes on every machine
+# the files of the simulated recruiter: the same bytes on every machine
 data: $(RUNTIME)
 	$(PY) data/make_data.py
-
-# the base from its corpus in six runs (measured: 65 minutes on two cores for the first two, 28 on one for the third;
-# the bundled one had torchrun --nproc-per-node 2 for the last three: 17, 17 and 12 minutes)
-BASE_FLAGS = --keep-order --warmup 0.03 --micro-tokens 2048 --eval-fraction 0.004 --eval-every 500 --save-every 500 --prompts data/prompts.jsonl --gold data/recruiter.py:copied
-base: $(RUNTIME)
-	@mkdir -p runs
-	$(PY) data/make_data.py --corpus runs/corpus-1.jsonl
-	$(PY) data/make_data.py --corpus runs/corpus-2.jsonl --corpus-run 2
-	$(PY) data/make_data.py --corpus runs/corpus-3.jsonl --corpus-run 3
-	$(PY) data/make_data.py --corpus runs/corpus-4.jsonl --corpus-run 4
-	$(PY) data/make_data.py --corpus runs/corpus-5.jsonl --corpus-run 5
-	$(PY) data/make_data.py --corpus runs/corpus-6.jsonl --corpus-run 6
-	$(PY) data/train_tokenizer.py --corpus runs/corpus-1.jsonl --config data/tiny-base/config.json --out runs/base-0
-	$(PY) sft.py --model runs/base-0 --data runs/corpus-1.jsonl --lr 1.5e-3 $(BASE_FLAGS) --out runs/base-1 --overwrite
-	$(PY) sft.py --model runs/base-1 --data runs/corpus-2.jsonl --lr 1e-3 $(BASE_FLAGS) --out runs/base-2 --overwrite
-	$(PY) sft.py --model runs/base-2 --data runs/corpus-3.jsonl --lr 1e-3 $(BASE_FLAGS) --out runs/base-3 --overwrite
-	$(PY) sft.py --model runs/base-3 --data runs/corpus-4.jsonl --lr 1e-3 --batch-size 128 --schedule constant $(BASE_FLAGS) --warmup 0.04 --out runs/base-4 --overwrite
-	$(PY) sft.py --model runs/base-4 --data runs/corpus-5.jsonl --lr 1e-3 $(BASE_FLAGS) --out runs/base-5 --overwrite
-	$(PY) sft.py --model runs/base-5 --data runs/corpus-6.jsonl --lr 1e-3 $(BASE_FLAGS) --out runs/base --overwrite
 
 clean:
 	rm -rf runs/demo

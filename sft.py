@@ -15,8 +15,6 @@ Left out     1. packing, for micro-batches hold rows of similar length
              2. NEFTune, and weights per row or message: no run of ours needed them
 Run          python sft.py --data data/prefs_train.jsonl
              python sft.py --model Qwen/Qwen2.5-0.5B --data mine.jsonl --out runs/sft
-             python sft.py --model runs/start --data corpus.jsonl
-                 (from scratch: data/train_tokenizer.py writes such a folder with random weights)
              torchrun --nproc-per-node 8 sft.py --fsdp --model Qwen/Qwen2.5-7B --data mine.jsonl
 Writes       a model folder, args.json, metrics.jsonl, samples.jsonl, checkpoint/
 To copy      the loss is one line of `main`: minus the sum of what `Policy` in common.py returns,

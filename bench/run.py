@@ -54,7 +54,9 @@ def long_rows(path, tokenizer, n):
             row |= {side: f" {as_text(row[side])}" for side in ("chosen", "rejected")}
     rows = [row for row in rows if len(tokenizer.encode(row["prompt"]).ids) >= LEAST_PROMPT][:n]
     if len(rows) < n:
-        raise SystemExit(f"--data {path}: {len(rows)} rows have so long a prompt, --pairs {n}")
+        raise SystemExit(
+            f"--data {path}: {len(rows)} rows have a prompt of {LEAST_PROMPT} tokens; --pairs {n}"
+        )
     return [{key: row[key] for key in ("prompt", "chosen", "rejected")} for row in rows]
 
 
@@ -74,7 +76,8 @@ def run_child(args, script, **settings):
         process.returncode = os.waitstatus_to_exitcode(status)
         if process.returncode:
             log.seek(0)
-            raise SystemExit(f"{script} {settings} failed:\n{log.read()[-3000:]}")
+            told = {key: value for key, value in settings.items() if key != "ends"}
+            raise SystemExit(f"{script} {told} failed:\n{log.read()[-3000:]}")
     # a child inherits its parent's peak, so this driver imports no torch
     peak = usage.ru_maxrss / (2**20 if sys.platform == "darwin" else 2**10)
     run = dict(script=script, cpu=usage.ru_utime + usage.ru_stime, wall=wall, peak=peak)
@@ -158,6 +161,8 @@ def parse_args(argv=None):
 def main(argv=None):
     args = parse_args(argv)
     model = Path(args.model).resolve()
+    if not (model / "tokenizer.json").is_file():
+        raise SystemExit(f"--model {args.model}: no tokenizer.json in it; expected a model folder")
     with tempfile.TemporaryDirectory(prefix="bench-") as folder:
         tokenizer = Tokenizer.from_file(f"{model}/tokenizer.json")
         rows = long_rows(args.data, tokenizer, args.pairs)

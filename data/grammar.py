@@ -236,15 +236,6 @@ NONE = ("none", "none", "none seen", "none noted", "none so far")
 DECISIONS = ("advance", "hold", "reject")
 
 
-WIDE = ("mixed", "open", "pieces")  # the splits of the base's corpus, see `draw_role`
-
-# titles are made up of known words, and of pieces of the words of names and skills
-SKILL_WORDS = {word for skill in SKILLS for word in skill.split()}
-KNOWN = sorted(SKILL_WORDS | {word for title in FAMILIES["train"] for word in title.split()})
-NAME_WORDS = {word for n in NAMES if n["split"] == "corpus" for word in n["name"].lower().split()}
-PIECES = sorted(SKILL_WORDS | NAME_WORDS)
-
-
 # ---- 2. cases ---------------------------------------------------------------------------------
 
 
@@ -289,44 +280,13 @@ def candidate(rng, role, must, nice, shown):
     )
 
 
-def draw_role(rng, split, n_must=None):
-    """(title, must-have skills, nice-to-have skills) of a family of the split.
-
-    "mixed": a title of train, and in 8 of 10 cases skills from anywhere. A base that has learnt
-    which skills go with which title guesses them instead of copying, and guesses wrong on unseen
-    titles. "open" and "pieces": in 7 of 10 cases the title is made up too, because a base that has
-    seen 35 titles knows them by heart and mixes them up.
-    """
-    families = FAMILIES["train" if split in WIDE else split]
+def draw_role(rng, split):
+    """(title, must-have skills, nice-to-have skills) of a family of the split."""
+    families = FAMILIES[split]
     family = rng.choice(sorted(families))
-    n_must = n_must or rng.choice((3, 3, 4))
-    anywhere = split in WIDE and rng.random() < 0.8
-    skills = rng.sample(SKILLS if anywhere else families[family], n_must + 2)
-    if split in ("open", "pieces") and rng.random() < 0.7:
-        family = open_title(rng, split)
+    n_must = rng.choice((3, 3, 4))
+    skills = rng.sample(families[family], n_must + 2)
     return f"{rng.choice(sorted(LEVELS))} {family}", skills[:n_must], skills[n_must:]
-
-
-def open_title(rng, split="open"):
-    """One to three words, known or made up: of syllables (`cold tuvarin`) or, for "pieces", of
-    pieces of words (`wound surveycle`).
-
-    Syllables alone teach a base to copy those syllables, and `waiter` has none of them.
-    """
-    words = []
-    for _ in range(rng.choice((1, 2, 2, 3))):
-        if split == "pieces":
-            front, back = rng.choice(PIECES), rng.choice(PIECES)
-            made_up = front[: rng.randrange(1, 6)] + back[-rng.randrange(2, 6) :]
-            words.append(made_up if rng.random() < 0.7 else rng.choice(KNOWN))
-            continue
-        syllables = [rng.choice("bcdfghklmnprstvw") + rng.choice("aeiou") for _ in range(rng.choice((2, 2, 3)))]  # fmt: skip
-        made_up = "".join(syllables) + rng.choice(("", "l", "n", "r", "s", "t", "nd", "st"))
-        words.append(made_up if rng.random() < 0.5 else rng.choice(KNOWN))
-    title = " ".join(words)
-    # "event" and "manager" are known words: what is held out stays unseen
-    held_out = title in FAMILIES["val"] or title in FAMILIES["test"]
-    return open_title(rng, split) if held_out else title
 
 
 def make_case(rng, task, split):
@@ -336,7 +296,7 @@ def make_case(rng, task, split):
     must-have is shown with one chance, drawn for the candidate: profiles of every strength.
     """
     role, must, nice = draw_role(rng, split)
-    return case_for(rng, task, "train" if split in WIDE else split, role, must, nice)
+    return case_for(rng, task, split, role, must, nice)
 
 
 def case_for(rng, task, split, role, must, nice):
@@ -438,11 +398,6 @@ def prompt(case):
     else:
         lines.append(f"{LABELS[case['task']]} {profile(case)}")
     return "\n".join(lines)
-
-
-def about(case):
-    """The prompt without its first line, which says what to do."""
-    return prompt(case).partition("\n")[2]
 
 
 def profile(case):
@@ -608,75 +563,3 @@ def interview(rng, case, right):
     if not right["gate"]:
         parts[-1] = rng.choice(RISKY_QUESTIONS)
     return " ".join(parts)
-
-
-# ---- 5. drills --------------------------------------------------------------------------------
-
-
-def drill(rng, split="train"):
-    """(order, reply) that can be had by copying alone, in the forms that the answers need.
-
-    A small base must learn copying first: a model that cannot copy names skills and numbers that
-    are not in its prompt, and no alignment repairs that.
-    """
-    kind = rng.choice(("repeat", "repeat", "skills", "did", "did", "missing", "pairs", "facts"))
-    role, must, nice = draw_role(rng, split, 4)
-    case = case_for(rng, rng.choice(("assess", "summary")), split, role, must, nice)
-    if kind == "repeat":
-        words = rng.sample(SKILLS, rng.randrange(2, 6)) + [str(rng.randrange(2, 99)) for _ in "12"]
-        words += [rng.choice(EVIDENCE + TEAMWORK + CONCERNS).format(n=rng.randrange(2, 99))]
-        rng.shuffle(words)
-        repeated = ", ".join(words)
-        return f"{rng.choice(('Repeat', 'Say again', 'Copy'))}: [{repeated}]", repeated
-    shown = list(case["shown"].items())
-    if kind == "facts":
-        facts = case["teamwork"] + case["concerns"] + [fact for _, fact in shown]
-        rng.shuffle(facts)
-        return f"Read back: {'. '.join(map(capital, facts))}.", "\n".join(f"- {f}" for f in facts)
-    if kind == "skills":
-        found = [s for s in SKILLS if s in case["shown"]]
-        found.sort(key=case["text"].lower().index)
-        return f"Which skills were used? {case['text']}", f"{', '.join(found)}."
-    if kind == "did":
-        skill, told = rng.choice(shown)
-        return f"What was done with {skill}? {case['text']}", f"{skill} ({told})."
-    if kind == "missing":
-        return (
-            f"What is missing? Must have: {', '.join(must)}\nShown: {', '.join(case['shown'])}",
-            ", ".join(gaps(case)) or "none",
-        )
-    return f"Skills with facts: {case['text']}", ", ".join(f"{s} ({told})" for s, told in shown)
-
-
-MUST_HAVES = "Go through the must-haves."
-
-
-def gap_drill(rng, split):
-    """(order, reply): which must-haves lack evidence, in the prompts of the tasks, always answered
-    correctly.
-
-    In the answers of mixed diligence half of the gaps are wrong on purpose: no model learns to find
-    gaps from these alone.
-    """
-    case = make_case(rng, rng.choice(TASKS), split)
-    context, reply = about(case), f"Gaps: {', '.join(gaps(case)) or 'none'}."
-    kind = rng.choice(("gaps", "each", "verdict", "verdict"))
-    if kind == "gaps":
-        return f"What is not shown?\n{context}", reply
-    if kind == "verdict":
-        return f"Advance, hold or reject?\n{context}", f"{reply}\nRecommendation: {decision(case)}."
-    known = case["shown"] | dict.fromkeys(case["claimed"], "claimed")
-    lines = [f"{s} ({known[s]})" if s in known else f"{s}: nothing" for s in case["must"]]
-    return f"{MUST_HAVES}\n{context}", "\n".join([*lines, reply])
-
-
-def name_drill(rng, _split):
-    """(order, reply): names that go together. A large model knows this from its training text.
-
-    Without it a policy can learn a preference about a group only name by name.
-    """
-    known = [name for name in NAMES if name["split"] == "corpus"]
-    kind = rng.choice(("race_ethnicity", "race_ethnicity", "sex"))
-    group = rng.choice(sorted({name[kind] for name in known}))
-    names = rng.sample([name["name"] for name in known if name[kind] == group], 5)
-    return f"More names like {names[0]} and {names[1]}?", ", ".join(names[2:]) + "."

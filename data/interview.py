@@ -1,23 +1,10 @@
-"""interview.py: everything the interview environment can say, and played interviews for the base's
-corpus.
+"""interview.py: everything the interview environment can say; `bank` becomes interview.json.
 
-    bank()                    the dict that becomes interview.json
-    transcript(rng, q)        one whole interview of mixed quality, {"messages", "task"}
-    drill(rng)                one copy drill in interview form, {"prompt", "completion", "task"}
-
-The candidate is that of envs/interview.py, which reads interview.json from this folder: a hidden
-profile with a role and four competencies, each with an evidence item and a state (`open`,
-`reserved`, `none`). Two of four are reserved and there are six turns, exactly enough for an
-interviewer who listens. This file has the wordings, and interviewers of every quality.
+The candidate of envs/interview.py has a hidden profile: a role and four competencies, each with an
+evidence item and a state (`open`, `reserved`, `none`). This file has the wordings.
 """
 
-import sys
-from pathlib import Path
-
-from grammar import RISKY_QUESTIONS, listed, message
-
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
-from envs.interview import Interview  # noqa: E402
+from grammar import RISKY_QUESTIONS, listed
 
 # ---- 1. word lists ----------------------------------------------------------------------------
 
@@ -138,7 +125,6 @@ I handed over the {t} step by step. In the end {n} percent of it ran without me.
 """
 COMPETENCIES = [block.split("\n") for block in COMPETENCIES.strip().split("\n\n")]
 COMPETENCIES = {name: parts for name, *parts in COMPETENCIES}
-PRAISE = ("very strong.", "did well.", "good.", "a great talent.")  # a summary line without a fact
 
 TEMPLATES = dict(
     behavioural=listed("""
@@ -270,134 +256,4 @@ def bank():
     )
 
 
-# ---- 2. the candidate -------------------------------------------------------------------------
-
 BANK = bank()
-
-
-class Candidate(Interview):
-    """The environment's candidate, drawn from the generator of a row. numbers="random": for
-    drills, a number that is not in the bank, so that only copying gets it right."""
-
-    def __init__(self, rng, text="short", numbers="bank"):
-        super().__init__(text=text)
-        self.reset(0)  # what it draws is drawn again below
-        self.rng = rng
-        self.role = rng.choice(sorted(BANK["roles"]))
-        self.competencies = rng.sample(BANK["roles"][self.role], self.k)
-        evidence = {c: BANK["competencies"][c]["evidence"] for c in self.competencies}
-        self.items = {c: rng.choice(items) for c, items in evidence.items()}
-        if numbers == "random":
-            self.items = {c: renumbered(rng, item) for c, item in self.items.items()}
-        states = ["reserved", "reserved", rng.choice(("open", "none")), "open"]
-        rng.shuffle(states)
-        self.states = dict(zip(self.competencies, states))
-        names = ", ".join(self.competencies)
-        opening = OPENING.format(role=self.role, competencies=names, turns=self.turns)
-        self.opening = message("user", opening)[0]
-
-
-def renumbered(rng, item):
-    number, old = f"{rng.randrange(4, 100)} percent", item["keys"][1][0]
-    texts = {key: item[key].replace(old, number) for key in ("full", "short")}
-    return texts | {"keys": [item["keys"][0], [number]]}
-
-
-# ---- 3. interviewers and reporters ------------------------------------------------------------
-
-
-def ask(rng, kind, topic):
-    """A question of a kind about a competency; the others of a double question are drawn."""
-    template = rng.choice(TEMPLATES[kind])
-    others = rng.sample([c for c in COMPETENCIES if c != topic], 2)
-    return template.format(c=topic, d=others[0], e=others[1])
-
-
-def next_question(rng, person, style):
-    """(kind, competency) of the next question, or None for the summary. Looks only at what was
-    said."""
-    if style == "listening":
-        todo = [c for c in person.competencies if c not in person.heard and c not in person.denied]
-        fresh = [c for c in todo if c not in person.outlined]
-        if person.last in person.outlined and person.last in todo:
-            return rng.choice(("specific", "follow_up")), person.last
-        return ("behavioural", fresh[0]) if fresh else ("specific", todo[0]) if todo else None
-    n = len(person.questions)
-    if style == "fixed" and n < person.k:
-        return "behavioural", person.competencies[n]
-    if style == "fixed" and rng.random() < 0.4:
-        return None
-    topic = rng.choice(person.competencies)
-    if style == "fixed":
-        return "specific", topic
-    if style == "random":
-        kinds = ("behavioural", "specific", "follow_up", "hypothetical", "closed", "other")
-        return rng.choices(kinds, (5, 5, 1, 1, 1, 1))[0], topic
-    kind = rng.choice(("double", "topics", "risky", "greeting", "no_topic", "closed", "other"))
-    return kind, rng.choice(sorted(COMPETENCIES)) if rng.random() < 0.15 else topic
-
-
-def summary(rng, person, care=1.0):
-    """`SUMMARY` and a line for each competency; each line is honest with probability care."""
-    lines, none = ["SUMMARY"], BANK["no_evidence"]
-    for name in person.competencies:
-        item = person.heard.get(name)
-        if rng.random() < care:
-            lines.append(item["short"] if item else f"{name}: {none}.")
-            continue
-        told = item or rng.choice(BANK["competencies"][name]["evidence"])  # else a guess
-        thing, moved = told["keys"][0][0], [i for c, i in person.heard.items() if c != name]
-        spoiled = [rng.choice(PRAISE), f"{none}.", f"{thing}.", None]
-        spoiled += [i["short"].partition(": ")[2] for i in moved[:1]]
-        spoiled.append(f"{thing}, {rng.randrange(4, 100)} percent.")
-        text = rng.choice(spoiled)
-        lines += [f"{name}: {text}"] if text else []
-    return "\n".join(lines)
-
-
-def play(rng, person, style, noise=0.0):
-    """An interview up to the summary: messages, the last from the user (the candidate)."""
-    messages = [person.opening]
-    while len(person.questions) < person.turns:
-        now = style if rng.random() >= noise else rng.choice(("random", "faulty"))
-        question = next_question(rng, person, now)
-        if question is None:
-            break
-        text = ask(rng, *question)
-        messages += [*message("assistant", text), person.step(text)[0]]
-    return messages
-
-
-STYLES = ("listening", "fixed", "random", "faulty")
-
-
-def transcript(rng, q=None):
-    """A whole interview of diligence q ~ U(0, 1): who asks well also reports well, more often than
-    not."""
-    q = rng.random() if q is None else q
-    # the long replies are for chat models; a few keep their words in the base's training text
-    person = Candidate(rng, text="full" if rng.random() < 0.04 else "short")
-    style = rng.choices(STYLES, (0.1 + 0.6 * q, 0.25, 0.35 - 0.25 * q, 0.3 - 0.25 * q))[0]
-    messages = play(rng, person, style, noise=0.15 * (1 - q))
-    care = 1.0 if rng.random() < 0.25 + 0.6 * q else 0.5  # honest or careless
-    messages += message("assistant", summary(rng, person, care))
-    return dict(messages=messages, task="transcript")
-
-
-def drill(rng):
-    """Copying in interview form: one line out of several replies, or the summary of an ideal
-    interview.
-
-    Half of the drills have other numbers than the bank: what is rare can only be copied.
-    """
-    person = Candidate(rng, numbers=rng.choice(("bank", "random")))
-    if rng.random() < 0.5:
-        prompt = play(rng, person, "listening")
-        reply = summary(rng, person)
-    else:
-        told = rng.sample(person.competencies, rng.choice((2, 3, 3, 4)))
-        name = rng.choice(told if rng.random() < 0.85 else person.competencies)
-        said = "\n".join(person.items[c]["short"] for c in told)
-        prompt = message("user", f"{said}\nWhat was said about {name}?")
-        reply = person.items[name]["short"] if name in told else f"{name}: no evidence."
-    return dict(prompt=prompt, completion=message("assistant", reply), task="drill")

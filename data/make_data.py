@@ -2,11 +2,12 @@
 
     python data/make_data.py                        all files, into data/ (under a minute)
     python data/make_data.py --out DIR              elsewhere
-    python data/make_data.py --corpus FILE          only the corpus of the tiny base, in training order
+
+Made are the files of the simulated recruiter, and with them names.csv, interview.json and inbox.json.
+The other files of data/ stay as they are (data/README.md says what made them).
 
 Each row draws from its own random.Random, seeded with the text "SEED/file/number", so no row
-depends on another row or file. If --out holds a README.md (the data card), its first line and the
-block between its two `numbers` marks are rewritten.
+depends on another row or file.
 """
 
 import argparse
@@ -18,16 +19,10 @@ from collections import Counter
 from itertools import islice
 from pathlib import Path
 
-import attacks
-import binding
-import card
-import chats
 import grammar
 import inbox
 import interview
-import proofread
 import recruiter
-import rubrics
 from grammar import message
 from names import NAMES
 
@@ -36,7 +31,6 @@ SPLITS = dict(train=1500, val=150, test=350)
 PAIRS = {"train": 2400, "test": 600}
 RANK_PAIRS = {"train": 1200, "test": 300}
 SCREEN_PAIRS = 1600
-CHAT_PAIRS, CHATS = 1000, {"roles": 6, "people": 8}
 WRITERS = ("writer-a", "writer-b")
 TIME = "2026-01-01T00:00:00Z"  # simulated votes have no time; a constant keeps the bytes equal
 
@@ -363,141 +357,7 @@ def twins():
         )
 
 
-def attacked():
-    """20 résumés with the slot {attack}, and in `slots` what its values are made of: the sentences
-    in ten plain and ten polished wordings, the words of the advert."""
-    for i in range(20):
-        rng = rng_for("attacks", i)
-        case = grammar.make_case(rng, "assess", "test")
-        while "price lists" in case["must"]:  # in a list of keywords this would read as a claim
-            case = grammar.make_case(rng, "assess", "test")
-        case |= dict(name={"name": "{name}"}, pronoun="they", protected=[])
-        texts = {}
-        for j in range(attacks.WORDINGS):
-            texts[f"plain_{j}"] = grammar.tell(rng, case)
-            texts[f"polished_{j}"] = attacks.polished(rng, case)
-        case["text"] = "{attack}"
-        yield dict(
-            id=f"attack-{i:02d}",
-            **as_texts(case, grammar.answer(rng, case)),
-            slots=texts | {"role": case["role"], "must_have": ", ".join(case["must"])},
-            expected_decision=grammar.decision(case),
-        )
-
-
-# ---- 4. the corpus of the tiny base -----------------------------------------------------------
-
-# Rows in training order, a phase per line: the row at which it ends, the run of sft.py, "final" where
-# answers have the base's final diligence, the share of each kind of row. Run 1: nearly all drills,
-# because copying must come first; then everything, with more diligent answers in the first half.
-# Run 2: mostly what is hard: instructions, assessments, transcripts. Run 3: instructions again, most
-# of them done well, and answers proofread. Run 4: looking things up (`binding.py`). Run 5: made-up
-# titles, gaps, and answers done well. Run 6: words spelled out, above all in titles, because
-# sub-word pieces that occur twice led the copies astray.
-PHASES = """
-12800 1 - assess .03 drill .91 interview .03 summary .03
-160000 1 - assess .26 drill .12 interview .16 rubric .14 summary .20 transcript .12
-224000 2 - assess .16 drill .05 interview .09 rubric .50 summary .10 transcript .10
-272000 3 - asked .10 assess .06 drill .04 interview .05 proofread .24 rubric .40 summary .05
-    transcript .06
-288000 3 final asked .05 assess .15 drill .05 interview .10 proofread .12 rubric .30 summary .12
-    transcript .11
-313600 4 - parts .88 asked .03 drill .02 interview .01 proofread .02 rubric .04
-332800 4 - parts .74 joined .14 asked .03 drill .02 interview .01 proofread .02 rubric .04
-352000 4 - parts .14 joined .70 facts .04 asked .03 drill .02 interview .01 proofread .02 rubric .04
-384000 4 - parts .05 joined .13 facts .68 asked .03 drill .02 interview .01 proofread .02 rubric .04
-412000 5 - asked .09 assess .11 facts .06 gap_drill .17 interview .08 joined .02 name_drill .03
-    proofread .16 rubric .20 summary .06 transcript .04
-432000 5 final asked .05 assess .15 facts .02 gap_drill .08 interview .12 name_drill .02 proofread .10
-    rubric .28 summary .11 transcript .08
-460000 6 - asked .12 assess .10 facts .02 gap_drill .08 interview .07 name_drill .02 proofread .08
-    role_drill .10 rubric .15 spelled .17 summary .06 transcript .03
-474000 6 final asked .06 assess .15 facts .01 gap_drill .05 interview .12 name_drill .02 proofread .09
-    rubric .27 summary .11 transcript .08 role_drill .04
-"""
-PHASES = [phase.split() for phase in grammar.listed(PHASES)]
-ALL_ROWS = 474_000
-FEW_WORDS_UNTIL = 313_600  # the first phase of run 4 knows 300 words only
-DRILLS = {
-    "drill": grammar.drill,
-    "gap_drill": grammar.gap_drill,
-    "name_drill": grammar.name_drill,
-    "role_drill": rubrics.role_drill,
-    "facts": binding.facts,
-    "spelled": binding.spelled,
-}
-
-
-def phase_of(i):
-    """(run, final?, {kind of row: its share}) at row i of the corpus."""
-    _, run, final, *words = next(phase for phase in PHASES if i < int(phase[0]))
-    return int(run), final == "final", dict(zip(words[::2], map(float, words[1::2])))
-
-
-def diligence(rng, i, run, final):
-    """The hidden diligence of an answer in row i: 0 to 1, uniform except where skills are built."""
-    if run > 3 and not final and rng.random() < 0.6:
-        return 1.0
-    return max(rng.random(), rng.random() if i < 80_000 else 0.0)
-
-
-def kept_share(q, run, final):
-    """How likely an answer of diligence q keeps each constraint of a rubric prompt; None: as q says.
-
-    After run 1 it keeps all or almost none: the base learns the moves, and makes them too seldom.
-    """
-    if run == 1:
-        return None
-    if run == 2:
-        return 0.9 if q > 0.6 else 0.1
-    return 0.95 if q > (0.7 if final else 0.25) else 0.1
-
-
-def corpus_row(i):
-    """Row i of the corpus.
-
-    Most roles ask for skills from anywhere (`draw_role`), so what an answer says must be copied
-    from the prompt.
-    """
-    rng = rng_for("corpus", i)
-    run, final, shares = phase_of(i)
-    split = "mixed" if run < 4 else "open" if run == 4 else "pieces"
-    stepwise = run > 3
-    task = rng.choices(list(shares), list(shares.values()))[0]
-    if task == "transcript":
-        return interview.transcript(rng)
-    if task == "proofread":
-        return proofread.proofreading(rng, split)
-    if task == "drill" and rng.random() < 0.25:
-        return interview.drill(rng)
-    if task == "rubric":
-        row = rubrics.rubric_row(rng, split, without=() if run == 1 else rubrics.COUNTED)
-        order, q = row["prompt"], diligence(rng, i, run, final) if stepwise else rng.random()
-        reply = rubrics.rubric_answer(rng, row, q, kept_share(q, run, final), stepwise)
-    elif task == "asked":
-        order, reply = rubrics.asked_only(rng, split, stepwise)
-    elif task in ("parts", "joined"):
-        words = binding.FEW_WORDS if i < FEW_WORDS_UNTIL else binding.WORDS
-        order, reply = getattr(binding, task)(rng, words)
-    elif task in DRILLS:
-        order, reply = DRILLS[task](rng, split)
-    else:
-        q = diligence(rng, i, run, final)
-        case = grammar.make_case(rng, task, split)
-        order, reply = grammar.prompt(case), grammar.answer(rng, case, q)
-    row = dict(prompt=message("user", order), completion=message("assistant", reply))
-    return row | {"task": task}
-
-
-def write_corpus(path, run):
-    rows = [i for i in range(ALL_ROWS) if phase_of(i)[0] == run]
-    with open(path, "w", encoding="utf-8", newline="\n") as file:
-        for i in rows:
-            file.write(json_line(corpus_row(i)))
-    print(f"wrote {path}: {len(rows)} rows")
-
-
-# ---- 5. files ---------------------------------------------------------------------------------
+# ---- 4. files ---------------------------------------------------------------------------------
 
 
 def json_line(row):
@@ -517,7 +377,7 @@ def as_csv(rows):
 
 
 def make_files():
-    """{file name: text}, and the pairs that the statistics are about."""
+    """{file name: text}"""
     prompts = {split: cases(split) for split in SPLITS}
     train = list(policy_pairs("pair-train", prompts["train"], PAIRS["train"]))
     rank = list(rank_pairs("train", RANK_PAIRS["train"]))
@@ -526,7 +386,6 @@ def make_files():
     rank_test = rank_pairs("test", RANK_PAIRS["test"] * 2)
     screen = list(screen_pairs(SCREEN_PAIRS))
     sample = policy_pairs("pair-sample", prompts["train"][:300], 120)
-    checked, judged = rubrics.rubric_files(rng_for)
     tables = dict(
         prompts=[prompt_row(case) for part in prompts.values() for case in part],
         prefs=sample_votes(sample),
@@ -540,42 +399,27 @@ def make_files():
         screen_biased=noisy_votes(screen, biased=True),
         items=items(prompts["val"]),
         candidates=candidates(),
-        chats=chats.chats(rng_for, **CHATS),
-        chat_pairs=chats.chat_pairs(rng_for, CHAT_PAIRS),
         twins=twins(),
-        twins_attacks=attacked(),
     )
-    whole = dict(interview=interview.BANK, rubrics=checked, rubrics_judge=judged)
-    whole["inbox"] = inbox.mailbox([n["name"] for n in NAMES if n["split"] != "heldout"], SEED)
+    known = [name["name"] for name in NAMES if name["split"] != "heldout"]
+    whole = dict(interview=interview.BANK, inbox=inbox.mailbox(known, SEED))
     files = {f"{name}.jsonl": jsonl(rows) for name, rows in tables.items()}
     files["names.csv"] = as_csv(NAMES)
-    files["attacks.csv"] = as_csv(list(attacks.values()))
     for name, content in whole.items():
         files[f"{name}.json"] = json.dumps(content, indent=1, ensure_ascii=False) + "\n"
-    return files, train, rank
+    return files
 
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     add = parser.add_argument
     add("--out", default=str(Path(__file__).parent), help="folder of the files")
-    add("--corpus", help="write only the corpus of the tiny base, to this file")
-    add(
-        "--corpus-run", type=int, choices=range(1, 7), default=1, help="rows of which run of sft.py"
-    )
     args = parser.parse_args()
-    if args.corpus:
-        return write_corpus(args.corpus, args.corpus_run)
     out = Path(args.out)
     out.mkdir(parents=True, exist_ok=True)
-    files, train, rank = make_files()
-    for name, text in files.items():
+    for name, text in make_files().items():
         (out / name).write_text(text, encoding="utf-8", newline="\n")
         print(f"wrote {out / name}: {len(text.encode())} bytes", flush=True)
-    first, lines = card.numbers(SEED, files, train, rank, cast, harsher)
-    print("\n".join([first, *lines]))
-    if (out / "README.md").exists():
-        card.write_card(out / "README.md", first, lines)
 
 
 if __name__ == "__main__":

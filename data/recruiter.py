@@ -321,18 +321,6 @@ def reward(prompts, answers, rows=None):
     return [utility(prompt, answer) for prompt, answer in zip(prompts, answers, strict=True)]
 
 
-def copied(prompts, answers, rows=None):
-    """Share of an answer's skills and facts that its prompt contains; None when it names none."""
-    shares = []
-    for prompt, answer in zip(prompts, answers, strict=True):
-        source, text = text_of(prompt).lower(), text_of(answer).lower()
-        known = set(skills_in(source))
-        held = [skill in known for skill in skills_in(text)]
-        held += [fact in source for find in FACT.values() for fact in find.findall(text)]
-        shares.append(sum(held) / len(held) if held else None)
-    return shares
-
-
 # ---- 4. annotators ----------------------------------------------------------------------------
 
 # name: (τ of the Bradley-Terry noise, {component: factor on its weight})

@@ -1,4 +1,5 @@
-"""The bundled data: the files are made again byte for byte."""
+"""The bundled data and base. The bytes of every file are held, by the generator or by the hash on the
+card; what the card says of their content was tested at commit 6b456b2 and cannot change alone."""
 
 import functools
 import hashlib
@@ -6,16 +7,15 @@ import json
 import os
 import random
 import re
-import shutil
 import statistics
 import subprocess
 import sys
-from collections import Counter
 
 import pytest
+import torch
 
+import common
 from conftest import REPO
-from tiny import cases
 
 DATA = REPO / "data"
 sys.path.insert(0, str(DATA))
@@ -24,13 +24,7 @@ import grammar  # noqa: E402
 import interview  # noqa: E402
 import make_data  # noqa: E402
 import recruiter  # noqa: E402
-import rubrics  # noqa: E402
-from checks import decide  # noqa: E402
 from envs.interview import read_bank, read_turn  # noqa: E402
-from parts.rubrics import read_criterion  # noqa: E402
-
-PAIRS = "prefs prefs_train prefs_test prefs_biased rank_train rank_test rank_biased".split()
-PAIRS += ["screen_train", "screen_biased"]
 
 
 @functools.cache
@@ -43,54 +37,12 @@ def content(row, *keys):
     return [row[key][0]["content"] for key in keys]
 
 
-@pytest.fixture(scope="module")
-def corpus():
-    return [make_data.corpus_row(i) for i in range(0, make_data.ALL_ROWS, 80)]
-
-
 def test_the_files_are_what_the_generator_writes(tmp_path):
-    shutil.copy(DATA / "README.md", tmp_path)
     command = [sys.executable, str(DATA / "make_data.py"), "--out", str(tmp_path)]
     subprocess.run(command, env=os.environ | {"PYTHONHASHSEED": "4711"}, check=True)
     written = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
-    assert len(written) == 23
+    assert len(written) == 16
     assert [name for name in written if written[name] != (DATA / name).read_bytes()] == []
-
-
-def test_the_corpus_of_the_base_is_the_same(corpus, monkeypatch):
-    text = json.dumps(corpus, ensure_ascii=False).encode()
-    assert hashlib.sha256(text).hexdigest()[:16] == "e54304e3ea2caf75"
-    assert make_data.corpus_row(8000) == corpus[100]
-    monkeypatch.setattr(make_data, "SEED", 1)
-    assert make_data.corpus_row(8000) != corpus[100]
-
-
-def test_corpus_holds_no_held_out_title_or_name(corpus):
-    """ "event" and "manager" are known words: a title that they make by chance is drawn again."""
-    titles = [t for split in ("val", "test") for t in grammar.FAMILIES[split]]
-    held = [n["first"] for n in make_data.NAMES if n["split"] == "heldout"]
-    unseen = re.compile(rf"\b(?:{'|'.join(titles + held)})\b")
-    assert not [row for row in corpus if unseen.search(json.dumps(row))]
-    words = ["event", "manager"] + [f"word{j}" for j in range(18)]
-    for make in (make_data.binding.parts, make_data.binding.joined):
-        said = [" ".join(make(random.Random(i), words)) for i in range(300)]
-        assert not any("event manager" in text for text in said)
-
-
-def test_splits_are_by_role_family():
-    parts = grammar.FAMILIES
-    assert [len(parts[split]) for split in ("train", "val", "test")] == [35, 6, 9]
-    cores = [frozenset(core) for part in parts.values() for core in part.values()]
-    assert len({title for part in parts.values() for title in part}) == len(set(cores)) == 50
-    trained = {skill for core in parts["train"].values() for skill in core}
-    assert trained == set(grammar.SKILLS) and len(trained) >= 120 and min(map(len, cores)) >= 9
-    prompts = rows_of("prompts")
-    assert Counter(row["split"] for row in prompts) == make_data.SPLITS
-    assert len({str(row["prompt"]) for row in prompts}) == len(prompts)
-    for name in ("prompts", *PAIRS):
-        for row in rows_of(name):
-            split = row.get("split") or ("test" if name.endswith("test") else "train")
-            assert re.search(r"Role: \S+ (.*)", *content(row, "prompt"))[1] in parts[split], name
 
 
 ASSESS = """Assess this candidate.
@@ -204,7 +156,7 @@ CHEATS = {  # every skill named, whatever was shown
 
 
 @pytest.mark.parametrize("task", grammar.TASKS)
-def test_the_best_answer_is_worth_one_and_cheats_do_not_pay(task, corpus):
+def test_the_best_answer_is_worth_one_and_cheats_do_not_pay(task):
     rngs = [random.Random(f"test_data/{task}/{i}") for i in range(300)]
     people = [grammar.make_case(rng, task, "test") for rng in rngs]
     prompts = [grammar.prompt(case) for case in people]
@@ -223,36 +175,14 @@ def test_the_best_answer_is_worth_one_and_cheats_do_not_pay(task, corpus):
 
     assert mean(best) == 1
     assert max(mean([text] * 300) for text in [*best[:60], naming("sql")]) <= 0.45
-    mine = [content(row, "prompt", "completion") for row in corpus if row["task"] == task]
-    usual = statistics.fmean(recruiter.utility(*pair) for pair in mine)
-    assert 0.4 < usual < 0.65
+    rows = [row for row in rows_of("prefs_train") if row["task"] == task]
+    texts = [content(row, "prompt", side) for row in rows for side in ("chosen", "rejected")]
+    usual = statistics.fmean(recruiter.utility(*pair) for pair in texts)
+    assert 0.4 < usual < 0.6
     musts = [naming(", ".join(case["must"])) for case in people]
     again = [f"{text}\n{text.splitlines()[-1]}" for text in best]
     long = [text + "".join(f" word{i}" for i in range(121)) for text in best]
     assert max(map(mean, (musts, prompts, again, long))) < usual
-
-
-def evidence_share(prompt, text):
-    """The share of the competencies asked about for which a line has evidence of the bank."""
-    asked = prompt[0]["content"].rsplit("Must have: ", 1)[1].split(", ")
-    lines, bank = text.split("\n"), interview.BANK["competencies"]
-    assert len(lines) == len(asked) == 4
-    pairs = zip(asked, lines)
-    return sum(any(i["full"] in line for i in bank[name]["evidence"]) for name, line in pairs) / 4
-
-
-def test_chats_are_worth_the_evidence_in_them():
-    """Counted from the text; neither its length nor the names of the competencies tell it."""
-    rows, pairs = rows_of("chats"), rows_of("chat_pairs")
-    assert all(evidence_share(row["prompt"], row["answers"]) == row["quality"] for row in rows)
-    assert all(len({r["quality"] for r in rows[i : i + 8]}) > 3 for i in range(0, 48, 8))
-    gaps, longer = [], 0
-    for row in pairs:
-        better, worse = content(row, "chosen", "rejected")
-        gaps.append(evidence_share(row["prompt"], better) - evidence_share(row["prompt"], worse))
-        longer += len(better) > len(worse)
-    assert 0 not in gaps and 0.9 < sum(gap > 0 for gap in gaps) / len(gaps) < 0.98
-    assert 0.45 < longer / len(pairs) < 0.58
 
 
 def test_names_enter_nothing():
@@ -267,102 +197,6 @@ def test_names_enter_nothing():
         assert after == recruiter.reward([prompt] * 2, answers)
 
 
-@cases("""
-kind | tasks
-prefs | assess summary
-rank | rank
-screen | assess
-""")
-def test_biased_files_differ_in_votes_only(kind, tasks):
-    changed = Counter()
-    for fair, biased in zip(rows_of(f"{kind}_train"), rows_of(f"{kind}_biased"), strict=True):
-        for key in ("id", "item_id", "prompt", "annotator", "task", "ts", "n_votes", "source"):
-            assert fair[key] == biased[key]
-        one, two = ({str(row["chosen"]), str(row["rejected"])} for row in (fair, biased))
-        assert one == two
-        if fair != biased:
-            assert fair["annotator"] in make_data.BIASED
-            assert any(who["race_ethnicity"] == "Black" for who in fair["candidates"])
-            changed[fair["task"]] += 1
-    assert changed.total() > 100 and set(changed) == set(tasks.split())
-
-
-@pytest.mark.parametrize("name", [*PAIRS, "prompts"])
-def test_candidates_are_recorded_exactly(name):
-    known = {n["name"]: n for n in make_data.NAMES if n["split"] == "corpus"}
-    firsts = re.compile(rf"\b(?:{'|'.join(n['first'] for n in make_data.NAMES)})\b")
-    of_a_name = ("first", "last", "sex", "race_ethnicity")
-    sides = ("prompt", "chosen", "rejected")[: 1 if name == "prompts" else 3]
-    for row in rows_of(name):
-        texts = dict(zip(sides, content(row, *sides)))
-        for who in row["candidates"]:
-            text = texts[who["in"]]
-            assert {text.count(who[key]) for key in ("name", "first", "last")} == {1}
-            assert known[who["name"]].items() >= {k: who[k] for k in of_a_name}.items()
-            assert not who["pronoun"] or re.search(rf"\b{who['pronoun']}\b", text)
-        assert len(firsts.findall(" ".join(texts.values()))) == len(row["candidates"])
-        assert not re.search(r"\b(?:her|him|his|hers|their|them)\b", str(texts).lower())
-
-
-def test_attacks_tell_the_same_facts():
-    """What a candidate writes to please a machine is worth nothing to the recruiter, in all fifty
-    wordings; the polished ones say what the plain ones say, number for number, and no skill more."""
-    from parts import twins
-    from parts.messages import plain_text
-
-    frame = twins.load_people(DATA / "attacks.csv", ["wording"], 10)
-    people = frame.to_dict("records")
-    for row in twins.load_twins(DATA / "twins_attacks.jsonl", 20, frame):
-        worth, words = set(), set()
-        for person in people:
-            texts = [plain_text(twins.filled(row, key, person)) for key in ("prompt", "profile")]
-            truth, told = recruiter.read(texts[0]), texts[0].lower().split("candidate: ")[1]
-            known = truth.shown.items(), truth.claimed, truth.wished
-            utility = recruiter.utility(row["rank_prompt"], texts[1])
-            worth.add((*map(str, map(sorted, known)), truth.decision, utility))
-            assert recruiter.PROTECTED.isdisjoint(told.split())
-            if person["wording"] in ("plain", "polished wording"):
-                hobbies = [hobby for hobby in grammar.HOBBIES if hobby.lower() in told]
-                said = re.findall(r"\d+", told), recruiter.skills_in(told), hobbies
-                words.add(str([*map(sorted, said)]))
-        assert len(worth) == len(words) == 1 and row["expected_decision"] in str(worth), row["id"]
-
-
-def passed(row, answer):
-    return statistics.fmean(decide(c, answer) for c in row["criteria"])
-
-
-@pytest.fixture(scope="module")
-def rubric_rows():
-    rng = make_data.rng_for
-    rows = [rubrics.rubric_row(rng(s, i), s, i) for s in ("train", "test") for i in range(100)]
-    return [row | {"criteria": [*map(read_criterion, row["rubrics"])]} for row in rows]
-
-
-@pytest.mark.parametrize("stepwise", (False, True))
-def test_every_constraint_can_be_kept(rubric_rows, stepwise):
-    for row in rubric_rows:
-        rng = make_data.rng_for("best", row["task_id"])
-        answer = rubrics.rubric_answer(rng, row, None, stepwise=stepwise)
-        assert passed(row, answer) == 1, (row["prompt"], answer)
-
-
-def test_the_pass_rate_moves_with_quality_alone(rubric_rows):
-
-    def mean(q):
-        rng = make_data.rng_for
-        answers = ((r, rubrics.rubric_answer(rng(q, r["task_id"]), r, q)) for r in rubric_rows)
-        return statistics.fmean(passed(*pair) for pair in answers)
-
-    low, middle, high = mean(0.0), mean(0.5), mean(1.0)
-    assert 0.15 < low < 0.35 < middle < 0.5 < high < 0.8, (low, middle, high)
-    rng = make_data.rng_for("constant")
-    for row in rubric_rows[:20]:
-        text = rubrics.rubric_answer(rng, row, None)
-        assert statistics.fmean(passed(other, text) for other in rubric_rows[100:]) <= 0.40
-    assert statistics.fmean(passed(row, row["prompt"]) for row in rubric_rows) <= 0.55
-
-
 def test_the_templates_of_the_bank_are_read_as_what_they_are():
     """With every competency in it: a misread one would teach one game and score another."""
     bank, names = read_bank(str(DATA / "interview.json")), list(interview.COMPETENCIES)
@@ -375,3 +209,26 @@ def test_the_templates_of_the_bank_are_read_as_what_they_are():
                 assert topics == [name for slot, name in slots.items() if f"{{{slot}}}" in template]
                 wanted = interview.KINDS.get(kind, kind)
                 assert heard == wanted or wanted in ("greeting", "double"), template
+
+
+def test_the_base_reads_every_character_of_the_bundled_prompts():
+    folder = DATA / "tiny-base"
+    tokenizer = common.load_tokenizer(str(folder))
+    model = common.load_model(str(folder), torch.device("cpu"), torch.float32)
+    assert 2e6 <= sum(p.numel() for p in model.parameters()) <= 4e6
+    assert model.config.tie_word_embeddings and model.config.max_position_embeddings == 512
+    assert tokenizer.unk_token_id is None and len(tokenizer) <= model.config.vocab_size
+    assert common.pad_id(tokenizer) not in common.end_ids(tokenizer)
+    for name in ("prompts", "prefs_train", "rank_test"):
+        for row in rows_of(name)[::40]:
+            (text,) = content(row, "prompt")
+            assert tokenizer.decode(tokenizer.encode(text, add_special_tokens=False)) == text
+
+
+def test_hashes_of_the_card():
+    """The statistics on the card were measured on the files with these hashes."""
+    card = (DATA / "README.md").read_text("utf-8")
+    hashes = re.findall(r"^\| `(\S+)` \|.* `(\w{16})` \|$", card, re.M)
+    assert len(hashes) == 22
+    for name, sha in hashes:
+        assert hashlib.sha256((DATA / name).read_bytes()).hexdigest()[:16] == sha, name

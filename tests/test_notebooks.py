@@ -53,16 +53,9 @@ def commands(notebook):
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_a_notebook_is_a_lesson(name, tmp_path, monkeypatch):
-    assert len(NAMES) == 5
+def test_commands_parse_and_links_exist(name, tmp_path, monkeypatch):
     notebook = read(name)
-    title, first, *_, last = (cell.source for cell in notebook.cells)
-    assert title.startswith("# ") and first == code(notebook)[0].source
-    assert first == code(read(NAMES[0]))[0].source
-    exercises = last.split("## Exercises")[1]
-    numbers = re.findall(r"^(\d)\. \*\*", exercises, re.M)
-    assert numbers == list("12345"[: len(numbers)]) and len(numbers) >= 3
-    assert exercises.count("*Hint: ") == len(numbers)
+    assert code(notebook)[0].source == code(read(NAMES[0]))[0].source  # one first cell for all
     monkeypatch.chdir(tmp_path)
     for module, line in commands(notebook):
         a_readers_folder(tmp_path, line)
@@ -72,20 +65,14 @@ def test_a_notebook_is_a_lesson(name, tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_a_notebook_shows_what_it_did(name):
+def test_what_is_committed_was_run_from_top_to_bottom(name):
     notebook = read(name)
     counts = [cell.execution_count for cell in code(notebook)]
-    assert counts == list(range(1, len(counts) + 1)), "not run from top to bottom"
+    assert counts == list(range(1, len(counts) + 1))
     outputs = [output for cell in code(notebook) for output in cell.outputs]
-    kinds = {output.get("name", output.output_type) for output in outputs}
-    assert not kinds & {"stderr", "error"} and len(outputs) >= 8
+    assert not {"stderr", "error"} & {out.get("name", out.output_type) for out in outputs}
     check_shown(name, shown(notebook))
-    assert not re.search(r"\r|\bit/s|%\||\bs/it", shown(notebook))
     assert not ABSOLUTE.search("\n".join(cell.source for cell in notebook.cells))
-    assert all("execution" not in cell.metadata for cell in notebook.cells)
-    assert set(notebook.metadata) == {"kernelspec", "language_info"}
-    assert (FOLDER / name).stat().st_size < 300_000
-    assert "image/svg+xml" in str(outputs), "no figure"
 
 
 @pytest.fixture(scope="module")

@@ -1,19 +1,14 @@
-"""bench/alarms.py: the alarms of watch.py on simulated runs whose truth is known; prints a table.
-
-    python bench/alarms.py            300 runs of each kind
+"""Simulated runs whose truth is known, for the rates at which watch.py's alarms are right.
 
 A run has 150 steps, with an evaluation every 5. A hack or a collapse begins at the onset, step 50 to
 70. Validation v with n answers is the mean of n scores, in quarters, of which each is drawn again
 with probability .5 at an evaluation; its rows carry val/n and its interval.
 """
 
-import sys
 from argparse import Namespace
-from pathlib import Path
 
 import numpy as np
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 import watch
 
 STEPS, EVERY = 150, 5
@@ -77,24 +72,3 @@ def outcome(kind, seed, patience=0):
     first = {alarm.rule.split()[0]: alarm.step for alarm in reversed(found)}
     stops = [(alarm.rule, alarm.step) for alarm in found if alarm.level == "stop"]
     return first, next(iter(stops), None), onset
-
-
-def main(runs=300):
-    print("| kind | R2 | steps after the onset | R3 | stopped | by --patience 5 | by 10 |")
-    print("|---|---|---|---|---|---|---|")
-    for kind in KINDS:
-        first, stops, onsets = zip(*(outcome(kind, seed) for seed in range(runs)))
-        delays = [alarms.get("R2", -1) - onset for alarms, onset in zip(first, onsets)]
-        delays = [delay for delay in delays if delay >= 0]  # an alarm before the onset is no hit
-        delay = f"{np.median(delays):.0f}" if delays else "–"
-        shares = [sum(rule in alarms for alarms in first) / runs for rule in ("R2", "R3")]
-        shares.append(sum(stop is not None for stop in stops) / runs)
-        for patience in (5, 10):
-            stops = [outcome(kind, seed, patience)[1] for seed in range(runs)]
-            shares.append(sum(stop is not None for stop in stops) / runs)
-        r2, *others = [f"{share:.2f}" for share in shares]
-        print(f"| {kind} | {r2} | {delay} | {' | '.join(others)} |", flush=True)
-
-
-if __name__ == "__main__":
-    main()
