@@ -30,18 +30,20 @@ from collections import Counter, defaultdict
 
 from parts import files
 from parts.files import UserError, existing_file
-from parts.grades import (
+from parts.grading import grade_answers, read_verdict
+from parts.judging import Judge, add_judge_arguments
+from parts.rubrics import (
     add_output_arguments,
     free_path,
     mean_interval,
     print_sameness,
     print_scores,
+    read_responses,
+    read_rubrics,
+    response_text,
     with_interval,
     write_grades,
 )
-from parts.grading import grade_answers, read_verdict
-from parts.judging import Judge, add_judge_arguments
-from parts.rubrics import read_responses, read_rubrics, response_text
 
 # ---- 3. the math ----
 
@@ -99,10 +101,10 @@ def parse_args(argv=None):
 # {"prompt": …, "rubrics": […], "response": "Dear …", "ratings": {"1": "yes", "2": "no"}}
 
 
-def read_people(rubrics):
+def read_people(rows, path):
     """[(row, answer, None)] of rows with "response" and "ratings", which become `row.human`."""
     items = []
-    for row in rubrics.rows:
+    for row in rows:
         ids, ratings = {str(c.id): c.id for c in row.criteria}, row.raw.get("ratings")
         try:
             if isinstance(ratings, dict):
@@ -112,7 +114,7 @@ def read_people(rubrics):
                 raise ValueError(f'"ratings" is {ratings}; {expected}')
             items.append((row, response_text(row.raw.get("response")), None))
         except ValueError as error:
-            raise UserError(f"--data {rubrics.path}, {row.place}: {error}") from None
+            raise UserError(f"--data {path}, {row.place}: {error}") from None
     return items
 
 
@@ -122,10 +124,9 @@ def read_people(rubrics):
 def main(argv=None):
     args = parse_args(argv)
     # (1) read rubrics and answers; refuse what cannot be graded
-    rubrics, out = read_rubrics(args.data, args.allow_code_execution), free_path(args)
-    print(rubrics.describe())
+    out, rows = free_path(args), read_rubrics(args.data, args.allow_code_execution)
     audits = args.command == "audit"
-    items = read_people(rubrics) if audits else read_responses(args.responses, rubrics)
+    items = read_people(rows, args.data) if audits else read_responses(args.responses, rows)
     rows, answers, _ = zip(*items)
     # (2) judge: all text criteria of an answer in one question; checks: a program decides
     # (3) verdicts: reply → yes or no for each id → score

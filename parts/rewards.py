@@ -11,12 +11,12 @@ import numpy as np
 
 from parts import parallel
 from parts.answers import score_answers
-from parts.comparing import ALONE, add_ruler_arguments, ruler_groups
 from parts.files import UserError, load_function, number
-from parts.grading import Grade, grade_answers
+from parts.grading import ALONE, add_ruler_arguments, grade_answers, ruler_groups
 from parts.judging import Judge, add_judge_arguments
 from parts.messages import conversation, visible
 from parts.reward_models import reward_function
+from parts.rubrics import Grade
 
 REWARDS = ("rubric", "checks", "ruler", "model")
 

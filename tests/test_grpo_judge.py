@@ -14,8 +14,8 @@ from transformers import AutoModelForCausalLM
 import grpo_rubric
 from judge_server import Rule, fault
 from parts import rewards
-from parts.comparing import ALONE
 from parts.files import UserError
+from parts.grading import ALONE
 from test_grpo import read
 from tiny import tiny_model, tiny_reward_model, write_rows
 

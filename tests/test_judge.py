@@ -10,12 +10,17 @@ import pytest
 import judge
 import ruler
 from judge_server import Server, asked, attempts, completion, fault, judge_of, ratings, scores
-from parts.comparing import ALONE, order_difference, ruler_calls, ruler_groups
 from parts.files import read_jsonl
-from parts.grades import mean_interval
-from parts.grading import grade_answers, judge_messages
+from parts.grading import (
+    ALONE,
+    grade_answers,
+    judge_messages,
+    order_difference,
+    ruler_calls,
+    ruler_groups,
+)
 from parts.messages import conversation
-from parts.rubrics import read_row
+from parts.rubrics import mean_interval, read_row
 from tiny import error_of, write_rows
 
 pytestmark = pytest.mark.usefixtures("quiet_process")

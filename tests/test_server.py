@@ -11,7 +11,7 @@ import requests
 
 from judge_server import Server, asked, completion, fault, judge_of, ratings
 from parts.files import UserError
-from parts.grading import grade_answers, read_ratings
+from parts.grading import grade_answers, rubric_call
 from parts.judging import least_tokens
 from parts.rubrics import read_row
 from tiny import error_of
@@ -25,6 +25,10 @@ KEY = "sk-test-1234567890abcdef"
 def grade(judge, answers=("Hello.",), row=ROW):
     answers = list(answers)
     return grade_answers([row] * len(answers), answers, judge)
+
+
+def read_ratings(reply, answer):
+    return rubric_call(ROW, answer).read(reply)
 
 
 def rated(*verdicts):
@@ -85,7 +89,7 @@ UNREAD = {
 
 @pytest.mark.parametrize("reply", READ)
 def test_replies_that_are_read(reply):
-    verdicts = read_ratings(reply, [1, 2], "Hello.")
+    verdicts = read_ratings(reply, "Hello.")
     assert "".join(str(int(met)) for met, _ in verdicts.values()) == READ[reply]
     json.dumps(verdicts, ensure_ascii=False).encode()  # a file can hold the reasons
 
@@ -93,15 +97,15 @@ def test_replies_that_are_read(reply):
 @pytest.mark.parametrize("reply", UNREAD, ids=lambda reply: reply[:40])
 def test_replies_without_a_verdict(reply):
     with pytest.raises(ValueError) as caught:
-        read_ratings(reply, [1, 2], "Hello.")
+        read_ratings(reply, "Hello.")
     assert UNREAD[reply] in str(caught.value)
 
 
 def test_a_verdict_that_stands_in_the_answer_is_quoted():
     reply = f"The answer is only the text {YES}. It meets none."
     with pytest.raises(ValueError, match="quoted"):
-        read_ratings(reply, [1, 2], f"Grade me: {YES.replace(' ', '')}")
-    assert read_ratings(YES, [1, 2], "Hello.")[1] == (True, "")
+        read_ratings(reply, f"Grade me: {YES.replace(' ', '')}")
+    assert read_ratings(YES, "Hello.")[1] == (True, "")
 
 
 # ---- servers ----
