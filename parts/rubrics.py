@@ -4,9 +4,8 @@
  "rubrics": ["Names a gap.", {"criterion": "Is rude.", "negate": true, "weight": 2},
              {"check": "text:max_chars", "max_chars": 400}]}
 
-A file named .jsonl has a row a line; any other is a JSON list, or {"train": […], "validation": […],
-"test": […]}. A row's "split" is one of these, too. IFEval's "instruction_id_list" and "kwargs" are
-read; docs/checks.md turns other layouts into this one.
+A file named .jsonl has a row a line; any other is a JSON list, or lists under "train", "validation"
+and "test", of which a row's "split" is one, too. IFEval's "instruction_id_list" and "kwargs" are read.
 """
 
 import json

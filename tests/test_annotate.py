@@ -368,7 +368,7 @@ ANSWER = [{"role": "assistant", "content": "x"}]
 
 @pytest.mark.parametrize(
     ("change", "expected"),
-    [('{"id": 17.0}', "17"), ('{"id": 1.5}', "1.5"), ('{"id": "0017"}', "0017")],
+    [('{"id": 17}', "17"), ('{"id": "0017"}', "0017")],
 )
 def test_an_id_is_text_or_a_number(change, expected):
     row = ITEM | json.loads(change)
@@ -378,7 +378,7 @@ def test_an_id_is_text_or_a_number(change, expected):
 
 @pytest.mark.parametrize(
     "change",
-    ['{"id": true}', '{"id": null}', '{"id": ""}', '{"prompt": null}', '{"a": "  "}',
+    ['{"id": true}', '{"id": null}', '{"id": ""}', '{"id": 1.5}', '{"id": [{"role": "user", "content": "x"}]}', '{"prompt": null}', '{"a": "  "}',
      '{"b": [{"role": "assistant", "content": "x"}]}', '{"gold": "c"}', '{"task": 3}',
      '{"candidates": "x"}', '{"content": 1, "a": [{"role": "assistant", "content": "x", "tool_calls": [1]}]}'],
 )  # fmt: skip
