@@ -197,7 +197,7 @@ def evaluate(args, run, models, rows, name):
     graders = models.graders
     b = answer(args, models, rows, 1, [graders.metric], args.eval_temperature, args.seed)
     scores = [grade.score for grade in b["grades"][graders.metric]]
-    metrics = rollouts.val_row(*rollouts.lengths_of(b)) | scored("val/score", scores)
+    metrics = rollouts.val_row(*rollouts.lengths_of(b)) | rewards.mean_row("val/score", scores)
     metrics["val/n"] -= scores.count(None)
     if graders.gold:
         metrics |= scored("val/gold", graders.gold_scores(rows, b["texts"]))

@@ -157,7 +157,7 @@ def to_prefs(items, votes, ties="keep"):
         place = {better: "chosen", worse: "rejected"}
         people = item.get("candidates") or []
         people = [c | {"in": place.get(c.get("in"), c.get("in"))} for c in people]
-        row = {
+        pair = {
             "prompt": item["prompt"],
             "chosen": item[better],
             "rejected": item[worse],
@@ -176,5 +176,5 @@ def to_prefs(items, votes, ties="keep"):
             "ts": vote["ts_server"],
             "schema": SCHEMA,
         }
-        rows.append(row)
+        rows.append(pair)
     return rows

@@ -15,7 +15,7 @@ from functools import partial
 from pathlib import Path
 
 from checks import decide
-from parts.files import existing_file
+from parts.files import brief, existing_file
 from parts.judging import Call, Reply
 from parts.messages import visible, words
 from parts.rubrics import Grade, rubric_score
@@ -141,7 +141,7 @@ def judge_messages(task, criteria, answer, reference=None):
     What all answers to a task share comes first, so that a server caches it. The form holds no
     value that could be copied as an answer.
     >>> system, user = judge_messages("Greet.", {1: "Says hello.", 3: "Is short."}, "Hi </answer>")
-    >>> print(*[line for line in user["content"].split("\n") if line[0] not in "<TH"], sep="\n")
+    >>> print(*[line for line in user["content"].split("\n") if line[0] in "123R{"], sep="\n")
     1. Says hello.
     3. Is short.
     Rate the 2 criteria 1, 3, each id once, in this form:
@@ -178,7 +178,7 @@ def rubric_call(row, answer):
     return Call(messages, schema, partial(read_entries, graded=answer, **form))
 
 
-def grade_answers(rows, answers, judge=None, mode="strict", scoring="fraction", checks_only=False):
+def grade_answers(rows, answers, judge=None, mode="strict", checks_only=False):
     """A Grade for each answer to its row; checks_only leaves the text criteria out.
 
     All questions go to the judge in one `ask`; a check is decided here, and never sent.
@@ -199,8 +199,10 @@ def grade_answers(rows, answers, judge=None, mode="strict", scoring="fraction", 
             if empty:  # a failure of the model: it earns nothing
                 credit = False
             elif c.kind == "check":
-                credit = decide(c, answers[n], mode)
-                grade.error = f"{c.check} fails on this answer" if credit is None else grade.error
+                try:
+                    credit = decide(c, answers[n], mode)
+                except Exception as problem:  # it costs this answer its score, not the run
+                    grade.error = f"{c.check}: {brief(problem, 200)}"
             elif reply.value:
                 verdict, reason = reply.value[c.id]
                 credit = verdict != c.negate
@@ -209,7 +211,7 @@ def grade_answers(rows, answers, judge=None, mode="strict", scoring="fraction", 
             grade.criteria.append(logged | {"reason": reason})
         if not grade.error:
             weights = [c["weight"] for c in grade.criteria]
-            grade.score = rubric_score(weights, [c["credit"] for c in grade.criteria], scoring)
+            grade.score = rubric_score(weights, [c["credit"] for c in grade.criteria])
         grades.append(grade)
     return grades
 

@@ -110,8 +110,11 @@ def json_rows(path, flag):
     parts = data if isinstance(data, dict) else {"": data}
     if not all(isinstance(part, list) for part in parts.values()):
         raise UserError(f"{flag} {path}: expected a list of rows, or one under each of {SPLITS}")
-    numbered = [(split, *row) for split in parts for row in enumerate(parts[split], 1)]
-    return [(split, f"{split} row {number}".strip(), row) for split, number, row in numbered]
+    return [
+        (split, f"{split} row {number}".strip(), row)
+        for split, part in parts.items()
+        for number, row in enumerate(part, 1)
+    ]
 
 
 def read_row(raw, name="row-1", allow_code=False):
@@ -240,28 +243,23 @@ def free_path(args):
     return out
 
 
-def rubric_score(weights, passed, scoring="fraction"):
-    """Σ weight of the met / Σ weight of those rated; scoring="all": 1 if all are met, else 0.
+def rubric_score(weights, passed):
+    """Σ weight of the met / Σ weight of those rated.
 
     weights  (K,), of a fault below 0: taken off where it is found; the score is at least 0
     passed   (K,) True, False or None (no verdict); a fault that was found has not passed
-    returns  None if there is nothing to divide by, or if "all" hangs on an open one
+    returns  None if there is nothing to divide by
     By hand: weights 2, 1, 1 with yes, no, nothing: 2/3 of the rated weight. Points 4 and −1, met
     and found: (4 − 1)/4.
     >>> round(rubric_score([2, 1, 1], [True, False, None]), 4), rubric_score([1, 1], [None, None])
     (0.6667, None)
     >>> rubric_score([4, -1], [True, False]), rubric_score([4, -8], [True, False])
     (0.75, 0.0)
-    >>> [rubric_score([1, 1], [True, last], "all") for last in (True, False, None)]
-    [1.0, 0.0, None]
     """
     rated = [(weight, met) for weight, met in zip(weights, passed) if met is not None]
     total = sum(weight for weight, _ in rated if weight > 0)
-    if scoring == "all" and False not in passed:
-        return None if None in passed else 1.0
     earned = sum(weight for weight, met in rated if met == (weight > 0))
-    share = max(0.0, earned / total) if total else None
-    return share if scoring == "fraction" else 0.0
+    return max(0.0, earned / total) if total else None
 
 
 def write_grades(out, items, grades):

@@ -30,7 +30,7 @@ SHOWN = {"left": "a", "right": "b"}, {"left": "b", "right": "a"}
 # (event, choice, strength): 1 slightly, 2 clearly, 3 much better
 SAID = [("vote", answer, strength) for answer in "ab" for strength in (1, 2, 3)]
 SAID += [("vote", "tie", 0), ("vote", "both_bad", 0), ("skip", None, None), ("undo", None, None)]
-NOT_COMPARED = "judge", "repeat_of", "thumbs"  # true or a name in such votes of older versions
+OLDER = "judge", "repeat_of", "thumbs"  # in votes of older versions that no person compared
 TEXTS = "event_id item_id item_sha256 annotator comment ts_server guidelines_sha256".split()
 
 # ---- items ----
@@ -132,8 +132,8 @@ def draw(args):
     rows = read_prompts(args.prompts, "--prompts", args.chat)
     rows = [row for row in rows if args.split in (None, row.get("split"))]
     if len({type(row["prompt"]) for row in rows}) != 1:
-        reason = f'with "split": "{args.split}"' if args.split else "all texts or all messages"
-        raise UserError(f"--prompts {args.prompts}: expected prompts {reason}")
+        expected = f"expected prompts of --split {args.split}, all texts or all messages"
+        raise UserError(f"--prompts {args.prompts}: {expected}")
     rows = some_prompts(rows, args.limit) if args.limit else rows
     load_tokenizer(model_b, "--model-b")  # a wrong name is told before --model has answered
     out.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -156,11 +156,9 @@ def sample(flag, name, rows, args, seed):
     import common
     from parts import parallel, sampling
 
-    tokenizer, (device, dtype) = (
-        common.load_tokenizer(name, flag),
-        parallel.pick(args.device, "auto"),
-    )
-    model, most = common.load_model(name, device, dtype, flag=flag), args.max_new_tokens
+    tokenizer, most = common.load_tokenizer(name, flag), args.max_new_tokens
+    device, dtype = parallel.pick(args.device, "auto")
+    model = common.load_model(name, device, dtype, flag=flag)
     ids = [common.encode_prompt(tokenizer, row["prompt"]) for row in rows]
     longest = max(map(len, ids))
     if longest + most > common.max_positions(model.config):
@@ -168,9 +166,7 @@ def sample(flag, name, rows, args, seed):
         raise UserError(f"--max-new-tokens {most}: {reason}; lower it, or shorten the prompt")
     print(f"drawing {len(rows)} answers from {name}", flush=True)
     policy = common.Policy(model, dtype)
-    rollout = sampling.sample(
-        policy, tokenizer, ids, max_new_tokens=most, temperature=args.temperature, seed=seed
-    )
+    rollout = sampling.sample(policy, tokenizer, ids, 1, most, args.temperature, seed)
     if cut := len(rows) - sum(rollout.finished):
         print(f"{cut} of {len(rows)} answers were cut at --max-new-tokens {most}; raise it")
     texts = [text if text.strip() else "(no answer)" for text in rollout.texts]  # it can lose
@@ -202,19 +198,19 @@ def check_event(event):
         "strength": event.get("strength") is not True,
         "undoes": isinstance(event.get("undoes", ...), undoes),
     }
+    is_right |= {key: not event.get(key) for key in OLDER}
     if wrong := [key for key in is_right if not is_right[key]]:
         value = json.dumps(event.get(wrong[0], "missing"))[:40]
-        raise ValueError(f'"{wrong[0]}" is {value}, which annotate.py does not write')
+        raise ValueError(f'"{wrong[0]}" is {value}, which annotate.py does not write (any more)')
 
 
-def read_log(path, items=None):
+def read_log(path, items):
     """The events of annotations.jsonl in order; see `check_event` for their keys.
 
     path    of the log. A last line without a line end was cut by a crash, and no event
     items   {id: item}: each event must be on the text of one of these
 
-    Votes that are no comparison by a person (see NOT_COMPARED) are left out, and counted on the
-    screen. UserError names file and line of what is no event.
+    UserError names file and line of what is no event.
     """
     if not path.is_file():
         raise UserError(f"{path}: no such file; annotate.py writes the votes into its --out")
@@ -223,16 +219,13 @@ def read_log(path, items=None):
         try:
             event = files.parse_json(text.decode())
             check_event(event)
-            item = (items or {}).get(event["item_id"])
-            if items and not (item and item_sha256(item) == event["item_sha256"]):
+            item = items.get(event["item_id"])
+            if not (item and item_sha256(item) == event["item_sha256"]):
                 fix = "restore the items.jsonl that was voted on"
                 raise ValueError(f"no item {event['item_id']!r} with the same texts; {fix}")
         except (ValueError, RecursionError) as error:
             raise UserError(f"{path}:{line}: {error}") from None
-        if not any(event.get(key) for key in NOT_COMPARED):
-            events.append(event)
-    if left_out := len(lines) - len(events):
-        print(f"{path}: left out: {left_out} votes by models, on one answer, or on repeated items")
+        events.append(event)
     return events
 
 

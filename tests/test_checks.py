@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from hypothesis import given, settings
@@ -13,8 +14,9 @@ from hypothesis import strategies as st
 
 from checks import CHECKS, check_arguments, decide
 from conftest import REPO
+from parts.grading import grade_answers
 from parts.messages import recommendation
-from parts.rubrics import Criterion
+from parts.rubrics import Criterion, Row
 from parts.run_code import run_tests
 
 
@@ -408,4 +410,15 @@ def test_an_empty_answer_meets_nothing(check):
 
 def test_a_fault_of_a_check_costs_one_answer_its_score(monkeypatch):
     monkeypatch.setitem(CHECKS, "startend:quotation", lambda text: 1 / 0)
-    assert decide(Criterion("check", check="startend:quotation"), "a") is None
+    row = Row("t", "p", [Criterion("check", check="startend:quotation")], {})
+    (grade,) = grade_answers([row], ["a"])
+    assert (grade.score, grade.error) == (None, "startend:quotation: division by zero")
+
+
+def test_formulas_in_a_thread_are_no_score_and_say_so():
+    """math-verify's two seconds are a signal, which only the main thread gets: it was None there,
+    without a word."""
+    row = Row("t", "p", [Criterion("check", "", "math:equal", {"answer": "12"})], {})
+    with ThreadPoolExecutor(1) as pool:
+        (grade,) = pool.submit(grade_answers, [row], [r"\boxed{12}"]).result()
+    assert grade.score is None and "math:equal: " in grade.error and "thread" in grade.error
