@@ -84,7 +84,6 @@ def parse_args(argv=None):
     add("command", choices=("grade", "audit"), help="what to do")
     add("--data", type=existing_file, default="data/rubrics.json", help="rubric file; for audit its rows have a response and ratings, too")
     add("--responses", help='for grade: JSONL of {"prompt" or "task_id", "response"}')
-    add("--check-mode", choices=("strict", "loose"), default="strict", help="loose forgives a first line, a last line and stars, as IFEval does")
     add("--allow-code-execution", action="store_true", help="run code:tests, which runs code from the answers: with limits, but in no sandbox")
     # fmt: on
     add_output_arguments(parser)
@@ -132,7 +131,7 @@ def main(argv=None):
     judge = None
     if any(c.kind == "judge" for row in rows for c in row.criteria):
         judge = Judge(args, out.parent, args.judge_budget)
-    grades = grade_answers(rows, answers, judge, args.check_mode)
+    grades = grade_answers(rows, answers, judge)
     # (4) write every answer with its verdicts; mean, interval, cost
     write_grades(out, items, grades)
     (print_audit if audits else print_scores)(items, grades)

@@ -178,7 +178,7 @@ def rubric_call(row, answer):
     return Call(messages, schema, partial(read_entries, graded=answer, **form))
 
 
-def grade_answers(rows, answers, judge=None, mode="strict", checks_only=False):
+def grade_answers(rows, answers, judge=None, checks_only=False):
     """A Grade for each answer to its row; checks_only leaves the text criteria out.
 
     All questions go to the judge in one `ask`; a check is decided here, and never sent.
@@ -200,7 +200,7 @@ def grade_answers(rows, answers, judge=None, mode="strict", checks_only=False):
                 credit = False
             elif c.kind == "check":
                 try:
-                    credit = decide(c, answers[n], mode)
+                    credit = decide(c, answers[n])
                 except Exception as problem:  # it costs this answer its score, not the run
                     grade.error = f"{c.check}: {brief(problem, 200)}"
             elif reply.value:

@@ -129,16 +129,17 @@ def read_row(raw, name="row-1", allow_code=False):
         raise ValueError(f"expected an object, found {type(raw).__name__}")
     json.dumps(raw, ensure_ascii=False).encode()  # half a character is a ValueError
     check_prompt(raw)
-    rubrics, reference = raw.get("rubrics") or [], raw.get("reference")
-    checks, kwargs = raw.get("instruction_id_list") or [], raw.get("kwargs") or []
-    if not isinstance(rubrics, list) or not isinstance(reference or "", str):
-        raise ValueError('"rubrics" is a list, "reference" a text')
-    if len(checks) != len(kwargs):
-        raise ValueError('"instruction_id_list" and "kwargs" go together, one for one')
+    lists = [raw.get(key) or [] for key in ("rubrics", "instruction_id_list", "kwargs")]
+    task_id, reference, criteria = raw.get("task_id"), raw.get("reference"), []
+    if {*map(type, lists)} != {list} or not isinstance(reference or "", str):
+        raise ValueError('"rubrics", "instruction_id_list", "kwargs" are lists, "reference" a text')
+    rubrics, checks, kwargs = lists
+    kwargs = [given or {} for given in kwargs]
+    if len(checks) != len(kwargs) or not {*map(type, kwargs)} <= {dict}:
+        raise ValueError('each id of "instruction_id_list" has its object in "kwargs"')
     for check, given in zip(checks, kwargs):
-        arguments = {key: value for key, value in (given or {}).items() if value is not None}
+        arguments = {key: value for key, value in given.items() if value is not None}
         rubrics = [*rubrics, {"check": check} | arguments]
-    criteria = []
     for number, value in enumerate(rubrics, 1):
         try:
             criteria.append(read_criterion(value, allow_code))
@@ -147,7 +148,7 @@ def read_row(raw, name="row-1", allow_code=False):
         criteria[-1].id = number
     if not any(criterion.weight > 0 for criterion in criteria):
         raise ValueError('"rubrics" has no criterion with a weight above 0')
-    return Row(str(raw.get("task_id", name)), raw["prompt"], criteria, raw, reference)
+    return Row(name if task_id is None else str(task_id), raw["prompt"], criteria, raw, reference)
 
 
 def read_criterion(value, allow_code=False):
@@ -190,7 +191,7 @@ def read_responses(path, rows=None, flag="--responses"):
     for number, raw in files.read_jsonl(path, numbered=True, flag=flag):
         try:
             answer = response_text(raw.get("response", raw.get("answer")))
-            named = rows and "task_id" in raw
+            named = rows and raw.get("task_id") is not None
             prompt = prompt_key(raw) if "prompt" in raw or not named else None
             found = rows_of[str(raw["task_id"]) if named else prompt]
             if not rows and not found:

@@ -180,7 +180,7 @@ def sample(flag, name, rows, args, seed):
 
 def is_name(text):
     """Is this a pseudonym? 1 to 32 characters that can be seen."""
-    return isinstance(text, str) and 0 < len(text) <= 32 and text.isprintable()
+    return isinstance(text, str) and text.isprintable() and 0 < len(text.strip()) <= len(text) <= 32
 
 
 def check_event(event):
@@ -195,7 +195,7 @@ def check_event(event):
         "choice": tuple(map(event.get, ("event", "choice", "strength"))) in SAID,
         "reasons": isinstance(event.get("reasons"), list),
         "gold_pass": event.get("gold_pass", ...) in (None, True, False),
-        "strength": event.get("strength") is not True,
+        "strength": type(event.get("strength")) in (int, type(None)),  # not true, which equals 1
         "undoes": isinstance(event.get("undoes", ...), undoes),
     }
     is_right |= {key: not event.get(key) for key in OLDER}

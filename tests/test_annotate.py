@@ -453,7 +453,7 @@ def test_draw(tmp_path, llama_folder, monkeypatch):
 @pytest.mark.parametrize(
     "change",
     ['{"item_id": ["x"]}', '{"item_id": "item-9"}', '{"item_sha256": "0"}', '{"annotator": ""}',
-     '{"undoes": "x"}', '{"choice": "left"}', '{"shown": {}}', '{"strength": true}', '{"schema": 2}',
+     '{"undoes": "x"}', '{"choice": "left"}', '{"shown": {}}', '{"strength": true}', '{"strength": 2.0}', '{"annotator": " "}', '{"schema": 2}',
      '{"gold_pass": "missing"}', '{"undoes": "missing"}',
      '{"event": "undo", "choice": null, "strength": null}', "[]", "oops"],
 )  # fmt: skip

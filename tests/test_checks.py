@@ -20,9 +20,9 @@ from parts.rubrics import Criterion, Row
 from parts.run_code import run_tests
 
 
-def holds(check, answer, mode="strict", negate=False, /, **arguments):
+def holds(check, answer, negate=False, /, **arguments):
     arguments = check_arguments(check, arguments, allow_code=True)
-    return decide(Criterion("check", "", check, arguments, negate=negate), answer, mode)
+    return decide(Criterion("check", "", check, arguments, negate=negate), answer)
 
 
 # ---- IFEval ----
@@ -35,8 +35,8 @@ IFEVAL = [
 @pytest.mark.parametrize("row", IFEVAL, ids=lambda row: row["id"])
 def test_ifeval(row):
     """Verdicts of lm-evaluation-harness 0.4.13 (NLTK's English Punkt); "ours" where we differ."""
-    ours = [holds(row["id"], row["answer"], mode, **row["kwargs"]) for mode in ("strict", "loose")]
-    assert ours == row.get("ours", [row["strict"], row["loose"]])
+    ours = holds(row["id"], row["answer"], **row["kwargs"])
+    assert ours == row.get("ours", [row["strict"]])[0]
 
 
 def test_the_golden_rows_show_each_id_both_ways():
@@ -118,9 +118,7 @@ TABLE = [  # check, arguments, answers that pass, answers that do not
 def test_what_passes_and_what_only_looks_so(check, arguments, right, wrong):
     verdicts = {answer: holds(check, answer, **arguments) for answer in right + wrong}
     assert verdicts == dict.fromkeys(right, True) | dict.fromkeys(wrong, False)
-    negated = {
-        answer: holds(check, answer, "strict", True, **arguments) for answer in right + wrong
-    }
+    negated = {answer: holds(check, answer, True, **arguments) for answer in right + wrong}
     assert negated == dict.fromkeys(right, False) | dict.fromkeys(wrong, True)
 
 
@@ -315,6 +313,8 @@ BAD = [  # check, arguments, a word of the message
     ("json:schema", {"schema": {"type": "text"}}, "text"),
     ("json:schema", {"schema": {"properties": {"a": {"minLength": 3}}}}, "minLength"),
     ("json:schema", {"schema": {"items": {"items": {"pattern": "a"}}}}, "pattern"),
+    ("json:schema", {"schema": {"required": "name"}}, "TypeError"),
+    (["text:contains"], {"answer": "a"}, "is no check"),
     ("math:equal", {"answer": ""}, "blank"),
     ("math:equal", {"answer": r"\frac{"}, "read"),
     ("code:tests", {"tests": "double(2) =="}, "SyntaxError"),
@@ -385,8 +385,7 @@ def test_any_text_is_decided_without_an_error(text):
     for check, arguments in ARGUMENTS.items():
         if text.strip():
             CHECKS[check](text, **arguments)  # raises nothing that `decide` would hide
-        for mode in ("strict", "loose"):
-            assert holds(check, text, mode, **arguments) in (True, False)
+        assert holds(check, text, **arguments) in (True, False)
 
 
 @pytest.mark.parametrize("piece", PIECES, ids=repr)
@@ -405,7 +404,7 @@ def test_an_empty_answer_meets_nothing(check):
     arguments = ARGUMENTS.get(check, {"tests": TESTS})
     for text in ("", " \n", "<think>in 3 parts", "<think>x</think>\n", "\u200b\u2060"):
         for negate in (False, True):
-            assert holds(check, text, "loose", negate, **arguments) is False
+            assert holds(check, text, negate, **arguments) is False
 
 
 def test_a_fault_of_a_check_costs_one_answer_its_score(monkeypatch):

@@ -24,7 +24,7 @@ pytestmark = pytest.mark.usefixtures("quiet_process")
 
 TEXT = "The answer holds a vowel."
 VOWEL = re.compile("[aeiouAEIOU]")
-CHECK = {"check": "regex:match", "pattern": "[aeiouAEIOU]", "name": "gold"}
+CHECK = {"check": "regex:match", "pattern": "[aeiouAEIOU]"}
 
 
 def asks(n, *rubrics, **more):

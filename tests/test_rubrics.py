@@ -62,6 +62,9 @@ BAD_ROWS = [  # a row, a word of the message
     (ROW | {"reference": 3}, "reference"),
     (ROW | {"reference": "\ud800"}, "surrogate"),
     (ROW | {"kwargs": [{}]}, "kwargs"),
+    (ROW | {"instruction_id_list": ["punctuation:no_comma"], "kwargs": ["x"]}, "kwargs"),
+    (ROW | {"instruction_id_list": "ab", "kwargs": "ab"}, "instruction_id_list"),
+    (ROW | {"instruction_id_list": 5, "kwargs": [{}]}, "instruction_id_list"),
     (ROW | {"rubrics": [{"criterion": "a", "weight": 0}]}, "weight"),
     (ROW | {"rubrics": [{"criterion": "a", "weight": -2}]}, "weight"),
     ([1], "object"),
@@ -73,7 +76,7 @@ BAD_CRITERIA = [
     ({"criterion": "a", "weight": True}, "weight"), ({"criterion": "a", "weight": "2"}, "weight"),
     ({"criterion": "a", "weight": float("inf")}, "weight"), ({"criterion": "a", "negate": 1}, "negate"),
     ({"criterion": "a", "name": "n"}, "name"), ({"check": "no:such"}, "no:such"),
-    ({"check": "punctuation:no_comma", "wieght": 2}, "wieght"), ({"check": 7}, "7"),
+    ({"check": "punctuation:no_comma", "wieght": 2}, "wieght"), ({"check": 7}, "7"), ({"check": ["x"]}, "no check"),
 ]  # fmt: skip
 
 
