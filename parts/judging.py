@@ -199,7 +199,7 @@ class Judge:
         response = self.session.post(
             self.url, json=body, timeout=self.timeout, allow_redirects=False
         )
-        status, words = response.status_code, brief(response.text, 200)
+        status, words = response.status_code, brief(response.text or response.reason, 200)
         if "response_format" in body and status in (400, 422) and SCHEMA.search(response.text):
             with self.lock:
                 if self.enforces:
@@ -218,7 +218,7 @@ class Judge:
             text = choice["message"]["content"].strip()
             text = text.encode("utf-8", "replace").decode()  # no half characters
             read, written = (int(usage.get(f"{x}_tokens") or 0) for x in ("prompt", "completion"))
-        except (ValueError, LookupError, TypeError, AttributeError, OverflowError):
+        except (ValueError, LookupError, TypeError, AttributeError, OverflowError, RecursionError):
             raise ValueError(f"no chat completion: {words}") from None
         prompt = "\n".join(message["content"] for message in messages)
         least, guess = least_tokens(prompt), len(prompt) // 4  # where the server does not count

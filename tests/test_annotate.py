@@ -365,16 +365,6 @@ ANSWER = [{"role": "assistant", "content": "x"}]
 
 
 @pytest.mark.parametrize(
-    ("change", "expected"),
-    [('{"id": 17}', "17"), ('{"id": "0017"}', "0017")],
-)
-def test_an_id_is_text_or_a_number(change, expected):
-    row = ITEM | json.loads(change)
-    votes.check_item(row)
-    assert row["id"] == expected
-
-
-@pytest.mark.parametrize(
     "change",
     ['{"id": true}', '{"id": null}', '{"id": ""}', '{"id": 1.5}', '{"id": [{"role": "user", "content": "x"}]}', '{"prompt": null}', '{"a": "  "}',
      '{"b": [{"role": "assistant", "content": "x"}]}', '{"gold": "c"}', '{"task": 3}',
