@@ -239,14 +239,6 @@ def test_a_judge_that_says_the_same_of_everything_is_told(name, rate, told, comm
     assert ("of everything" in capsys.readouterr().out) == told
 
 
-def test_the_form_holds_no_answer_to_copy(command):
-    with Server(ratings) as server:
-        command("grade", server)
-    (form,) = re.findall(r"^\{.*\}$", asked(server.requests[0]), re.M)
-    with pytest.raises(ValueError):
-        json.loads(form)
-
-
 @pytest.mark.parametrize("name, budget, calls", [("grade", "1", 100), ("ruler", "0.125", 13)])
 def test_the_budget_counts_what_calls_cost(command, name, budget, calls):
     """0.01 USD a call: 100 of 128 calls spend 1 USD, 13 of RULER's 16 0.125; more goes on."""
