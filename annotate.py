@@ -41,11 +41,11 @@ from datetime import datetime, timezone
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from parts import draw, files, votes
-from parts.agreement import print_agreement
+from parts import files, votes
+from parts.agreement import print_agreement, to_prefs
 from parts.files import UserError, number
 from parts.messages import plain_text
-from parts.votes import load_items, other, plain, read_log, replay, sha256, standing
+from parts.votes import load_items, other, read_log, replay, sha256, standing
 
 TEMPLATES = Path(__file__).resolve().parent / "parts/templates"
 REASONS = "accuracy, relevance, tone, invented facts, risky question, fairness concern".split(", ")
@@ -112,7 +112,7 @@ def parse_args(argv=None):
     add("--release", action="append", default=[], metavar="NAME", help="let another browser continue under this pseudonym")
     ties("--ties", choices=("keep", "drop"), default="keep", help="drop: for tools that do not know ties")
     # fmt: on
-    draw.add_arguments(commands.choices["draw"])
+    votes.add_draw_arguments(commands.choices["draw"])
     return parser.parse_args(argv)
 
 
@@ -186,7 +186,7 @@ class Queue:
         and a hash of what is on the screen, which does not tell which answer is a."""
         item, shown = self.items[item_id], sides[item_id]
         page = {side: plain_text(item[answer]) for side, answer in shown.items()}
-        page["prompt"] = plain(item["prompt"])
+        page["prompt"] = item["prompt"]
         digest = sha256(json.dumps(page, sort_keys=True))
         return page | {"number": [*sides].index(item_id), "sha256": digest}
 
@@ -332,7 +332,7 @@ def write_prefs(out, items, events, ties="keep"):
     """Write prefs.jsonl into the folder `out`, and say what is in it."""
     every_vote = replay(events)
     ordinary = votes.ordinary_votes(every_vote)
-    rows, path = votes.to_prefs(items, ordinary, ties), out / "prefs.jsonl"
+    rows, path = to_prefs(items, ordinary, ties), out / "prefs.jsonl"
     files.write_jsonl(path, rows, mode=files.PRIVATE)
     n, n_gold = Counter(vote["choice"] for vote in ordinary), len(every_vote) - len(ordinary)
     counts = f"{n['tie']} ties, {n['both_bad']} both bad; left out: {n_gold} on gold items"
@@ -360,7 +360,7 @@ def report(args):
 
 # ---- 10. the guard ----
 
-COMMANDS = dict(serve=serve, draw=draw.draw, agreement=report, export=export)
+COMMANDS = dict(serve=serve, draw=votes.draw, agreement=report, export=export)
 
 
 def main(argv=None):

@@ -43,9 +43,9 @@ import torch
 from common import Policy, encode_prompt, load_model, load_tokenizer
 from parts import flags, grpo, rollouts, runs
 from parts.answers import scored
-from parts.comparing import ALONE, add_ruler_arguments, order_difference, ruler_groups
 from parts.episodes import Episode, next_prompt, training_rows
 from parts.files import UserError, brief, command, load_function, number, shown_value, write_jsonl
+from parts.grading import ALONE, add_ruler_arguments, order_difference, ruler_groups
 from parts.judging import Judge, add_judge_arguments
 from parts.parallel import all_sum, gather, pick, rank, world
 from parts.sampling import sample

@@ -54,8 +54,8 @@ from common import (
 )
 from parts import flags, grpo, rewards, rollouts, runs
 from parts.answers import scored
-from parts.comparing import order_difference
 from parts.files import UserError, command, existing_file, number, shown_value
+from parts.grading import order_difference
 from parts.messages import as_chat, prompt_key
 from parts.pairs import say_how_text_is_read
 from parts.rubrics import SPLITS, read_rubrics
@@ -98,11 +98,11 @@ def parse_args(argv=None):
 def load_data(args):
     """(training, validation, test rows): by the file's own split, else shuffled by --data-seed and
     cut. Held-out rows whose prompt is also trained on are left out, counted."""
-    file = read_rubrics(args.data, args.allow_code_execution)
-    splits, rows = file.splits, file.rows
-    if splits and args.train_ratio:
+    rows = read_rubrics(args.data, args.allow_code_execution)
+    splits = {name: [row for row in rows if row.split == name] for name in SPLITS}
+    if rows[0].split and args.train_ratio:
         raise UserError(f"--train-ratio: {args.data} has a split of its own")
-    if not splits:
+    if not rows[0].split:
         random.Random(args.data_seed).shuffle(rows)
         enough = 1 - 2 * rollouts.LEAST_VALIDATION / len(rows)
         n = int(len(rows) * (args.train_ratio or min(0.8, max(0.5, enough)))) or 1
@@ -112,7 +112,7 @@ def load_data(args):
     trained = {row_key(row) for row in train}
     val, test = ([row for row in part if row_key(row) not in trained] for part in held_out)
     left_out = sum(map(len, held_out)) - len(val) - len(test)
-    print(f"data       {file.describe()}\nrows       training {len(train)}, validation {len(val)}, "
+    print(f"rows       training {len(train)}, validation {len(val)}, "
           f"test {len(test)}; left out, for they are trained on: {left_out}")  # fmt: skip
     if not train:
         raise UserError(f"--data {args.data}: no row to train on")
@@ -197,7 +197,7 @@ def evaluate(args, run, models, rows, name):
     graders = models.graders
     b = answer(args, models, rows, 1, [graders.metric], args.eval_temperature, args.seed)
     scores = [grade.score for grade in b["grades"][graders.metric]]
-    metrics = rollouts.val_row(*rollouts.lengths_of(b)) | scored("val/score", scores)
+    metrics = rollouts.val_row(*rollouts.lengths_of(b)) | rewards.mean_row("val/score", scores)
     metrics["val/n"] -= scores.count(None)
     if graders.gold:
         metrics |= scored("val/gold", graders.gold_scores(rows, b["texts"]))

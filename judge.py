@@ -30,18 +30,20 @@ from collections import Counter, defaultdict
 
 from parts import files
 from parts.files import UserError, existing_file
-from parts.grades import (
+from parts.grading import grade_answers, read_verdict
+from parts.judging import Judge, add_judge_arguments
+from parts.rubrics import (
     add_output_arguments,
     free_path,
     mean_interval,
     print_sameness,
     print_scores,
+    read_responses,
+    read_rubrics,
+    response_text,
     with_interval,
     write_grades,
 )
-from parts.grading import grade_answers, read_verdict
-from parts.judging import Judge, add_judge_arguments
-from parts.rubrics import read_responses, read_rubrics, response_text
 
 # ---- 3. the math ----
 
@@ -82,8 +84,6 @@ def parse_args(argv=None):
     add("command", choices=("grade", "audit"), help="what to do")
     add("--data", type=existing_file, default="data/rubrics.json", help="rubric file; for audit its rows have a response and ratings, too")
     add("--responses", help='for grade: JSONL of {"prompt" or "task_id", "response"}')
-    add("--rubric-score", choices=("fraction", "all"), default="fraction", help="share of the weight that was met, or 1 only if all of it was")
-    add("--check-mode", choices=("strict", "loose"), default="strict", help="loose forgives a first line, a last line and stars, as IFEval does")
     add("--allow-code-execution", action="store_true", help="run code:tests, which runs code from the answers: with limits, but in no sandbox")
     # fmt: on
     add_output_arguments(parser)
@@ -99,10 +99,10 @@ def parse_args(argv=None):
 # {"prompt": …, "rubrics": […], "response": "Dear …", "ratings": {"1": "yes", "2": "no"}}
 
 
-def read_people(rubrics):
+def read_people(rows, path):
     """[(row, answer, None)] of rows with "response" and "ratings", which become `row.human`."""
     items = []
-    for row in rubrics.rows:
+    for row in rows:
         ids, ratings = {str(c.id): c.id for c in row.criteria}, row.raw.get("ratings")
         try:
             if isinstance(ratings, dict):
@@ -112,7 +112,7 @@ def read_people(rubrics):
                 raise ValueError(f'"ratings" is {ratings}; {expected}')
             items.append((row, response_text(row.raw.get("response")), None))
         except ValueError as error:
-            raise UserError(f"--data {rubrics.path}, {row.place}: {error}") from None
+            raise UserError(f"--data {path}, {row.place}: {error}") from None
     return items
 
 
@@ -122,17 +122,16 @@ def read_people(rubrics):
 def main(argv=None):
     args = parse_args(argv)
     # (1) read rubrics and answers; refuse what cannot be graded
-    rubrics, out = read_rubrics(args.data, args.allow_code_execution), free_path(args)
-    print(rubrics.describe())
+    out, rows = free_path(args), read_rubrics(args.data, args.allow_code_execution)
     audits = args.command == "audit"
-    items = read_people(rubrics) if audits else read_responses(args.responses, rubrics)
+    items = read_people(rows, args.data) if audits else read_responses(args.responses, rows)
     rows, answers, _ = zip(*items)
     # (2) judge: all text criteria of an answer in one question; checks: a program decides
     # (3) verdicts: reply → yes or no for each id → score
     judge = None
     if any(c.kind == "judge" for row in rows for c in row.criteria):
         judge = Judge(args, out.parent, args.judge_budget)
-    grades = grade_answers(rows, answers, judge, args.check_mode, args.rubric_score)
+    grades = grade_answers(rows, answers, judge)
     # (4) write every answer with its verdicts; mean, interval, cost
     write_grades(out, items, grades)
     (print_audit if audits else print_scores)(items, grades)

@@ -8,7 +8,7 @@ Algorithm    (1) read answers; put those to the same prompt together
                  again in reverse order
              (3) scores: reply → a number for each name, mean over the passes; None if it failed
              (4) write every answer with its score and reason; mean, interval, cost
-             The question and the scores stand in parts/comparing.py, the server in parts/judging.py
+             The question and the scores stand in parts/grading.py, the server in parts/judging.py
 Conventions  an empty answer is 0 and not shown; equal answers are shown once and share a score;
              a failure of the judge is None for the whole group, never 0
 Left out     1. a tournament of pairs   2. scores that mean the same for two prompts
@@ -22,23 +22,23 @@ Axes         P prompts, G answers per prompt
 from collections import defaultdict
 
 from parts import files
-from parts.comparing import (
+from parts.files import UserError
+from parts.grading import (
     ALONE,
     add_ruler_arguments,
     order_difference,
     ruler_groups,
 )
-from parts.files import UserError
-from parts.grades import (
+from parts.judging import Judge, add_judge_arguments
+from parts.messages import conversation
+from parts.rubrics import (
     add_output_arguments,
     free_path,
     print_sameness,
     print_scores,
+    read_responses,
     write_grades,
 )
-from parts.judging import Judge, add_judge_arguments
-from parts.messages import conversation
-from parts.rubrics import read_responses
 
 DISAGREE = 0.15  # between the two orders; scores drawn by chance differ by 1/3 in the mean
 

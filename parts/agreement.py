@@ -1,14 +1,17 @@
-"""parts/agreement.py: how far annotators agree, and whether they prefer a side of the screen.
+"""parts/agreement.py: what the votes say: how far annotators agree, whether they prefer a side of the
+screen, and the pairs to train on.
 
+prefs.jsonl        {"prompt": …, "chosen": …, "rejected": …, "strength": 2, "tie": false, …}
 Votes are compared by answer (a, b, tie, both bad), never by side; gold items are not counted.
 """
 
 import itertools
+import json
 from collections import Counter, defaultdict
 from math import sqrt
 from statistics import fmean
 
-from parts.votes import ordinary_votes, replay, standing
+from parts.votes import SCHEMA, ordinary_votes, other, replay, standing
 
 Z = 1.959964  # of a two-sided 95 % interval
 
@@ -129,3 +132,49 @@ def text(number):
     if isinstance(number, tuple):
         return "{:.0%} [{:.0%}, {:.0%}]".format(*number)
     return "–" if number is None else f"{number:.2f}"
+
+
+# ---- pairs to train on ----
+
+
+def to_prefs(items, votes, ties="keep"):
+    """Rows of prefs.jsonl, one per vote; none of both bad, of gold items, of ties with "drop".
+
+    A tie keeps the item's order, with strength 0. `agreement` is the share of the most frequent
+    choice among the item's `n_votes`. Every row has the same keys with values of one type, because
+    `datasets` takes the types from the first rows of a file: so `candidates` is JSON in a text.
+    """
+    votes, choices, rows = ordinary_votes(votes), defaultdict(Counter), []
+    for vote in votes:
+        choices[vote["item_id"]][vote["choice"]] += 1
+    for vote in votes:
+        tie = vote["choice"] == "tie"
+        if vote["choice"] == "both_bad" or (tie and ties == "drop"):
+            continue
+        item, counts = items[vote["item_id"]], choices[vote["item_id"]]
+        better = "a" if tie else vote["choice"]
+        worse = other(better)
+        place = {better: "chosen", worse: "rejected"}
+        people = item.get("candidates") or []
+        people = [c | {"in": place.get(c.get("in"), c.get("in"))} for c in people]
+        pair = {
+            "prompt": item["prompt"],
+            "chosen": item[better],
+            "rejected": item[worse],
+            "strength": vote["strength"],
+            "tie": tie,
+            "annotator": vote["annotator"],
+            "task": item.get("task") or "",
+            "id": f"{vote['item_id']}:{vote['annotator']}",
+            "item_id": vote["item_id"],
+            "n_votes": counts.total(),
+            "agreement": round(max(counts.values()) / counts.total(), 2),
+            "chosen_model": item.get(f"{better}_model") or "",
+            "rejected_model": item.get(f"{worse}_model") or "",
+            "source": "human",
+            "candidates": json.dumps(people, ensure_ascii=False),
+            "ts": vote["ts_server"],
+            "schema": SCHEMA,
+        }
+        rows.append(pair)
+    return rows

@@ -32,7 +32,7 @@ LOCAL = ("localhost", "127.0.0.1", "::1")
 RETRIED = {408, 409, 425, 429, *range(500, 600)}
 FIXES = {  # of what no other question to the same server can change
     401: "is the key in OPENAI_API_KEY right?",
-    404: "is --judge-model right, and does --judge-base-url end as it should, often in /v1?",
+    404: "is --judge-model right, and does --judge-base-url end as it should, mostly in /v1?",
 }
 SCHEMA = re.compile("response_format|json.?schema", re.I)  # the field, in a server's refusal
 WINDOW = 256  # tokens: no server reads less of a prompt than this
@@ -54,7 +54,7 @@ def add_judge_arguments(parser):
     add, whole = parser.add_argument_group("judge").add_argument, number(int, at_least=1)
     # fmt: off
     add("--judge-model", default="gpt-5-mini", help="model name on the server")
-    add("--judge-base-url", default=os.environ.get("OPENAI_BASE_URL", OPENAI), help="OpenAI-compatible server; key in OPENAI_API_KEY")
+    add("--judge-base-url", default=os.environ.get("OPENAI_BASE_URL", OPENAI), help="server, mostly up to /v1; key: OPENAI_API_KEY")
     add("--judge-temperature", type=number(at_least=0), help="only sent if given: some models refuse any (default: the server's)")
     add("--judge-max-tokens", type=whole, help="longest reply; only sent if given (default: the server's)")
     add("--judge-max-retries", type=number(int, at_least=0), default=3, help="retries per request")
@@ -107,7 +107,6 @@ class Judge:
             raise UserError("OPENAI_API_KEY: has a blank, a line end or a character beyond ASCII")
         if key and address.scheme == "http" and address.hostname not in LOCAL:
             print(f"warning: OPENAI_API_KEY goes to {address.hostname} unencrypted; use https")
-        url = (url if address.path else url + "/v1").removesuffix("/chat/completions")
         self.url = url + "/chat/completions"
         self.settings = {"model": args.judge_model}
         if args.judge_temperature is not None:
@@ -200,7 +199,7 @@ class Judge:
         response = self.session.post(
             self.url, json=body, timeout=self.timeout, allow_redirects=False
         )
-        status, words = response.status_code, brief(response.text, 200)
+        status, words = response.status_code, brief(response.text or response.reason, 200)
         if "response_format" in body and status in (400, 422) and SCHEMA.search(response.text):
             with self.lock:
                 if self.enforces:
@@ -219,7 +218,7 @@ class Judge:
             text = choice["message"]["content"].strip()
             text = text.encode("utf-8", "replace").decode()  # no half characters
             read, written = (int(usage.get(f"{x}_tokens") or 0) for x in ("prompt", "completion"))
-        except (ValueError, LookupError, TypeError, AttributeError, OverflowError):
+        except (ValueError, LookupError, TypeError, AttributeError, OverflowError, RecursionError):
             raise ValueError(f"no chat completion: {words}") from None
         prompt = "\n".join(message["content"] for message in messages)
         least, guess = least_tokens(prompt), len(prompt) // 4  # where the server does not count

@@ -11,12 +11,12 @@ import numpy as np
 
 from parts import parallel
 from parts.answers import score_answers
-from parts.comparing import ALONE, add_ruler_arguments, ruler_groups
 from parts.files import UserError, load_function, number
-from parts.grading import Grade, grade_answers
+from parts.grading import ALONE, add_ruler_arguments, grade_answers, ruler_groups
 from parts.judging import Judge, add_judge_arguments
 from parts.messages import conversation, visible
 from parts.reward_models import reward_function
+from parts.rubrics import Grade, mean_interval
 
 REWARDS = ("rubric", "checks", "ruler", "model")
 
@@ -129,6 +129,19 @@ def scores_of(grades):
     """{name: (N,) scores}, NaN where grading failed."""
     scores = {name: [grade.score for grade in group] for name, group in grades.items()}
     return {name: np.array(column, np.float32) for name, column in scores.items()}
+
+
+def mean_row(key, scores):
+    """{key: mean, key_low and key_high: its interval, within [0, 1]} of shares of rubrics, one of
+    each prompt; None is in no mean. ± 1.96 standard errors left [0, 1], and was nothing where all
+    scores are equal.
+
+    >>> [round(x, 2) for x in mean_row("val/score", [1.0, 1.0, 1.0, 1.0, None]).values()]
+    [1.0, 0.27, 1.0]
+    """
+    rated = [x for x in scores if x is not None]
+    interval = mean_interval(rated, range(len(rated))) if rated else [None] * 3
+    return dict(zip((key, f"{key}_low", f"{key}_high"), interval))
 
 
 def show_group(size, grades, total, advantages):

@@ -1,8 +1,7 @@
-"""parts/votes.py: the items that people compare, the log of their votes, and the pairs to train on.
+"""parts/votes.py: the items that people compare, read or drawn from models, and the log of votes.
 
 items.jsonl        {"id": "item-04", "prompt": …, "a": …, "b": …, "a_model": "…", "gold": null}
 annotations.jsonl  {"event": "vote", "item_id": "item-04", "annotator": "ann", "choice": "a", …}
-prefs.jsonl        {"prompt": …, "chosen": …, "rejected": …, "strength": 2, "tie": false, …}
 
 To read votes:     items = load_items("runs/ab/items.jsonl", "--votes")
                    votes = replay(read_log("runs/ab/annotations.jsonl", items))
@@ -13,12 +12,12 @@ import errno
 import hashlib
 import json
 import os
-from collections import Counter, defaultdict
+from collections import Counter
 from pathlib import Path
 
 from parts import files
-from parts.files import UserError
-from parts.messages import check_answer, check_prompt, check_text, plain_text
+from parts.files import UserError, number
+from parts.messages import check_answer, check_prompt, plain_text
 
 try:
     import fcntl
@@ -27,35 +26,34 @@ except ImportError:  # Windows: a second server on the same folder is not notice
 
 SCHEMA = 1  # of annotations.jsonl and prefs.jsonl; rises when a key changes its meaning
 ITEM = "id task prompt a b a_model b_model gold candidates".split()  # the columns that are read
-MESSAGE = {"role", "content"}  # the keys of a message that are shown
 SHOWN = {"left": "a", "right": "b"}, {"left": "b", "right": "a"}
-# 1 slightly, 2 clearly, 3 much better; a skip and an undo have neither choice nor strength
-CHOICES = [*((answer, strength) for answer in "ab" for strength in (1, 2, 3))]
-CHOICES += [("tie", 0), ("both_bad", 0), (None, None)]
-NOT_COMPARED = "judge", "repeat_of", "thumbs"  # true or a name in such votes of older versions
+# (event, choice, strength): 1 slightly, 2 clearly, 3 much better
+SAID = [("vote", answer, strength) for answer in "ab" for strength in (1, 2, 3)]
+SAID += [("vote", "tie", 0), ("vote", "both_bad", 0), ("skip", None, None), ("undo", None, None)]
+OLDER = "judge", "repeat_of", "thumbs"  # in votes of older versions that no person compared
 TEXTS = "event_id item_id item_sha256 annotator comment ts_server guidelines_sha256".split()
 
 # ---- items ----
 
 
 def check_item(row):
-    """ValueError unless the row is an item; an "id" that is a number becomes text.
+    """ValueError unless the row is an item; an "id" that is a whole number becomes text.
 
-    >>> row = {"id": 17.0, "prompt": "Assess.", "a": "Good fit.", "b": "Poor fit."}
+    >>> row = {"id": 17, "prompt": "Assess.", "a": "Good fit.", "b": "Poor fit."}
     >>> check_item(row)
     >>> row["id"]
     '17'
     """
-    if type(row.get("id")) in (int, float):  # as Label Studio, doccano and pandas write it
-        row["id"] = str(row["id"]).removesuffix(".0")
-    check_text(row, "id")
+    row["id"] = str(row["id"]) if type(row.get("id")) is int else row.get("id")
+    if not isinstance(row["id"], str) or not row["id"].strip():
+        raise ValueError(f'"id" is {row["id"]!r:.40}; expected a text or a whole number')
     check_prompt(row)
     check_answer(row, "a")
     check_answer(row, "b")
     for message in [*row["prompt"], *row["a"], *row["b"]]:  # a text has letters here
-        if isinstance(message, dict) and any(message[key] for key in message.keys() - MESSAGE):
+        if isinstance(message, dict) and len(message) > 2:
             raise ValueError('the page shows "role" and "content" alone; write all else into them')
-    if any(not isinstance(row.get(key) or "", str) for key in ("task", "a_model", "b_model")):
+    if not all(isinstance(row.get(key) or "", str) for key in ("task", "a_model", "b_model")):
         raise ValueError('"task", "a_model" and "b_model" must be text')
     if row.get("gold") not in (None, "a", "b"):
         raise ValueError(f'"gold" is {row["gold"]!r:.40}; expected "a", "b" or null')
@@ -98,44 +96,121 @@ def sha256(text):
     return hashlib.sha256(text.encode()).hexdigest()
 
 
+def other(answer):
+    """The other one of a and b."""
+    return "b" if answer == "a" else "a"
+
+
+# ---- items drawn from models ----
+
+
+def add_draw_arguments(parser):
+    """The flags of `annotate.py draw`."""
+    add = parser.add_argument
+    # fmt: off
+    add("--prompts", default="data/prompts.jsonl", help="JSONL of prompts")
+    add("--split", help='use only prompts with this "split"')
+    add("--limit", type=number(int, at_least=1), help="use at most this many prompts, 20 to 1000, chosen by a hash of their text")
+    add("--model", default="data/tiny-base", help="model folder or hub id")
+    add("--model-b", help="second model, for a blind comparison: one answer from each (default: two answers of --model)")
+    add("--max-new-tokens", type=number(int, at_least=1), default=96, help="longest answer in tokens, 64 to 512")
+    add("--temperature", type=number(above=0), default=1.0, help="sampling temperature, 0.7 to 1")
+    add("--seed", type=number(int, at_least=0), default=0, help="seed of the sampling")
+    add("--device", default="auto", help="auto, cpu, cuda, cuda:1, mps")
+    add("--chat", action="store_true", help="make each prompt of text a user's message, for models with a chat template")
+    # fmt: on
+
+
+def draw(args):
+    """write items.jsonl: two answers to each prompt, from one model or from two"""
+    from common import load_tokenizer
+    from parts.answers import read_prompts, some_prompts  # needs torch, as the page does not
+
+    out, model_b = Path(args.out), args.model_b or args.model
+    if (out / "items.jsonl").exists():
+        raise UserError(f"--out {out}: already holds items.jsonl; choose another --out")
+    rows = read_prompts(args.prompts, "--prompts", args.chat)
+    rows = [row for row in rows if args.split in (None, row.get("split"))]
+    if len({type(row["prompt"]) for row in rows}) != 1:
+        expected = f"expected prompts of --split {args.split}, all texts or all messages"
+        raise UserError(f"--prompts {args.prompts}: {expected}")
+    rows = some_prompts(rows, args.limit) if args.limit else rows
+    load_tokenizer(model_b, "--model-b")  # a wrong name is told before --model has answered
+    out.mkdir(mode=0o700, parents=True, exist_ok=True)
+    answers_a = sample("--model", args.model, rows, args, seed=2 * args.seed)
+    answers_b = sample("--model-b", model_b, rows, args, seed=2 * args.seed + 1)
+    models, items = {"a_model": args.model, "b_model": model_b}, []
+    for row, a, b in zip(rows, answers_a, answers_b, strict=True):
+        if a != b:
+            asked = {key: row.get(key) for key in ("task", "prompt", "candidates")}
+            items.append({"id": f"item-{len(items)}", **asked, "a": a, "b": b, **models})
+    print(f"{len(rows)} prompts; left out: {len(rows) - len(items)} with equal answers")
+    if not items:
+        raise UserError(f"--temperature {args.temperature:g}: all answers are equal; raise it")
+    files.write_jsonl(out / "items.jsonl", items, mode=files.PRIVATE)
+    print(f"{out / 'items.jsonl'}: {len(items)} items\nnext: python annotate.py --out {out}")
+
+
+def sample(flag, name, rows, args, seed):
+    """One answer to each prompt, of the prompt's kind: texts, or lists of one message."""
+    import common
+    from parts import parallel, sampling
+
+    tokenizer, most = common.load_tokenizer(name, flag), args.max_new_tokens
+    device, dtype = parallel.pick(args.device, "auto")
+    model = common.load_model(name, device, dtype, flag=flag)
+    ids = [common.encode_prompt(tokenizer, row["prompt"]) for row in rows]
+    longest = max(map(len, ids))
+    if longest + most > common.max_positions(model.config):
+        reason = f"the longest prompt has {longest} tokens, and {name} no positions for both"
+        raise UserError(f"--max-new-tokens {most}: {reason}; lower it, or shorten the prompt")
+    print(f"drawing {len(rows)} answers from {name}", flush=True)
+    policy = common.Policy(model, dtype)
+    rollout = sampling.sample(policy, tokenizer, ids, 1, most, args.temperature, seed)
+    if cut := len(rows) - sum(rollout.finished):
+        print(f"{cut} of {len(rows)} answers were cut at --max-new-tokens {most}; raise it")
+    texts = [text if text.strip() else "(no answer)" for text in rollout.texts]  # it can lose
+    if isinstance(rows[0]["prompt"], str):
+        return texts
+    return [[{"role": "assistant", "content": text}] for text in texts]
+
+
 # ---- the log ----
 
 
 def is_name(text):
     """Is this a pseudonym? 1 to 32 characters that can be seen."""
-    return isinstance(text, str) and 0 < len(text) <= 32 and text.isprintable()
+    return isinstance(text, str) and text.isprintable() and 0 < len(text.strip()) <= len(text) <= 32
 
 
 def check_event(event):
     """ValueError unless this is a line of annotations.jsonl: a vote, a skip or an undo."""
     if not isinstance(event, dict):
         raise ValueError("expected an object")
-    keys = ("event", "choice", "strength", "gold_pass", "undoes")
-    kind, choice, strength, gold_pass, undoes = (event.get(key, ...) for key in keys)
+    undoes = str if event.get("event") == "undo" else type(None)
     is_right = {key: isinstance(event.get(key), str) for key in TEXTS} | {
         "schema": event.get("schema") == SCHEMA,
-        "event": kind in ("vote", "skip", "undo"),
         "annotator": is_name(event.get("annotator")),
         "shown": event.get("shown") in SHOWN,
-        "choice": (kind == "vote") == (choice is not None),
-        "strength": (choice, strength) in CHOICES and strength is not True,
+        "choice": tuple(map(event.get, ("event", "choice", "strength"))) in SAID,
         "reasons": isinstance(event.get("reasons"), list),
-        "gold_pass": gold_pass in (None, True, False),
-        "undoes": isinstance(undoes, str if kind == "undo" else type(None)),
+        "gold_pass": event.get("gold_pass", ...) in (None, True, False),
+        "strength": type(event.get("strength")) in (int, type(None)),  # not true, which equals 1
+        "undoes": isinstance(event.get("undoes", ...), undoes),
     }
+    is_right |= {key: not event.get(key) for key in OLDER}
     if wrong := [key for key in is_right if not is_right[key]]:
         value = json.dumps(event.get(wrong[0], "missing"))[:40]
-        raise ValueError(f'"{wrong[0]}" is {value}, which annotate.py does not write')
+        raise ValueError(f'"{wrong[0]}" is {value}, which annotate.py does not write (any more)')
 
 
-def read_log(path, items=None):
+def read_log(path, items):
     """The events of annotations.jsonl in order; see `check_event` for their keys.
 
     path    of the log. A last line without a line end was cut by a crash, and no event
     items   {id: item}: each event must be on the text of one of these
 
-    Votes that are no comparison by a person (see NOT_COMPARED) are left out, and counted on the
-    screen. UserError names file and line of what is no event.
+    UserError names file and line of what is no event.
     """
     if not path.is_file():
         raise UserError(f"{path}: no such file; annotate.py writes the votes into its --out")
@@ -144,16 +219,13 @@ def read_log(path, items=None):
         try:
             event = files.parse_json(text.decode())
             check_event(event)
-            item = (items or {}).get(event["item_id"])
-            if items and not (item and item_sha256(item) == event["item_sha256"]):
+            item = items.get(event["item_id"])
+            if not (item and item_sha256(item) == event["item_sha256"]):
                 fix = "restore the items.jsonl that was voted on"
                 raise ValueError(f"no item {event['item_id']!r} with the same texts; {fix}")
         except (ValueError, RecursionError) as error:
             raise UserError(f"{path}:{line}: {error}") from None
-        if not any(event.get(key) for key in NOT_COMPARED):
-            events.append(event)
-    if left_out := len(lines) - len(events):
-        print(f"{path}: left out: {left_out} votes by models, on one answer, or on repeated items")
+        events.append(event)
     return events
 
 
@@ -185,13 +257,8 @@ def replay(events):
     >>> [vote["event_id"] for vote in replay([a, undo, a | {"event_id": "3"}])]
     ['3']
     """
-    latest = {}
-    for event in standing(events):
-        if event["event"] == "vote":
-            key = event["item_id"], event["annotator"]
-            latest.pop(key, None)  # a dict keeps the first place of a key
-            latest[key] = event
-    return list(latest.values())
+    votes = [event for event in standing(events) if event["event"] == "vote"]
+    return list({(vote["item_id"], vote["annotator"]): vote for vote in votes}.values())
 
 
 def ordinary_votes(votes):
@@ -243,61 +310,3 @@ class Log:
         finally:
             os.close(file)
         self.remember(event)
-
-
-# ---- pairs to train on ----
-
-
-def other(answer):
-    """The other one of a and b."""
-    return "b" if answer == "a" else "a"
-
-
-def plain(text_or_messages):
-    """Text, or messages of role and content alone: one type per key, as `datasets` needs it."""
-    if isinstance(text_or_messages, str):
-        return text_or_messages
-    return [{"role": m["role"], "content": m["content"]} for m in text_or_messages]
-
-
-def to_prefs(items, votes, ties="keep"):
-    """Rows of prefs.jsonl, one per vote; none of both bad, of gold items, of ties with "drop".
-
-    A tie keeps the item's order, with strength 0. `agreement` is the share of the most frequent
-    choice among the item's `n_votes`. Every row has the same keys with values of one type, because
-    `datasets` takes the types from the first rows of a file: so `candidates` is JSON in a text.
-    """
-    votes, choices, rows = ordinary_votes(votes), defaultdict(Counter), []
-    for vote in votes:
-        choices[vote["item_id"]][vote["choice"]] += 1
-    for vote in votes:
-        tie = vote["choice"] == "tie"
-        if vote["choice"] == "both_bad" or (tie and ties == "drop"):
-            continue
-        item, counts = items[vote["item_id"]], choices[vote["item_id"]]
-        better = "a" if tie else vote["choice"]
-        worse = other(better)
-        place = {better: "chosen", worse: "rejected"}
-        people = item.get("candidates") or []
-        people = [c | {"in": place.get(c.get("in"), c.get("in"))} for c in people]
-        row = {
-            "prompt": plain(item["prompt"]),
-            "chosen": plain(item[better]),
-            "rejected": plain(item[worse]),
-            "strength": vote["strength"],
-            "tie": tie,
-            "annotator": vote["annotator"],
-            "task": item.get("task") or "",
-            "id": f"{vote['item_id']}:{vote['annotator']}",
-            "item_id": vote["item_id"],
-            "n_votes": counts.total(),
-            "agreement": round(max(counts.values()) / counts.total(), 2),
-            "chosen_model": item.get(f"{better}_model") or "",
-            "rejected_model": item.get(f"{worse}_model") or "",
-            "source": "human",
-            "candidates": json.dumps(people, ensure_ascii=False),
-            "ts": vote["ts_server"],
-            "schema": SCHEMA,
-        }
-        rows.append(row)
-    return rows

@@ -12,7 +12,7 @@ import common
 import grpo_agent as g
 from conftest import REPO
 from parts import runs
-from parts.grading import Grade
+from parts.rubrics import Grade
 from tiny import CHATML, TEMPLATE, cases, error_of, tiny_model, tiny_tokenizer, words
 
 ECHO = """

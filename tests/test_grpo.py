@@ -121,7 +121,7 @@ def test_the_row_of_a_rollout_by_hand():
 # ---- one update ----
 
 CHECKS = [
-    {"check": "regex:match", "pattern": "[aeiouAEIOU]", "name": "vowel"},
+    {"check": "regex:match", "pattern": "[aeiouAEIOU]"},
     {"check": "text:max_chars", "max_chars": 8, "weight": 2},
 ]
 

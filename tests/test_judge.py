@@ -10,12 +10,17 @@ import pytest
 import judge
 import ruler
 from judge_server import Server, asked, attempts, completion, fault, judge_of, ratings, scores
-from parts.comparing import ALONE, order_difference, ruler_calls, ruler_groups
 from parts.files import read_jsonl
-from parts.grades import mean_interval
-from parts.grading import grade_answers, judge_messages
+from parts.grading import (
+    ALONE,
+    grade_answers,
+    judge_messages,
+    order_difference,
+    ruler_calls,
+    ruler_groups,
+)
 from parts.messages import conversation
-from parts.rubrics import read_row
+from parts.rubrics import mean_interval, read_row
 from tiny import error_of, write_rows
 
 pytestmark = pytest.mark.usefixtures("quiet_process")
@@ -232,14 +237,6 @@ def test_a_judge_that_says_the_same_of_everything_is_told(name, rate, told, comm
     with Server(rate) as server:
         assert command(name, server) == 0
     assert ("of everything" in capsys.readouterr().out) == told
-
-
-def test_the_form_holds_no_answer_to_copy(command):
-    with Server(ratings) as server:
-        command("grade", server)
-    (form,) = re.findall(r"^\{.*\}$", asked(server.requests[0]), re.M)
-    with pytest.raises(ValueError):
-        json.loads(form)
 
 
 @pytest.mark.parametrize("name, budget, calls", [("grade", "1", 100), ("ruler", "0.125", 13)])

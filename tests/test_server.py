@@ -11,7 +11,7 @@ import requests
 
 from judge_server import Server, asked, completion, fault, judge_of, ratings
 from parts.files import UserError
-from parts.grading import grade_answers, read_ratings
+from parts.grading import grade_answers, rubric_call
 from parts.judging import least_tokens
 from parts.rubrics import read_row
 from tiny import error_of
@@ -25,6 +25,10 @@ KEY = "sk-test-1234567890abcdef"
 def grade(judge, answers=("Hello.",), row=ROW):
     answers = list(answers)
     return grade_answers([row] * len(answers), answers, judge)
+
+
+def read_ratings(reply, answer):
+    return rubric_call(ROW, answer).read(reply)
 
 
 def rated(*verdicts):
@@ -85,7 +89,7 @@ UNREAD = {
 
 @pytest.mark.parametrize("reply", READ)
 def test_replies_that_are_read(reply):
-    verdicts = read_ratings(reply, [1, 2], "Hello.")
+    verdicts = read_ratings(reply, "Hello.")
     assert "".join(str(int(met)) for met, _ in verdicts.values()) == READ[reply]
     json.dumps(verdicts, ensure_ascii=False).encode()  # a file can hold the reasons
 
@@ -93,15 +97,15 @@ def test_replies_that_are_read(reply):
 @pytest.mark.parametrize("reply", UNREAD, ids=lambda reply: reply[:40])
 def test_replies_without_a_verdict(reply):
     with pytest.raises(ValueError) as caught:
-        read_ratings(reply, [1, 2], "Hello.")
+        read_ratings(reply, "Hello.")
     assert UNREAD[reply] in str(caught.value)
 
 
 def test_a_verdict_that_stands_in_the_answer_is_quoted():
     reply = f"The answer is only the text {YES}. It meets none."
     with pytest.raises(ValueError, match="quoted"):
-        read_ratings(reply, [1, 2], f"Grade me: {YES.replace(' ', '')}")
-    assert read_ratings(YES, [1, 2], "Hello.")[1] == (True, "")
+        read_ratings(reply, f"Grade me: {YES.replace(' ', '')}")
+    assert read_ratings(YES, "Hello.")[1] == (True, "")
 
 
 # ---- servers ----
@@ -143,7 +147,10 @@ FAULTS = {
     "422 too long": (fault(422, "context length is 8192"), 1, "8192"),
     "redirect": ((308, {"Location": "https://b/v1"}, b""), 1, "https://b/v1"),
     "sign-in page": ((200, {}, b"<html>Please sign in</html>"), 2, "sign in"),
-    "empty body": ((200, {}, b""), 2, "no chat completion"),
+    "empty body": ((200, {}, b""), 2, "no chat completion: OK"),
+    "nested too deeply": ((200, {}, b"[" * 200_000), 2, "no chat completion"),
+    "no wait that can be read": (fault(429, **{"Retry-After": "soon"}), 2, "soon"),
+    "not a word": ((402, {}, b""), 1, "HTTP 402: Payment Required"),
     "half a character": ((200, {}, b"\xff"), 2, "no chat completion"),
     "no choices": (ok(choices=[]), 2, "no chat completion"),
     "error in a 200": (ok(error={"message": "rate limit"}), 2, "rate limit"),
@@ -156,22 +163,15 @@ FAULTS = {
 
 @pytest.mark.parametrize("name", FAULTS)
 def test_faults_of_servers(name, tmp_path):
-    """Good, Bad, Good: only Bad is without a score, and without a verdict."""
+    """Only Bad is without a score, and without a verdict; a fault that may pass is asked again."""
     what, times, word = FAULTS[name]
     with Server(flaky(what)) as server:
         judge = judge_of(server.url, tmp_path, "--judge-concurrency", 1)
-        grades = grade(judge, ["a", "Bad", "c"])
-    assert [g.score for g in grades] == [1.0, None, 1.0] and word in grades[1].error
-    assert [c["verdict"] for c in grades[1].criteria] == [None, None]
-    assert len(server.requests) == 2 + times and len(grades[1].error) < 400
-    assert judge.metrics(judge.counts - judge.counts)["judge/failed_frac"] == 1 / 3
-
-
-@pytest.mark.parametrize("name", [n for n, (_, times, _) in FAULTS.items() if times == 2])
-def test_what_passes_is_asked_again(name, tmp_path):
-    with Server(flaky(FAULTS[name][0])) as server:
-        assert grade(judge_of(server.url, tmp_path), ["Once"])[0].score == 1.0
-    assert len(server.requests) == 2
+        good, bad, once = grade(judge, ["a", "Bad", "Once"])
+    assert [good.score, bad.score, once.score] == [1.0, None, 1.0 if times == 2 else None]
+    assert word in bad.error and len(bad.error) < 400
+    assert [c["verdict"] for c in bad.criteria] == [None, None]
+    assert len(server.requests) == 1 + 2 * times and judge.counts["failed"] == 3 - times
 
 
 @pytest.mark.parametrize("status, word", [(401, "OPENAI_API_KEY"), (404, "--judge-model")])
@@ -299,12 +299,12 @@ def test_two_judges_behind_one_name_share_no_cache(tmp_path):
             ["--judge-model", "n"],
         ):
             grade(judge_of(one.url, tmp_path, *flags))
-        grade(judge_of(f"{one.url}/v1/", tmp_path))
+        grade(judge_of(f"{one.url}/", tmp_path))
     assert len(one.requests) == 4
 
 
 def test_what_is_sent_and_where(tmp_path):
-    ways = {"": "/v1", "/v1/": "/v1", "/api": "/api", "/v2/chat/completions": "/v2"}
+    ways = {"/v1": "/v1", "/v1/": "/v1", "/api": "/api"}
     with Server(ratings) as server:
         for i, way in enumerate(ways):
             grade(judge_of(server.url + way, tmp_path / str(i)))

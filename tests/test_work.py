@@ -148,7 +148,7 @@ def test_no_forward_between_the_rollout_and_the_first_gradient(
     monkeypatch.setattr(grpo_rubric, "sample", sample)
     monkeypatch.setattr(runs.Run, "steps", steps)
     trunk.note = lambda _, gradient: sampling or events.append("gradient" if gradient else "plain")
-    vowel = {"check": "regex:match", "pattern": "[aeiouAEIOU]", "name": "vowel"}
+    vowel = {"check": "regex:match", "pattern": "[aeiouAEIOU]"}
     short = {"check": "text:max_chars", "max_chars": 8, "weight": 2}
     rows = [{"prompt": f"Ask {i}.", "rubrics": [vowel, short]} for i in range(8)]
     data = tmp_path / "rubrics.json"
