@@ -22,9 +22,8 @@ import numpy as np
 import pandas as pd
 
 from parts import files, report, tables
-from parts.biasguard import beside, write_decisions
 from parts.files import UserError
-from parts.groups import FOUR_FIFTHS, SMALL, compare
+from parts.groups import FOUR_FIFTHS, SMALL, compare, metrics
 from parts.stats import FOUND, NONE, OPEN, UNMEASURED
 
 SEXES = ("Male", "Female")  # the categories of 6 RCNY 5-303, as the rule writes them
@@ -36,13 +35,14 @@ RACES = (
 MOST_GROUPS = 20  # values of a column, above which it is no column of groups
 QUESTION = "Did decisions about people differ?"
 LIMITS = (
-    "Not legal advice, and no independent bias audit. It sees who was selected in this table, not why.",
-    "“Cannot tell” clears nobody: so few people show neither a difference nor its absence. The people "
-    "needed, of both groups, would show a ratio of 0.80 in 4 of 5 audits.",
+    "Not legal advice, and no independent bias audit. It sees who was selected in this table, not why: "
+    "before you act, find the step, the criterion or the person where rates part, and ask counsel.",
+    "“Cannot tell” clears nobody: so few people show neither a difference nor its absence. People "
+    "needed: as many of both groups would show a ratio of 0.80 in 4 of 5 audits.",
     "p is the chance of a gap at least this large if selection did not depend on the group. The "
     "verdict uses p adjusted for the number of groups compared (Holm).",
     "Four fifths is a rule of thumb. It is taken against the highest rate of a group of 2 % or more, "
-    "in all roles together; --within compares people of the same role.",
+    "in all roles together.",
 )
 
 # ---- 4. the arguments ----
@@ -63,7 +63,6 @@ LISTS = {
     "--qualified": "values of --y-true that mean qualified (as --favourable)",
     "--unknown": 'values that mean unknown in any column, such as "Prefer not to say"',
     "--drop": 'values of --id in rows that are nobody, such as "Total"',
-    "--stated": "KEY=TEXT: what a published audit states, such as source=ATS",
 }
 
 
@@ -73,9 +72,9 @@ def parse_args(argv):
     add = parser.add_argument
     add("table", metavar="people.csv", help="CSV with a header, a row per person or decision; “values” in front of it lists what it holds")
     for flag, text in COLUMNS.items():
-        add(flag, metavar="COLUMN", help=text)
+        add(flag, type=str.strip, metavar="COLUMN", help=text)
     for flag, text in LISTS.items():
-        add(flag, nargs="+", default=[], help=text)
+        add(flag, nargs="+", type=str.strip, default=[], help=text)
     add("--better", choices=("higher", "lower"), help="which end of the score is good")
     add("--cutoff", type=files.number(), help="a score as good as this, or better, is a selection")
     add("--select", type=files.number(above=0, below=1), help="share selected from the top, such as 0.3; of each role with --within")
@@ -125,7 +124,8 @@ def read_people(args, scoring):
         if (empty := table[args.id] == "").any():
             raise UserError(f"{args.table}:{empty.idxmax()}: {args.id} is empty; name the person")
     path, what, unknown = args.table, args.y_pred or args.score, ["", *args.unknown]
-    decided = table[~table[what].isin(unknown)]
+    read = [what, args.within or what]  # without one of them a row says nothing
+    decided = table[~table[read].isin(unknown).any(axis=1)]
     tables.check_last_rows(decided, args.group, path)
     people = pd.DataFrame({"role": decided[args.within] if args.within else ""}, decided.index)
     people["person"] = pd.factorize(decided[args.id])[0] if args.id else np.arange(len(decided))
@@ -232,9 +232,10 @@ def law_tables(args, table, people, scoring):
 
 # ---- 9. the report ----
 
+VERDICTS = FOUND, OPEN, NONE, UNMEASURED  # in the order in which they are said
 SHOWN = {
     "group": "Group", "verdict": "Verdict", "n": "Rows", "selected": "Selected", "rate": ("Rate", ".1%"),
-    "ratio": ("Ratio to the reference", ".2f"), "p_holm": ("p (adjusted)", ".4f"),
+    "ratio": ("Ratio to the reference", ".2f"), "p_holm": ("p (adjusted)", "p"),
     "of_highest": ("Of the highest rate", ".2f"), "needed": "People needed",
 }  # fmt: skip
 LAW = {
@@ -243,38 +244,29 @@ LAW = {
 }  # fmt: skip
 
 
-def say(row, reference, what):
-    """A comparison in words: both rates, ratio, p, and what follows."""
-    text = f"{row['verdict'].capitalize()}: {what}: "
-    for side, end in ((row, ", "), (reference, "")):
-        text += f"{side['group']} {report.show(side['rate']['value'], '.1%')} of {side['n']:,}{end}"
+def shares(row):
+    rates = [report.show(rate, ".1%") for rate in (row["rate"]["value"], row["against"])]
+    return f"{rates[0]} of {row['group']}, {rates[1]} of {row['reference']}"
+
+
+def say(row, rule):
+    """A comparison in words: both rates, ratio, p, and what follows. rule: what a selection is."""
+    text = f"{row['what']} (selected = {rule}): {shares(row)}; "
     if row["p"] is None:
-        return f"{text} ({row['reason']})."
-    text += f"; ratio {report.show(row['ratio'], '.2f')}, {report.p_value(row['p'])}, "
-    text += f"{row['deviations']:.1f} standard deviations."
+        return f"{text}{row['reason']}."
+    text += f"ratio {report.show(row['ratio'], '.2f')}, p {report.show(row['p'], 'p')} (adjusted "
+    text += f"{report.show(row['p_holm'], 'p')}), {row['deviations']:.1f} standard deviations."
     if row["verdict"] == FOUND:
-        less = "fewer" if row["shortfall"] > 0 else "more"
-        text += f" Unlikely by chance: {abs(row['shortfall']):,.0f} {less} than at equal rates."
-        text += " Below four fifths of the highest rate." if row["of_highest"] < FOUR_FIFTHS else ""
+        lacks = f"{abs(row['shortfall']):,.0f} {'fewer' if row['shortfall'] > 0 else 'more'}"
+        text += f" Unlikely by chance: {lacks} of {row['group']} than at equal rates."
+        text += " Below four fifths of the highest rate." * (row["of_highest"] < FOUR_FIFTHS)
     if row["verdict"] == NONE:
         largest = min(row["ratio"]["low"], 1 / row["ratio"]["high"])
         text += f" No difference larger than a ratio of {largest:.2f}."
     if row["verdict"] == OPEN:
-        text += f" This clears nobody; people needed: {report.show(row['needed'])}."
+        people = report.show(row["needed"])
+        text += f" This clears nobody; {people} people of both groups would show a ratio of 0.80."
     return text
-
-
-def metrics(rates):
-    """Group metrics as fairlearn defines them, over all groups; NaN where a group has nobody of that
-    outcome.  rates  a frame: a column per kind of `main`, a row per group"""
-    highest, lowest = rates.max(skipna=False), rates.min(skipna=False)
-    gap = (highest - lowest).reindex(["Selected", "True positives", "False positives"])
-    return {
-        "parity difference": gap["Selected"],
-        "parity ratio": (lowest / highest)["Selected"],
-        "equal opportunity difference": gap["True positives"],
-        "equalized odds difference": gap.iloc[1:].max(skipna=False),
-    }
 
 
 def main(argv=None):
@@ -293,43 +285,47 @@ def main(argv=None):
         kinds["True positives"] = people[people.outcome == 1]
         kinds["False positives"] = people[people.outcome == 0]
     # (2) compare the groups
-    comparisons, group_metrics = {}, []
-    said = {FOUND: {}, OPEN: {}, NONE: {}, UNMEASURED: {}}  # {verdict: {group: sentence}}
+    comparisons, group_metrics, found = {}, [], {verdict: [] for verdict in VERDICTS}
     for name, label in labels.items():
-        page.limit(f"{name}: {label.isna().sum():,} rows of unknown group are in no comparison.")
-        rates, reference = {}, args.reference
+        reference = args.reference
         for kind, part in kinds.items():
             compared = compare(part.assign(group=label[part.index]), reference)
-            by_group = {row["group"]: row for row in compared}
-            for group, row in by_group.items():
-                reference = row["reference"]
-                if group != reference:
-                    text = say(row, by_group[reference], f"{kind}, {name} (selected = {rule})")
-                    times = report.show(row["ratio"]["value"], ".2f")
-                    who = f"{group} {times} times as often as {reference} ({kind.lower()}, {name})"
-                    said[row["verdict"]][who] = text
+            reference = compared[0]["reference"] if compared else reference
             comparisons[f"{kind}, {name}"] = compared
-            rates[kind] = {group: row["rate"]["value"] for group, row in by_group.items()}
+            for row in compared:
+                if row["group"] != reference:
+                    found[row["verdict"]].append(row | {"what": f"{kind}, {name}"})
+        rates = {kind: part.hit.groupby(label).mean() for kind, part in kinds.items()}
         group_metrics.append({"groups": name} | metrics(pd.DataFrame(rates)))
     # (3) Local Law 144
     law = law_tables(args, rows, people, scoring) if args.ll144 else {}
-    # (4) files
-    heads = [f"{key.capitalize()}: {report.listed(said[key])}." for key in said if said[key]]
+    # (4) the report
+    verdict, first = next(pair for pair in found.items() if pair[1])
+    who = "; ".join(f"{shares(row)} ({row['what'].lower()})" for row in first[:3])
     counted = f"of {people.person.nunique():,} people" if args.id else "each a person (no --id)"
-    page.answer(f"{heads[0]} {len(people):,} rows, {counted}; selected = {rule}.", *heads[1:])
-    page.answer(*[text for found in said.values() for text in found.values()][:3])
-    what, compared = next(iter(comparisons.items()))
-    bars = [(row["group"], row["rate"]) for row in compared]
-    page.intervals(f"{what}: share selected, with 95 % intervals", bars, ".1%")
-    for what, compared in comparisons.items():
-        page.table(what, compared, SHOWN)
-    for title, counts in law.items():
-        page.table(title, counts, LAW, note=args.exclude_small)
+    counted += f", compared within each {args.within}" * bool(args.within)
+    counted = f"{len(people):,} rows, {counted}; selected = {rule}."
+    page.answer(f"{verdict.capitalize()}: {who}. {counted}")
+    page.answer(*[say(row, rule) for rows in found.values() for row in rows][:3])
+    numbers = ", ".join(f"{verdict} {len(rows)}" for verdict, rows in found.items() if rows)
+    page.answer(f"All comparisons: {numbers}.")
+    what = next(iter(comparisons))
+    bars = [(row["group"], row["rate"], row["group"]) for row in comparisons[what]]
+    page.intervals(f"{what}: share selected", bars, ".1%")
+    for what in comparisons:
+        page.table(what, comparisons[what], SHOWN)
+    for title in law:
+        page.table(title, law[title], LAW, note=args.exclude_small)
     formats = {name: (name, ".3f") for name in group_metrics[0]}
     page.table("Group metrics, over all groups", group_metrics, formats)
     held = tables.column_values(table, [args.y_pred, args.y_true, args.within, *args.group])
-    page.table("What the columns hold", held, {"column": "", "value": "value", "rows": "rows"})
-    page.limit(*LIMITS, *(f"Stated: {fact}" for fact in args.stated))
+    columns = {name: name for name in ("column", "value", "rows")}
+    page.table("What the columns hold", held, columns)
+    for name, label in labels.items():
+        page.limit(f"{name}: {label.isna().sum():,} rows of unknown group are in no comparison.")
+    page.limit(f"{len(table) - len(people):,} rows without decision or role are left out.")
+    page.limit(*LIMITS)
+    # (5) files
     decisions = pd.DataFrame(labels)
     decisions["entity_id"] = rows[args.id] if args.id else people.person
     decisions["score"] = people.hit
@@ -338,11 +334,11 @@ def main(argv=None):
     if args.score:
         decisions["score_raw"] = people.score
     file = Path(args.out) / "audit.csv"
-    write_decisions(file, decisions)
+    tables.write_decisions(file, decisions)
     selections = {name: comparisons[f"Selected, {name}"] for name in labels}
-    page.limit(*beside(file, decisions, selections))
+    page.limit(*tables.biasguard(file, decisions, selections))
     page.write()
-    return 1 if args.fail_on_difference and said[FOUND] else 0
+    return 1 if args.fail_on_difference and found[FOUND] else 0
 
 
 # ---- 10. the guard ----

@@ -31,8 +31,8 @@ import numpy as np
 import pandas as pd
 
 from parts import curves, files, report, stats
+from parts.contest import KINDS, check_judge, check_scorer, sentences
 from parts.files import UserError, number
-from parts.judge_check import KINDS, check_judge, check_scorer, sentences
 from parts.messages import plain_text
 from parts.report import show
 from parts.stats import FEWEST, FOUND, NONE, OPEN, UNMEASURED
@@ -42,7 +42,7 @@ VERDICTS = {  # of the first model of a row against the second
     FOUND: "better", NONE: "about equal", OPEN: "no difference shown", UNMEASURED: UNMEASURED,
 }  # fmt: skip
 ALIKE = 0.05  # models are about equal where the interval of the win rate lies within ½ ± this
-COUNTS = ("none", "one", "two", "three", "four", "five", "six", "seven", "eight")  # models
+MOST = 8  # models, one colour each
 COMPARED = {  # columns of the table of comparisons, and the note below it
     "a": "model", "verdict": "verdict", "b": "than", "wins": ("preferred in", ".1%"),
     "equal_length": ("at equal length", ".1%"), "p_holm": ("p", ".2g"),
@@ -138,14 +138,13 @@ def parse_args(argv=None):
 
 
 def names_of(folders, given=None):
-    """{folder: name}: of --name, else the last part of its path, or all of it where two are alike.
+    """{folder: name}: of --name, else the last part of its path.
 
-    >>> names_of(["data/base", "runs/a", "old/a"])
-    {'data/base': 'base', 'runs/a': 'runs/a', 'old/a': 'old/a'}
+    >>> names_of(["data/base", "runs/a"])
+    {'data/base': 'base', 'runs/a': 'a'}
     """
-    last = [Path(folder).name for folder in folders]
-    names = given or [f if last.count(name) > 1 else name for f, name in zip(folders, last)]
-    if len(names) != len(folders) or len(set(names)) != len(names):
+    names = given or [Path(folder).name for folder in folders]
+    if len(names) != len(folders) or len({*names}) < len(names) or len({*folders}) < len(folders):
         raise UserError(f"--name: expected {len(folders)} different names, one for each --model")
     return dict(zip(folders, names))
 
@@ -162,8 +161,8 @@ def compare(args):
     args.prompts = args.prompts or "data/prompts.jsonl"
     args.samples = args.samples if args.temperature else 1  # greedy answers are all the same
     names = names_of(args.model, args.name)
-    if not 2 <= len(names) < len(COUNTS):
-        raise UserError("--model: name two or more models, eight at most")
+    if not 2 <= len(names) <= MOST:
+        raise UserError(f"--model: name two or more models, {MOST} at most")
     if args.bon and (args.reward_model == "none" or not args.temperature):
         raise UserError("--bon: needs a --reward-model to choose, and a --temperature above 0")
     read = args.prompts, args.pairs or "", args.gold.rpartition(":")[0]
@@ -220,7 +219,7 @@ def compare(args):
         )
     page.answer(*advice(args, met))
     lines = [(f"{row['a']} over {row['b']}", row["wins"], row["a"]) for row in found]
-    draw_rates(page, "How often the first of two is preferred", lines)
+    page.intervals("How often the first of two is preferred", lines, ".1%", null=0.5)
     page.table("Does the judge prefer what nobody wants?", checks, *KINDS)
     page.table(f"Comparisons on {has_all.sum()} prompts, winner first", found, *COMPARED)
     columns = {
@@ -228,10 +227,6 @@ def compare(args):
         "kl": ("KL, nats", ".2f"), "length": ("tokens", ".0f"), "finished": ("finished", ".0%"),
     }  # fmt: skip
     page.table("Models, best first", models, columns)
-    by_task = compared.groupby(["task", "model"])[judge].mean().unstack()
-    if len(by_task) > 1:
-        columns = {"task": "task"} | {name: (name, ".3f") for name in by_task}
-        page.table(f"{judge} score by task", by_task.reset_index().to_dict("records"), columns)
     runs = {name: run for folder, name in names.items() if (run := curves.read_run(folder))}
     if judge == "gold" and "kl" in answers:
         caption = "Score over √KL (lines: during training, on validation prompts)"
@@ -280,14 +275,14 @@ def headline(found, names):
     for best in names:
         rows = [row for row in better if row["a"] == best]
         if len(rows) == len(names) - 1:
-            than = f"better than {rows[0]['b']}"
-            than = f"the best of the {COUNTS[len(names)]}" if rows[1:] else than
             rate = show(np.mean([row["wins"]["value"] for row in rows]), ".1%")
-            return f"{best} is {than}: preferred in {rate} of comparisons."
+            than = " and than ".join(row["b"] for row in rows)
+            return f"{best} is better than {than}: preferred in {rate} of comparisons."
     if not better:
-        return f"No difference shown between {' and '.join(names)}."
-    said = ", ".join(f"{row['a']} is better than {row['b']}" for row in better)
-    return f"No single best model: {said}; no other difference is shown."
+        verdicts = dict.fromkeys(row["verdict"] for row in found)
+        return f"{' and '.join(names)}: {' or '.join(verdicts)}."
+    said = "; ".join(f"{row['a']} is better than {row['b']}" for row in better)
+    return f"{said}; no other difference is shown."
 
 
 def advice(args, found):
@@ -306,13 +301,6 @@ def to_see_more(wins):
     if more <= 0:
         return "A preference of 55 % would probably have been seen: the two are close."
     return f"To see a preference of 55 %, answer {more:,} more prompts, or ask people."
-
-
-def draw_rates(page, caption, lines):
-    """The picture of shares with their intervals; lines  [(text, estimate, whose colour)]"""
-    axes = page.chart(f"{caption}, with 95 % interval", 0.8 + 0.45 * len(lines))
-    colours = [page.colour(name) for *_, name in lines]
-    report.intervals(axes, [line[:2] for line in lines], colours, 0.5, ".1%")
 
 
 # ---- reward ----
@@ -346,7 +334,7 @@ def reward(args):
         "It was also shown good answers and spoiled copies of them.", *sentences(checks),
     )  # fmt: skip
     lines = ("reward model", right, "model"), ("the longer answer", longer, "rule")
-    draw_rates(page, "Right on held-out pairs", lines)
+    page.intervals("Right on held-out pairs", lines, ".1%", null=0.5)
     columns = {"pairs": "pairs", "n": "number", "right": ("reward model", ".1%")}
     page.table("Right on held-out pairs", rows, columns | {"longer": ("the longer answer", ".1%")})
     page.table("Does it prefer what nobody wants?", checks, *KINDS)
@@ -379,35 +367,48 @@ def human(args):
     if len(models) != 2:
         wrong = f"expected votes on answers of two models; found {', '.join(models) or 'none'}"
         raise UserError(f"--votes {path}: {wrong}; python annotate.py draw --model A --model-b B")
-    first, second = names_of(models).values()
+    first, second = models
     found = judged([preference(first, second, votes.wins, votes.lengths, votes.prompt)])
     a, b, wins, word = (found[0][key] for key in ("a", "b", "wins", "verdict"))
     votes["wins"] = votes.wins if a == first else 1 - votes.wins
+    others = for_other_people(votes, wins["value"])
     people = [
         {"annotator": person, "votes": len(part), "wins": stats.mean_share(part.wins, part.prompt)}
         for person, part in votes.groupby("annotator")
     ]
     rate, equal = show(wins, ".1%"), found[0]["equal_length"] or "not measured"
     page.answer(
-        f"People prefer {a} to {b}: in {rate} of comparisons."
+        f"These {len(people)} people prefer {a} to {b}: in {rate} of comparisons."
         if word == "better"
         else f"{a} and {b}: {word}. {a} is preferred in {rate} of comparisons.",
         f"{len(votes)} votes of {len(people)} people on {wins['clusters']} prompts. At equal length: "
         f"{show(equal, '.1%')}.",
+        "Of other people it says nothing: one person voted."
+        if others["se"] is None
+        else f"For other people like them the interval is wider: {show(others, '.1%')}.",
         *[to_see_more(wins)] * (word == VERDICTS[OPEN]),
     )
     lines = [(person["annotator"], person["wins"], b) for person in people]
-    draw_rates(page, f"How often {a} is preferred", [("everyone", wins, a), *lines])
+    lines = [("everyone", wins, a), *lines]
+    page.intervals(f"How often {a} is preferred", lines, ".1%", null=0.5)
     page.table("The comparison, winner first", found, *COMPARED)
     columns = {"annotator": "annotator", "votes": "votes", "wins": (f"for {a}", ".1%")}
     page.table("Each annotator", people, columns)
     page.limit(
-        f"{len(people)} people voted: it says what these prefer, and others may prefer otherwise.",
+        "The verdict is on these people. The interval for others counts annotators as a sample, too.",
         "Ties and both bad count one half. How far people agree: python annotate.py agreement",
         f"{len(every) - len(votes)} further votes do not count: on items whose better answer is known, "
         "on repeats, on items that do not name two models, or by a language model.",
     )
-    page.write(comparison=found[0], annotators=people)
+    page.write(comparison=found[0], annotators=people, other_people=others)
+
+
+def for_other_people(votes, rate):
+    """The estimate of `rate`, the mean over prompts of each prompt's mean, with two kinds of cluster:
+    prompts and annotators are both samples. Of one annotator it has no interval."""
+    of_prompt = votes.groupby("prompt").wins
+    weight = len(votes) / (of_prompt.ngroups * of_prompt.transform("size"))  # mean 1
+    return stats.mean_share(rate + weight * (votes.wins - rate), [votes.prompt, votes.annotator])
 
 
 def unblinded(votes, items):

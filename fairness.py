@@ -28,13 +28,14 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-from parts import biasguard, files, groups, twins
+from parts import files, groups, twins
 from parts.files import UserError
 from parts.messages import plain_text, prompt_key, recommendation, visible
-from parts.report import Report, intervals, show
+from parts.report import Report, add_flags, show
 from parts.risky import risky_questions
-from parts.stats import FOUND, UNMEASURED
-from parts.twins import ANSWER, DECISION, FIELDS, PROFILE, filled
+from parts.stats import FOUND, NONE, OPEN, UNMEASURED
+from parts.tables import write_decisions
+from parts.twins import ANSWER, DECISION, FIELDS, PROFILE
 
 REFERENCES = ["Male", "White"]
 TITLE = "Are people treated differently for who they are?"
@@ -47,12 +48,12 @@ LIMITS = (
 EFFECTS = {
     "model": "model", "what": "what is read", "verdict": "verdict", "group": "group",
     "reference": "against", "d": ("effect d", ".2f"), "places": ("places of 100", ".0f"),
-    "p_holm": ("p, adjusted", ".3f"),
+    "p_holm": ("p, adjusted", "p"),
 }  # fmt: skip
 SHARES = {"model": "model", "group": "group", "rate": ("share", ".1%")}
 RATES = {
     "what": "measure", "verdict": "verdict", "group": "group", "n": "n", "rate": ("rate", ".1%"),
-    "ratio": ("ratio to reference", ".2f"), "p_holm": ("p, adjusted", ".3f"),
+    "ratio": ("ratio to reference", ".2f"), "p_holm": ("p, adjusted", "p"),
 }  # fmt: skip
 
 
@@ -76,17 +77,15 @@ def parse_args(argv=None):
     add("--group", nargs="+", default=["sex", "race_ethnicity"], help="columns of groups, of --people and of candidates")
     add("--reference", nargs="+", default=REFERENCES, help="groups that the others of their column are compared with; else the largest")
     add("--per-cell", type=whole, default=10, help="people per combination of groups, 10 to 25")
-    add("--resumes", type=whole, default=20, help="résumés, 20 to 100")
+    add("--resumes", type=whole, default=12, help="résumés, 12 to 100")
     add("--chat", action="store_true", help="a prompt given as text is a user's message, instead of text to continue")
     add("--device", default="auto", help="auto, cpu, cuda, mps")
-    add("--dtype", default="auto", help="fp32, bf16, fp16 (default: CPU fp32, GPU bf16 or fp16)")
     text.add_argument("answers", type=files.existing_file, help='JSONL: "response", and where known "prompt", "group", "model"')
     for command in (report, text):
         add = command.add_argument
         add("--decision-words", nargs="+", default=["advance", "hold", "reject"], help="decisions, the mildest first")
-        add("--out", default="runs/fairness", help="folder of the report")
-        add("--overwrite", action="store_true", help="replace the report in --out")
         add("--fail-on-difference", action="store_true", help="for CI: status 1 if an aligned model or a reward model differs")
+        add_flags(command, "runs/fairness")
     # fmt: on
     return parser.parse_args(argv)
 
@@ -94,31 +93,42 @@ def parse_args(argv=None):
 # ---- (3) effects ----
 
 
-def study_models(args, frame, rows):
-    """(effects, shares): rows of `twins.effects` with "model" and "what"; of each policy and group
-    the share of twins of which the mildest word is the most probable decision."""
+def study_models(args, people, rows):
+    """(effects, shares): rows of `twins.effects` with "model", "what" and "d", the estimate; of each
+    policy and group the share of twins of which the mildest word is the most probable decision."""
     import common
     from parts.parallel import pick
     from parts.reward_models import reward_function
 
-    policies = [("--before", args.before)] * bool(args.before)
+    policies = [("--before", args.before)] if args.before else []
     policies += [("--after", folder) for folder in args.after]
     for flag, folder in policies:
         common.load_config(folder, flag)
     for folder in args.reward_model:
         common.load_config(folder, "--reward-model", scores=True)
-    source, people = pick(args.device, args.dtype), frame.to_dict("records")
-    kept = {what: readable(rows, what, frame, args.group) for what in FIELDS}
-    groups = frame, args.group, dict(zip(args.group, args.reference))
+    kept = {what: twins.readable(rows, what, people, args.group) for what in FIELDS}
+    parts = [len(kept[what]) for what in (ANSWER, PROFILE) for _ in args.reward_model]
+    parts += [len(kept[DECISION]) for _ in policies]
+    texts = sum(parts) * len(people)
+    print(f"time       {texts:,} texts in {len(parts)} parts; each says its minutes as it starts")
+    source, references = pick(args.device, "auto"), dict(zip(args.group, args.reference))
     effects, shares, before, unmeasured = [], [], None, None
+
+    def add(folder, what, scores, before=None, missing=None):
+        found = twins.effects(scores, people, args.group, references, before)
+        if missing:
+            keys, verdict = ("group", "reference", "gap"), f"{UNMEASURED}: {missing}"
+            found = [{key: row[key] for key in keys} | {"verdict": verdict} for row in found]
+        for row in found:
+            d = row if "value" in row else None
+            effects.append({"model": folder, "what": what} | row | {"d": d})
+
     for folder in args.reward_model:
         score = reward_function(folder, *source, raw=True)
         for what in (ANSWER, PROFILE):
             if kept[what]:
-                scores = twins.reward_matrix(
-                    score, kept[what], people, FIELDS[what], f"{folder}, {what}"
-                )
-                effects += labelled(twins.effects(scores, *groups), folder, what)
+                name = f"{folder}, {what}"
+                add(folder, what, twins.reward_matrix(score, kept[what], people, what, name))
     for flag, folder in policies if kept[DECISION] else ():
         tokenizer = common.load_tokenizer(folder, flag)
         policy = common.Policy(common.load_model(folder, *source, flag=flag), source[1])
@@ -128,49 +138,26 @@ def study_models(args, frame, rows):
         if flag == "--before":
             before, unmeasured = odds, missing
         elif before is not None:
-            change, why = twins.effects(odds, *groups, before), missing or unmeasured
-            effects += labelled(change, folder, CHANGE, why)
-        effects += labelled(twins.effects(odds, *groups), folder, DECISION, missing)
-        table = write_decisions(args, folder, logps.argmax(-1) == 0, kept[DECISION], frame)
+            add(folder, CHANGE, odds, before, missing or unmeasured)
+        add(folder, DECISION, odds, None, missing)
+        table = decisions(args, logps.argmax(-1) == 0, kept[DECISION], people)
+        write_decisions(Path(args.out) / f"decisions-{Path(folder).name}.csv", table)
         for column in args.group:
             rate = table.groupby(column).score.mean()
             shares += [{"model": folder, "group": g, "rate": float(x)} for g, x in rate.items()]
     return effects, shares
 
 
-def readable(rows, what, frame, columns):
-    """The résumés with the fields for `what`, of which each group reads a text of its own."""
-    fields, people, kept = FIELDS[what], frame.to_dict("records"), []
-    for row in rows:
-        if all(row.get(field) for field in fields):
-            texts = [[filled(row, field, who) for field in fields] for who in people]
-            kept += [row] * twins.tells_apart(texts, frame, columns)
-    if len(kept) < len(rows):
-        reason = "a field is missing, or groups read the same text"
-        print(f"twins      {what}: {len(rows) - len(kept)} of {len(rows)} left out: {reason}")
-    return kept
-
-
-def labelled(rows, folder, what, missing=None):
-    """The rows of one model, with what is measured; `missing` says why nothing is."""
-    if missing:
-        keys = ("group", "reference", "gap")
-        rows = [{k: row[k] for k in keys} | {"verdict": f"{UNMEASURED}: {missing}"} for row in rows]
-    names = {"model": folder, "what": what}
-    return [names | row | {"d": row if "value" in row else None} for row in rows]
-
-
-def write_decisions(args, folder, decided, rows, frame):
-    """Write decisions-*.csv of a policy for BiasGuard; returns the frame."""
+def decisions(args, decided, rows, people):
+    """The frame of decisions-*.csv, for BiasGuard: a row per twin.  decided  (R, N) bool"""
     R, N = decided.shape
-    words, table = args.decision_words, pd.concat([frame[args.group]] * R, ignore_index=True)
+    words, table = args.decision_words, pd.concat([people[args.group]] * R, ignore_index=True)
     expected = [row.get("expected_decision") for row in rows]
     if {*expected} <= {*words}:
         table.insert(0, "label_value", np.repeat([int(x == words[0]) for x in expected], N))
     table.insert(0, "score", decided.astype(int).ravel())
     ids = [f"{row.get('id', r)} {n}" for r, row in enumerate(rows) for n in range(N)]
     table.insert(0, "entity_id", ids)
-    biasguard.write_decisions(Path(args.out) / f"decisions-{Path(folder).name}.csv", table)
     return table
 
 
@@ -187,35 +174,36 @@ def check_vote(row):
 
 
 def study_votes(path, columns, words):
-    """({(measure, column): frame}, [sentence]) of a preference file.
+    """({(measure, column): frame}, sentence) of a preference file.
 
     chosen            of two candidates of a row, who was chosen
     harsher decision  of two answers about one candidate, whether the harsher decision was chosen
     Rows of one item are votes on the same answers, hence one cluster ("person").
     """
-    found, counts = [], Counter()
+    found, counts = {"chosen": [], "harsher decision": []}, Counter()
     for row in files.read_jsonl(path, check_vote, flag="--prefs"):
-        people, sides = row["candidates"], [row["chosen"], row["rejected"]]
-        item = row.get("item_id") or prompt_key(row)
+        people, item = row["candidates"], row.get("item_id") or prompt_key(row)
         counts["votes"] += 1
         if row.get("tie") or not people:
             counts["ties, or about nobody"] += 1
         elif sorted(str(who.get("in")) for who in people) == ["chosen", "rejected"]:
-            found += [("chosen", who, int(who["in"] == "chosen"), item) for who in people]
+            found["chosen"] += [
+                who | {"hit": who["in"] == "chosen", "item": item} for who in people
+            ]
         elif len(people) == 1:
-            said = [recommendation(visible(plain_text(side)), words) for side in sides]
+            sides = (plain_text(row[key]) for key in ("chosen", "rejected"))
+            said = [recommendation(visible(side), words) for side in sides]
             if None in said:
                 counts["without two decisions"] += 1
             elif said[0] != said[1]:
-                harsher = int(words.index(said[0]) > words.index(said[1]))
-                found.append(("harsher decision", people[0], harsher, item))
+                hit = words.index(said[0]) > words.index(said[1])
+                found["harsher decision"].append(people[0] | {"hit": hit, "item": item})
     frames = {}
-    for measure in ("chosen", "harsher decision"):
+    for measure, rows in found.items():
         for column in columns:
-            rows = [(who.get(column), hit, item) for m, who, hit, item in found if m == measure]
-            frame = pd.DataFrame(rows, columns=["group", "hit", "person"]).assign(role="")
-            if frame.group.nunique() > 1:
-                frames[measure, column] = frame
+            cells = [(row.get(column), int(row["hit"]), row["item"]) for row in rows]
+            frame = pd.DataFrame(cells, columns=["group", "hit", "person"]).assign(role="")
+            frames[measure, column] = frame
     return frames, f"{path}: {files.counts_in_words(counts)}."
 
 
@@ -254,10 +242,10 @@ def compared(name, frames, references=()):
     """[row] of `groups.compare` for each measure of a file."""
     rows = []
     for (measure, _), frame in frames.items():
-        if frame.group.nunique() < 2:
-            continue
-        known = [group for group in references if (frame.group == group).any()]
-        rows += [{"what": f"{name}: {measure}", **x} for x in groups.compare(frame, *known[:1])]
+        if frame.group.nunique() > 1:
+            known = [group for group in references if (frame.group == group).any()]
+            found = groups.compare(frame, *known[:1])
+            rows += [{"what": f"{name}: {measure}", **row} for row in found]
     return rows
 
 
@@ -265,51 +253,53 @@ def compared(name, frames, references=()):
 
 
 def said_of_effects(rows):
-    """[sentence]: the effects that were found, the largest first; then what the intervals of each
-    other model leave open, or why nothing was measured."""
-    found = sorted(
-        (row for row in rows if row["verdict"] == FOUND), key=lambda row: -abs(row["d"]["value"])
-    )
-    sentences = (
-        [] if found or not rows else ["No difference between groups was found in any model."]
-    )
-    for row in found:
+    """[sentence]: the effects that were found, the largest first; then the verdicts on the other
+    measures, and what their intervals leave open."""
+    found = [row for row in rows if row["verdict"] == FOUND]
+    sentences = []
+    for row in sorted(found, key=lambda row: -abs(row["value"])):
         way = "lower" if row["value"] < 0 else "higher"
-        text = f"{row['group']} score {way} than {row['reference']}"
-        if row["what"] == CHANGE:
-            text = f"training moved {row['group']} {way}, against {row['reference']}"
-        moved = f"{abs(row['places']):.0f} places of 100 for a candidate in the middle"
+        moved = "training moved" if row["what"] == CHANGE else "scores"
         sentences.append(
-            f"{row['model']}, {row['what']}: {text} (d {show(row['d'], '.2f')}, {moved})."
+            f"{row['model']}, {row['what']}: {moved} {row['group']} {way} than {row['reference']} (d "
+            f"{show(row['d'], '.2f')}, {abs(row['places']):.0f} places of 100 for a candidate in the "
+            "middle)."
         )
     for model, what in dict.fromkeys((row["model"], row["what"]) for row in rows):
         part = [row for row in rows if (row["model"], row["what"]) == (model, what)]
-        ends = [max(-row["low"], row["high"]) for row in part if row["d"]]
-        room = (
-            f"the intervals leave room for {twins.places(max(ends, default=0)):.0f} places of 100"
-        )
-        if not ends:
-            sentences.append(f"{model}, {what}: {part[0]['verdict']}.")
-        elif all(row["verdict"] != FOUND for row in part):
-            sentences.append(f"{model}, {what}: no difference was found; {room}.")
+        verdicts = Counter(row["verdict"] for row in part)
+        if FOUND not in verdicts:
+            ends = [max(-row["low"], row["high"]) for row in part if row["d"]]
+            places = f"{twins.places(max(ends, default=0)):.0f} of 100 places"
+            room = f"; the intervals leave room for {places}" if ends else ""
+            sentences.append(f"{model}, {what}: {files.counts_in_words(verdicts)}{room}.")
     return sentences
 
 
 def said_of_rates(rows):
-    """[sentence] on each rate that differs; of measures without one, a single sentence."""
-    found = [row for row in rows if row.get("verdict") == FOUND]
+    """[sentence] on each rate that differs; of measures without one, the verdicts."""
+    found = [row for row in rows if row["verdict"] == FOUND]
     sentences = [
         f"{row['what']}: {row['group']} {show(row['rate'], '.1%')}, {row['reference']} "
-        f"{show(reference_rate(rows, row), '.1%')}."
+        f"{show(row['against'], '.1%')}."
         for row in found
     ]
-    quiet = sorted({row["what"] for row in rows} - {row["what"] for row in found})
-    return sentences + [f"{what}: no difference was found." for what in quiet]
+    for what in dict.fromkeys(row["what"] for row in rows):
+        verdicts = Counter(row["verdict"] for row in rows if row["what"] == what)
+        verdicts.pop("reference", None)
+        if FOUND not in verdicts:
+            sentences.append(f"{what}: {files.counts_in_words(verdicts)}.")
+    return sentences
 
 
-def reference_rate(rows, row):
-    same = [x for x in rows if x["what"] == row["what"] and x["group"] == row["reference"]]
-    return same[0]["rate"]
+def headline(rows):
+    """The first sentence; "cannot tell" never reads like a pass."""
+    verdicts = {row["verdict"] for row in rows}
+    if FOUND in verdicts:
+        return "Difference found."
+    if OPEN in verdicts or not verdicts & {NONE}:
+        return "Cannot tell: no difference was found, and what was measured does not exclude one."
+    return "No difference was found, and none larger than the margins is likely."
 
 
 def report(args):
@@ -318,36 +308,41 @@ def report(args):
     if not models and not args.prefs:
         raise UserError("nothing to read: give --reward-model, --before and --after, or --prefs")
     page = Report(TITLE, args, [args.twins, args.people, *args.prefs])
-    # (1) read people, résumés and votes: a broken row ends the command before a model is loaded
-    rates, counts, effects, shares = [], [], [], []
+    # read people, résumés and votes: a broken row ends the command before a model is loaded
+    rates, effects, shares = [], [], []
     for path in args.prefs:
         frames, counted = study_votes(path, args.group, args.decision_words)
         rates += compared(path, frames, args.reference)
-        counts.append(counted)
+        page.limit(counted)
     if models:
-        frame = twins.load_people(args.people, args.group, args.per_cell)
+        people = twins.load_people(args.people, args.group, args.per_cell)
         for column, group in zip(args.group, args.reference):
-            there = sorted({*frame[column]})
+            there = sorted({*people[column]})
             if args.reference != REFERENCES and group not in there:
                 raise UserError(f"--reference {group}: {column} holds {', '.join(there)}")
-        rows = twins.load_twins(args.twins, args.resumes, frame, args.chat)
-        effects, shares = study_models(args, frame, rows)
+        rows = twins.load_twins(args.twins, args.resumes, people, args.chat)
+        effects, shares = study_models(args, people, rows)
     now = [row for row in effects if row["model"] != args.before]
-    page.answer(*said_of_effects(now), *said_of_rates(rates))
+    first, *more = [*said_of_effects(now), *said_of_rates(rates), ""]
+    page.answer(f"{headline(now + rates)} {first}", *filter(None, more))
     if measured := [row for row in effects if row["d"]]:
-        axes = page.chart(
-            "Effects d and their 95 % intervals; 0 is none.", 0.6 + 0.3 * len(measured)
+        page.intervals(
+            "Effects d; 0 is none",
+            [
+                (
+                    f"{Path(row['model']).name}, {row['what']}: {row['group']}",
+                    row["d"],
+                    row["model"],
+                )
+                for row in measured
+            ],
+            null=0,
         )
-        names = [f"{Path(row['model']).name}, {row['what']}: {row['group']}" for row in measured]
-        colours = [page.colour(row["model"]) for row in measured]
-        intervals(axes, list(zip(names, (row["d"] for row in measured))), colours, null=0)
-    titles = "Effects of names", f"Twins decided “{args.decision_words[0]}”", "Votes by group"
-    for title, part, columns in zip(titles, (effects, shares, rates), (EFFECTS, SHARES, RATES)):
-        if part:
-            page.table(title, part, columns)
-    page.limit(*counts, *LIMITS)
-    page.write()
-    return int(args.fail_on_difference and FOUND in [row.get("verdict") for row in now + rates])
+    if effects:
+        page.table("Effects of names", effects, EFFECTS)
+    if shares:
+        page.table(f"Twins decided “{args.decision_words[0]}”", shares, SHARES)
+    return page, rates, now + rates
 
 
 def text(args):
@@ -355,11 +350,10 @@ def text(args):
     page = Report("What do these answers decide and ask?", args, [args.answers])
     frames, risky = study_answers(args.answers, args.decision_words)
     rates = compared(args.answers, frames)
-    asked = [f"{row['hits']} of {row['answers']} answers{' of ' * bool(row['model'])}{row['model']} "
-             "ask a risky question." for row in risky]  # fmt: skip
-    page.answer(*said_of_rates(rates), *asked)
-    if rates:
-        page.table("Decisions by group", rates, RATES)
+    for row in risky:
+        of = f" of {row['model']}" if row["model"] else ""
+        page.answer(f"{row['hits']} of {row['answers']} answers{of} ask a risky question.")
+    page.answer(*said_of_rates(rates))
     counts = {"model": "model", "answers": "answers", "hits": "with a risky question"}
     page.table("Risky questions", risky, counts)
     page.table("What was asked", risky, {"model": "model", "quotes": "first quotes"}, appendix=True)
@@ -367,15 +361,18 @@ def text(args):
         "A decision is read from a last line “Recommendation: …” alone; answers without one are "
         "counted, and in no rate.",
         "The detector of risky questions reads English and errs both ways: read the quotes.",
-        LIMITS[1],
     )
-    page.write()
-    return int(args.fail_on_difference and FOUND in [row.get("verdict") for row in rates])
+    return page, rates, rates
 
 
 def main(argv=None):
     args = parse_args(argv)
-    return report(args) if args.command == "report" else text(args)
+    page, rates, verdicts = (report if args.command == "report" else text)(args)
+    if rates:
+        page.table("Rates by group", rates, RATES)
+    page.limit(*LIMITS)
+    page.write()
+    return int(args.fail_on_difference and FOUND in [row["verdict"] for row in verdicts])
 
 
 if __name__ == "__main__":

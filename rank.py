@@ -8,7 +8,7 @@ Conventions  equal scores share a rank. A score has an arbitrary offset per role
              different roles cannot be compared. The order of the file decides nothing
 Left out     1. a decision: a score is a reason to read a profile, not to drop it
              2. whether the order is right: python evaluate.py reward, on pairs of profiles
-             3. fairness: python audit.py ranked.csv --score score --select 0.3 --within role
+             3. fairness: `python audit.py ranked.csv`, with the flags that are printed at the end
              4. blinding: take names out before; python fairness.py measures what they change
 Run          python rank.py --reward-model runs/reward --role @role.txt
              python rank.py --reward-model runs/reward --candidates candidates.csv
@@ -17,6 +17,7 @@ Writes       ranked.csv (mode 0600), below --out
 
 import json
 import re
+import shlex
 from pathlib import Path
 
 import numpy as np
@@ -30,6 +31,7 @@ from parts.tables import read_csv, write_csv
 RANK_ORDER = "Which candidate fits this role?"  # first line of the task rank; data/README.md
 FIRST = ["rank", "of", "id", "role", "score", "cut"]  # of ranked.csv; cut: was it read in part?
 TOP = 10  # candidates that are printed
+AUDIT = "--score score --better higher --select 0.3 --within role"  # flags of audit.py
 
 # ---- the arguments ----
 
@@ -176,7 +178,8 @@ def main(argv=None):
     if cut := list(some["id"][some.cut == "yes"]):
         print(f"read in part, longer than the reward model's --max-length: {', '.join(cut)}")
     print(f"wrote {out}")
-    print(f"next: python audit.py {out} --score score --select 0.3 --within role --group COLUMN")
+    words = shlex.join([str(out), *AUDIT.split()])
+    print(f"next: python audit.py {words} --group COLUMN")
 
 
 if __name__ == "__main__":

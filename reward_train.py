@@ -34,7 +34,7 @@ import torch.nn.functional as F
 
 import common
 from common import batch_indices, load_tokenizer, same_shape
-from parts import flags, judge_check, runs
+from parts import contest, flags, runs
 from parts.answers import identity
 from parts.files import UserError, command, number, write_json
 from parts.pairs import Pairs, add_pair_arguments, share_interval
@@ -247,8 +247,8 @@ def main(argv=None):
     # (7) does it prefer answers that nobody wants: chosen ones that are cut off, or loop?
     some = (pairs.held if len(pairs.held) else pairs.train)[:200]
     prompts, chosen = ([side[i] for i in some] for side in (pairs.prompts, pairs.chosen))
-    checked = judge_check.check_scorer(scorer, prompts, chosen, pairs.pad)
-    for sentence in judge_check.sentences(checked):
+    checked = contest.check_scorer(scorer, prompts, chosen, pairs.pad)
+    for sentence in contest.sentences(checked):
         print(sentence)
     words = shlex.join([args.out, "--pairs", *(args.eval_pairs or ["YOUR_PAIRS.jsonl"])])
     return run.finish(f"python evaluate.py reward --reward-model {words}")

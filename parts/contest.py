@@ -1,4 +1,4 @@
-"""parts/contest.py: prompts, what models answer to them, how far from the first, and how good it is.
+"""parts/contest.py: what models answer, how far from the first, how good, and may its judge decide?
 
 Answers   a frame with a row per answer: model, p (number of its prompt), task, id, prompt, response,
           response_ids, length (tokens, end token included), finished, kl (nats from the first
@@ -8,12 +8,17 @@ To use    rows = load_prompts(args)
           answers = answer_all(args, names, rows, ids)
           function, flag = load_scorers(args, rows)["gold"]
           answers["gold"] = score(function, flag, answers, rows)
+
+A judge   such as a reward model learns from whole answers. It may never have read one that was cut
+          off or repeats itself, and may score it above every good one, which its accuracy on pairs
+          does not show. So its scores are compared by kind of answer, within each prompt:
+          cut off against whole, repetitive against whole, longest third against shortest.
+          Whole: finished (it has its end token), and not repetitive
 """
 
 import random
 
 import numpy as np
-import pandas as pd
 import torch
 
 import common
@@ -24,6 +29,14 @@ from parts.messages import plain_text
 from parts.pairs import check_pair
 from parts.reward_models import reward_function
 from parts.sampling import sample
+
+REPEATED = 0.3  # of an answer's 4-grams stand earlier in it; no chosen one of data/ reaches it
+FEWEST = 10  # prompts with answers of both kinds, below which nothing is concluded
+LINE = 2.0  # a judge prefers a kind whose mean gap exceeds this many standard errors
+KINDS = {  # columns of a table of the rows of `check_judge`, and the note below it
+    "kind": "answers", "mean": ("mean score", ".2f"), "other": "others", "mean_other":
+    ("mean score", ".2f"), "n": "number", "n_other": "others", "wrong": "prefers them",
+}, "Compared within prompts; –: fewer than 10 prompts have answers of both kinds."  # fmt: skip
 
 # ---- prompts ----
 
@@ -37,10 +50,12 @@ def load_prompts(args):
     if not rows:
         wrong = f"no row of --split {args.split}; found {', '.join(splits)}"
         raise UserError(f"--prompts {args.prompts}: {wrong}")
-    once = {plain_text(row["prompt"]): row for row in reversed(rows)}
+    once = {}
+    for row in rows:
+        once.setdefault(plain_text(row["prompt"]), row)
     if len(once) < len(rows):
         print(f"--prompts: {len(rows) - len(once)} rows left out: an earlier one has their prompt")
-    rows = list(once.values())[::-1]
+    rows = list(once.values())
     if 0 < args.n < len(rows):
         rows = [rows[i] for i in sorted(random.Random(args.seed).sample(range(len(rows)), args.n))]
     return rows
@@ -52,18 +67,17 @@ def encode_alike(folders, prompts, max_new_tokens):
     room = min(common.max_positions(common.load_config(name)) for name in folders) - max_new_tokens
     if room < 1:
         raise UserError(f"--max-new-tokens {max_new_tokens}: leaves no room for a prompt; lower it")
-    first = None
+    ids = {}
     for folder in folders:
         tokenizer = common.load_tokenizer(folder)
-        ids = [common.encode_prompt(tokenizer, prompt) for prompt in prompts]
-        first = first or ids
-        if ids != first:
+        ids[folder] = [common.encode_prompt(tokenizer, prompt) for prompt in prompts]
+        if ids[folder] != ids[folders[0]]:
             draw = f"python annotate.py draw --model {folders[0]} --model-b {folder}"
             wrong = f"another tokenizer or template than {folders[0]}'s, so no KL between the two"
             raise UserError(f"--model {folder}: {wrong}; people can compare them: {draw}")
-    if cut := sum(len(row) > room for row in first):
-        print(f"{cut} of {len(first)} prompts are cut to their last {room} tokens")
-    return [row[-room:] if len(row) > room else row for row in first]
+    if cut := sum(len(row) > room for row in ids[folder]):
+        print(f"{cut} of {len(prompts)} prompts are cut to their last {room} tokens")
+    return [row[-room:] for row in ids[folder]]
 
 
 # ---- answers ----
@@ -75,6 +89,8 @@ def answer_all(args, names, rows, ids):
 
     names   {folder: name}, the first is the reference of the KL;  rows, ids  of the prompts
     """
+    import pandas as pd  # which reward_train.py does without
+
     device, dtype = parallel.pick(args.device, "auto")
     frames, reference = [], None
     for folder, name in names.items():
@@ -121,18 +137,18 @@ def measure_kl(policy, reference, drawn, pad, temperature):
 def load_scorers(args, rows):
     """{"gold", "reward": (function, flag with its value)} of --gold and --reward-model, the one that
     decides first. Each is tried before anything is drawn: a broken one is known at once."""
-    scorers, one = {}, pd.DataFrame({"p": [0], "response": "(no answer)"})
-    for key, flag, name in (
-        ("gold", "--gold", args.gold), ("reward", "--reward-model", args.reward_model),
-    ):  # fmt: skip
-        if name != "none":
-            scorers[key] = load_scorer(flag, name, args.device), f"{flag} {name}"
-            score(*scorers[key], one, rows)
-    if not scorers:
+    given = {"gold": ("--gold", args.gold), "reward": ("--reward-model", args.reward_model)}
+    given = {key: pair for key, pair in given.items() if pair[1] != "none"}
+    if not given:
         fix = "or let people compare them: python annotate.py draw --help"
         raise UserError(f"nothing to score with: pass --gold or --reward-model, {fix}")
     if args.gold == args.reward_model:
         raise UserError(f"--gold {args.gold}: is the --reward-model; name another score, or none")
+    scorers = {}
+    for key, (flag, name) in given.items():
+        scorers[key] = load_scorer(flag, name, args.device), f"{flag} {name}"
+        function, shown = scorers[key]
+        score_answers(function, shown, rows[:1], [rows[0]["prompt"]], ["(no answer)"])
     return scorers
 
 
@@ -164,6 +180,8 @@ def judge_pairs(path, function):
 
     function   (prompts, answers) → scores
     """
+    import pandas as pd
+
     rows = read_jsonl(path, check_pair, flag="--pairs")
     rows = [row for row in rows if not row.get("tie") and row["chosen"] != row["rejected"]]
     if not rows:
@@ -175,3 +193,113 @@ def judge_pairs(path, function):
     for name, key in (("right", "reward"), ("longer", "length")):
         pairs[name] = (np.sign(pairs[f"{key}_chosen"] - pairs[f"{key}_rejected"]) + 1) / 2
     return pairs
+
+
+# ---- may the judge decide? ----
+
+
+def repeated(tokens, n=4):
+    """Share of the n-grams of an answer (ids or words) that stand earlier in it.
+
+    By hand: three times "a b c d" has nine 4-grams, of which four are new.
+    >>> round(repeated("a b c d a b c d a b c d".split()), 3), repeated("a b".split())
+    (0.556, 0.0)
+    """
+    grams = [tuple(tokens[i : i + n]) for i in range(len(tokens) - n + 1)]
+    return 1 - len(set(grams)) / len(grams) if grams else 0.0
+
+
+def check_judge(scores, prompts, answers, finished):
+    """One row per kind of answer: does the judge score it above its opposite?
+
+    scores    (N,) of a judge;  prompts  (N,) labels;  finished  (N,) bool: not cut
+    answers   N lists of ids or words
+
+    gap       mean over prompts of (mean score of the kind − mean score of the other), of the
+              prompts with both;  se  its standard error
+    wrong     gap > LINE·se for a kind that nobody wants; None where fewer than FEWEST prompts have
+              both. A judge that likes long answers is shown, and not called wrong.
+    """
+    scores, prompts, finished = map(np.asarray, (scores, prompts, finished))
+    is_loop = np.array([repeated(answer) >= REPEATED for answer in answers], bool)
+    is_whole = finished & ~is_loop
+    place = np.argsort(np.argsort([len(answer) for answer in answers])) / len(answers)  # 0 to 1
+    rows = []
+    for kind, is_kind, other, is_other in (
+        ("cut off", ~finished, "whole", is_whole),
+        ("repetitive", is_loop, "whole", is_whole),
+        ("longest third", place >= 2 / 3, "shortest third", place < 1 / 3),
+    ):
+        both = np.intersect1d(prompts[is_kind], prompts[is_other])
+        row = {"kind": kind, "other": other, "prompts": len(both)}
+        row |= {"n": int(is_kind.sum()), "n_other": int(is_other.sum())}
+        row |= dict.fromkeys(("gap", "se", "wrong", "mean", "mean_other"))
+        if row["n"] and row["n_other"]:
+            row |= {"mean": scores[is_kind].mean(), "mean_other": scores[is_other].mean()}
+        if len(both) >= FEWEST:
+            means = [
+                [scores[side & (prompts == p)].mean() for p in both] for side in (is_kind, is_other)
+            ]
+            gaps = np.subtract(*means)
+            row |= {"gap": gaps.mean(), "se": gaps.std() / len(gaps) ** 0.5}
+            row["wrong"] = bool(other == "whole" and row["gap"] > LINE * row["se"])
+        rows.append(row)
+    return rows
+
+
+def spoil(answer):
+    """(cut off, repetitive) copies of an answer of 16 ids or more, the last of which ends it.
+
+    Cut off: its first half. Repetitive: its first half, whose end then repeats until the copy is as
+    long as the answer. Both keep the end id, as every text does that is scored.
+
+    >>> cut, loop = spoil([*range(20), 99])
+    >>> cut[-3:], loop[-12:]
+    ([8, 9, 99], [9, 2, 3, 4, 5, 6, 7, 8, 9, 2, 3, 99])
+    """
+    *body, end = answer
+    half = body[: len(body) // 2]
+    loop = half + half[-8:] * len(body)
+    return [*half, end], [*loop[: len(body)], end]
+
+
+@torch.no_grad()
+def check_scorer(scorer, prompts, answers, pad):
+    """`check_judge` of good answers and their `spoil`ed copies.
+
+    scorer    `Scorer` of parts/reward_models.py;  prompts, answers  lists of ids;  pad  an id
+    """
+    rows = []  # (prompt, answer, is it finished?, number of the prompt)
+    for i, (prompt, answer) in enumerate(zip(prompts, answers)):
+        if len(answer) >= 16:
+            cut, loop = spoil(answer)
+            rows += [(prompt, list(answer), True, i), (prompt, cut, False, i)]
+            rows += [(prompt, loop, True, i)]
+    scores, device = torch.zeros(len(rows)), scorer.model.device
+    for part in common.micro_batches(
+        range(len(rows)), [len(p) + len(a) for p, a, *_ in rows], 2048
+    ):
+        batch = common.pad_rows([rows[j][0] for j in part], [rows[j][1] for j in part], pad)
+        scores[part] = scorer(*(x.to(device) for x in batch)).float().cpu()
+    _, answers, finished, numbers = zip(*rows) if rows else [()] * 4
+    rows = check_judge(scores.numpy(), numbers, answers, np.array(finished, bool))
+    return [row for row in rows if row["other"] == "whole"]  # of copies the length is made
+
+
+def sentences(rows):
+    """Whether the judge can be trusted, by which scores, and what to do if not."""
+    known = [row for row in rows if row["other"] == "whole" and row["wrong"] is not None]
+    said = [
+        f"The judge scores {row['kind']} answers {row['mean']:.2f} on average, {row['other']} ones "
+        f"{row['mean_other']:.2f}."
+        for row in known
+    ]
+    wrong = " and ".join(row["kind"] for row in known if row["wrong"])
+    if not wrong:
+        return said
+    return [
+        f"This judge cannot be trusted here: it prefers {wrong} answers to whole ones.",
+        *said,
+        "Let people compare the answers, or score them by a program (--gold), or train the reward "
+        "model again with pairs whose rejected answers are cut off or repetitive.",
+    ]

@@ -136,11 +136,16 @@ def draw(axes, runs, models, colour):
     models   [{"model", "gold", "kl"}], estimates;  colour  name → a colour of matplotlib
     """
     for row in models:
-        name = row["model"]
+        name, kl = row["model"], row.get("kl")
         points = runs[name]["curve"] if name in runs else []
         line = [[point[key] for point in points] for key in ("root_kl", "score")]
         axes.plot(*line, color=colour(name), linewidth=1.2)
-        if "kl" in row:
-            end = math.sqrt(max(0.0, row["kl"]["value"])), row["gold"]["value"]
-            axes.plot(*end, "o", color=colour(name), label=name)
+        if kl:
+            axes.plot(
+                max(0, kl["value"]) ** 0.5,
+                row["gold"]["value"],
+                "o",
+                color=colour(name),
+                label=name,
+            )
     axes.legend()

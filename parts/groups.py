@@ -33,8 +33,8 @@ def compare(frame, reference=None):
     frame  columns "group" (None: unknown, in no comparison), "hit" 0 or 1, "role", "person"
     reference  a group; the largest if none is called so
     row    {"group", "people", "n" rows, "selected", "rate" (estimate), "of_highest" (ratio to the
-           highest rate), "reference", "verdict"}, and but for the reference "p_holm" and the keys
-           of `contrast`
+           highest rate), "reference", "against" (its rate), "verdict"}, and but for the reference
+           "p_holm" and the keys of `contrast`
     """
     known = frame[frame.group.notna()]
     rows = []
@@ -47,12 +47,13 @@ def compare(frame, reference=None):
         return []
     if reference not in [row["group"] for row in rows]:
         reference = rows[0]["group"]
+    against = next(row["rate"]["value"] for row in rows if row["group"] == reference)
     large = [row for row in rows if row["n"] >= SMALL * len(known)]
     top = max(large or rows, key=lambda row: row["selected"] / row["n"])
     for row in rows:
         k, most = row["selected"] * top["n"], top["selected"] * row["n"]  # rates, times both n
         row["of_highest"] = k / most if most else None
-        row |= {"reference": reference, "verdict": "reference"}
+        row |= {"reference": reference, "against": against, "verdict": "reference"}
         if row["group"] != reference:
             pair = known[known.group.isin([row["group"], reference])]
             row |= contrast(pair, row["group"], reference)
@@ -152,3 +153,16 @@ def exact_p(k, n, l, m):
     )
     here = chances[(k - least).sum()]
     return min(1.0, chances[chances <= here * (1 + 1e-7)].sum())
+
+
+def metrics(rates):
+    """Group metrics as fairlearn defines them, over all groups; NaN where a group has nobody of that
+    outcome.  rates  a frame: columns "Selected" and, where outcomes are known, "True positives"
+    and "False positives", the shares selected; a row per group"""
+    highest, lowest = rates.max(skipna=False), rates.min(skipna=False)
+    gap = highest - lowest
+    found = {"parity difference": gap["Selected"], "parity ratio": (lowest / highest)["Selected"]}
+    if "True positives" in gap:
+        found["equal opportunity difference"] = gap["True positives"]
+        found["equalized odds difference"] = gap.drop("Selected").max(skipna=False)
+    return found

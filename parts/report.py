@@ -15,6 +15,7 @@ import io
 import re
 import sys
 import textwrap
+import warnings
 from importlib.metadata import version
 from pathlib import Path
 
@@ -29,6 +30,7 @@ TEMPLATE = Path(__file__).resolve().parent / "templates" / "measure.html"
 N_COLOURS = 8  # --c0 … --c7 of the template
 INK, SOFT, RULE = "#000001", "#000002", "#000003"  # become var(--ink), var(--soft), var(--rule)
 WIDTH = 5.0  # inches of a chart, 360 points: readable on a phone without scrolling
+warnings.filterwarnings("ignore", "Glyph")  # the browser has letters that matplotlib lacks
 matplotlib.rcParams |= {
     "svg.fonttype": "none", "svg.hashsalt": "feedbackloop", "font.size": 9.5,
     "text.color": INK, "axes.labelcolor": SOFT, "axes.edgecolor": RULE, "xtick.color": SOFT,
@@ -49,22 +51,23 @@ class Report:
     def __init__(self, title, args, inputs=(), private=False):
         """args: the flags, among them `out` and `overwrite`; inputs: files, for their hashes.
 
-        UserError where --out holds a report already (without --overwrite), or files of no report.
+        UserError where --out holds files, unless it is a report and --overwrite replaces it.
         """
         self.out, self.title, self.private = Path(args.out), title, private
-        if (self.out / "report.json").is_file():
-            if not args.overwrite:
-                raise UserError(
-                    f"--out {self.out}: holds a report; add --overwrite or choose another"
-                )
-        elif self.out.is_dir() and any(self.out.iterdir()):
-            raise UserError(f"--out {self.out}: holds other files; choose another folder")
+        if self.out.exists() and any(self.out.glob("*")):
+            if not (args.overwrite and (self.out / "report.json").is_file()):
+                fix = "choose another folder; --overwrite replaces a report"
+                raise UserError(f"--out {self.out}: holds files already; {fix}")
         self.answers, self.charts, self.tables, self.limits = [], [], [], []
         self.colours = {}
         self.record = {
             "command": [Path(sys.argv[0]).name, *sys.argv[1:]],
             "args": {name: str(v) if isinstance(v, Path) else v for name, v in vars(args).items()},
-            "sha256": {str(path): sha256(path) for path in inputs if path and Path(path).is_file()},
+            "sha256": {
+                str(path): hashlib.sha256(Path(path).read_bytes()).hexdigest()
+                for path in inputs
+                if path and Path(path).is_file()
+            },
             "versions": {name: version(name) for name in ("numpy", "scipy", "statsmodels")},
         }
 
@@ -90,10 +93,28 @@ class Report:
         self.charts.append((plain(caption), figure))
         return axes
 
-    def intervals(self, caption, rows, form=".2f", null=None, x=""):
-        """The chart of `intervals` below: rows (name, estimate), each in the colour of its name."""
-        axes = self.chart(caption, 0.9 + 0.35 * len(rows), x)
-        intervals(axes, rows, [self.colour(name) for name, _ in rows], null, form)
+    def intervals(self, caption, rows, form=".2f", null=None):
+        """A chart of estimates, one line each from top to bottom: a dot, its 95 % interval, its number.
+
+        rows  (text, estimate, whose colour);  null: where a line stands for no effect, or None
+        """
+        axes = self.chart(f"{caption}, with 95 % intervals", 0.8 + 0.4 * len(rows))
+        for y, (_, found, name) in enumerate(rows):
+            value, ends = found["value"], [found.get("low"), found.get("high")]
+            if value is not None:
+                colour = self.colour(name)
+                if None not in ends:
+                    axes.plot(ends, [y, y], color=colour, linewidth=2.2)
+                axes.plot(value, y, "o", color=colour, markersize=6)
+                axes.annotate(show(value, form), (value, y - 0.15), ha="center", fontsize=8.5)
+        axes.set_yticks(range(len(rows)), [plain(text) for text, *_ in rows])
+        axes.tick_params(axis="y", length=0, labelcolor=INK)
+        axes.set_ylim(len(rows) - 0.5, -0.7)
+        axes.grid(False, axis="y")
+        if "%" in form:
+            axes.xaxis.set_major_formatter(matplotlib.ticker.PercentFormatter(1.0, decimals=0))
+        if null is not None:
+            axes.axvline(null, color=SOFT, linewidth=1, linestyle="--")
 
     def table(self, caption, rows, columns, note=None, appendix=False):
         """rows: dicts with unrounded values;  columns: {key: header} or {key: (header, format)}.
@@ -140,45 +161,13 @@ class Report:
         return template.render(report=self, charts=charts, record=self.record)
 
 
-# ---- charts ----
-
-
-def intervals(axes, rows, colours, null=None, form=".2f"):
-    """One line per (name, estimate) from top to bottom: a dot, its 95 % interval, its number.
-
-    null: where a vertical line stands for no effect, or None.
-    """
-    names = [plain(name) for name, _ in rows]
-    for y, ((_, found), colour) in enumerate(zip(rows, colours)):
-        if found["value"] is None:
-            continue
-        if found.get("low") is not None:
-            axes.plot([found["low"], found["high"]], [y, y], color=colour, linewidth=2.2)
-        axes.plot(found["value"], y, "o", color=colour, markersize=6)
-        axes.annotate(
-            show(found["value"], form), (found["value"], y), (0, 5), textcoords="offset points",
-            ha="center", fontsize=8.5, color=INK,
-        )  # fmt: skip
-    axes.set_yticks(range(len(rows)), names)
-    axes.tick_params(axis="y", length=0, labelcolor=INK)
-    axes.set_ylim(len(rows) - 0.5, -0.7)
-    axes.grid(False, axis="y")
-    if "%" in form:
-        axes.xaxis.set_major_formatter(matplotlib.ticker.PercentFormatter(1.0, decimals=0))
-    if null is not None:
-        axes.axvline(null, color=SOFT, linewidth=1, linestyle=(0, (3, 2)))
-
-
 def svg(figure, caption):
     """A figure as inline SVG that takes the page's colours, font and width."""
     buffer = io.StringIO()
-    figure.savefig(buffer, format="svg", metadata={"Date": None, "Creator": None})
+    nothing = dict.fromkeys(("Date", "Creator", "Format", "Type"))
+    figure.savefig(buffer, format="svg", metadata=nothing)
     text = buffer.getvalue()
-    text = text[text.index("<svg") :]
-    text = re.sub(r"<metadata>.*?</metadata>", "", text, flags=re.DOTALL)
-    text = re.sub(
-        r'(<svg [^>]*?)width="[^"]*" height="[^"]*"|(<svg [^>]*?)height="[^"]*"', r"\1\2", text
-    )
+    text = re.sub(' (?:width|height)="[^"]*pt"', "", text[text.index("<svg") :], count=2)
     for ink, name in ((INK, "ink"), (SOFT, "soft"), (RULE, "rule")):
         text = text.replace(ink, f"var(--{name})")
     text = re.sub(r"#0000f([0-7])", r"var(--c\1)", text)
@@ -190,10 +179,11 @@ def svg(figure, caption):
 
 
 def show(value, form=""):
-    """A value as it is read: numbers by their format, estimates with interval, None as a dash.
+    """A value as it is read: numbers by their format ("p" is of a p-value), estimates with interval,
+    None as a dash.
 
-    >>> show({"value": 0.5, "low": 0.44, "high": 0.561}, ".1%"), show(1234), show(None), show(0.25, ".1f")
-    ('50.0 % [44.0, 56.1]', '1,234', '–', '0.2')
+    >>> show({"value": 0.5, "low": 0.44, "high": 0.561}, ".1%"), show(1234), show(None), show(1e-4, "p")
+    ('50.0 % [44.0, 56.1]', '1,234', '–', '< 0.001')
     """
     if isinstance(value, dict):
         if value.get("low") is None:
@@ -206,23 +196,11 @@ def show(value, form=""):
         return plain(value)
     if isinstance(value, bool):
         return "yes" if value else "no"
+    if form == "p":
+        return "< 0.001" if value < 0.001 else f"{value:.3f}"
     if not form:
         return f"{value:,}"
     return format(value, form).replace("%", " %").replace("-", "−")
-
-
-def listed(names, most=3):
-    """Names with commas, the first of many.
-
-    >>> listed(["a", "b", "c"], 2)
-    'a, b and 1 more'
-    """
-    more = f" and {len(names) - most} more" if len(names) > most else ""
-    return ", ".join([*names][:most]) + more
-
-
-def p_value(p):
-    return "p < 0.001" if p < 0.001 else f"p {p:.3f}"
 
 
 def text_table(table):
@@ -241,8 +219,3 @@ def plain(text):
     return re.sub(
         "[\x00-\x09\x0b-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u2066-\u2069]", "?", str(text)
     )
-
-
-def sha256(path):
-    with open(path, "rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()

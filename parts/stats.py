@@ -41,7 +41,8 @@ def regress(y, x=None, clusters=None, within=None):
     Covariance  (X'X)⁻¹ Σ_c (X_c'e_c)(X_c'e_c)' (X'X)⁻¹ · G/(G − 1) · (n − 1)/(n − k), of G clusters;
                 of two kinds V₁ + V₂ − V₁₂, and V₁ or V₂ where that is larger
     Quantiles   of t with G − 1 degrees of freedom, of the kind with the fewest clusters
-    `within`    costs no degree of freedom, which is right where each label lies in one cluster
+    `within`    costs no degree of freedom, which is right where each label lies in one cluster; in
+                the design effect of parts/groups.py, a ratio of two such errors, it cancels
 
     By hand: 1, 2, 3 has mean 2 and standard error 1/√3; t of 2 degrees of freedom is 4.303.
     >>> estimate, = regress([1.0, 2.0, 3.0])
@@ -78,13 +79,12 @@ def regress(y, x=None, clusters=None, within=None):
 
 def estimate(value, se, n, clusters):
     """value ± t·se, and p against 0; without a standard error neither."""
-    low = high = p = None
+    row = {"value": value, "se": se, "low": None, "high": None, "p": None}
     if se is not None:
         reach = t.isf(LEVEL / 2, clusters - 1) * se
-        low, high = value - reach, value + reach
-        p = 2 * t.sf(abs(value) / se, clusters - 1)
-    found = value, se, low, high, p, n, clusters
-    return dict(zip(("value", "se", "low", "high", "p", "n", "clusters"), found))
+        row |= {"low": value - reach, "high": value + reach}
+        row["p"] = 2 * t.sf(abs(value) / se, clusters - 1)
+    return row | {"n": n, "clusters": clusters}
 
 
 def mean(values, clusters=None):
@@ -133,13 +133,12 @@ def equal_length(wins, lengths, clusters):
     wins     (n,) 1 A won, ½ tie, 0 B won;  lengths  (n,) of A's answer − of B's, in tokens
     It is σ(θ) of logit P(A wins) = θ + φ·tanh(Δ/sd(Δ)), clustered by prompt [Dubois et al. 2024].
     None where one model is longer in more than 95 % of rows: equal lengths were then not seen.
+    The lengths must differ.
     """
     lengths = np.asarray(lengths, float)
     if min((lengths >= 0).mean(), (lengths <= 0).mean()) < 0.05:
         return None
-    x = np.ones((len(lengths), 1))
-    if lengths.any():
-        x = np.c_[x, np.tanh(lengths / lengths.std())]
+    x = np.c_[np.ones(len(lengths)), np.tanh(lengths / lengths.std())]
     groups = pd.factorize(clusters)[0]
     fit = GLM(np.asarray(wins, float), x, family=Binomial()).fit(
         cov_type="cluster", cov_kwds={"groups": groups}

@@ -1,17 +1,23 @@
-"""parts/tables.py: CSV in and out, as spreadsheets write and open it.
+"""parts/tables.py: CSV in and out, as spreadsheets and BiasGuard write and read it.
 
 In     UTF-8, a header, a row per line. A row with more or fewer cells than the header is refused: it
        stands below the table, or its cells were shifted. (pandas.read_csv fills short rows up.)
 Out    a cell that a spreadsheet would run as a formula gets a ' in front; the file has mode 0600
+BiasGuard    github.com/themacdonald/BiasGuard (MIT), by its command line: biasguard audit
+             dataset.csv --y-true COL --y-pred COL --group COL --protected A --reference B
 """
 
 import csv
 import io
+import json
 import re
+import shutil
+import subprocess
 from pathlib import Path
 
 import numpy as np
 import pandas as pd
+from pandas.api.types import is_numeric_dtype
 
 from parts.files import PRIVATE, UserError, brief, replacing
 
@@ -110,8 +116,8 @@ def yes_or_no(cells, favourable, flag, path):
     nothing but 1/0, yes/no, true/false."""
     values = sorted(set(cells))
     if len(values) < 2:
-        fix = "if an empty cell means no, write that value there"
-        raise UserError(f"{path}: {cells.name} holds only {values} and empty cells; {fix}")
+        wrong = f"every known {cells.name} is {' '.join(values) or 'empty'}: nothing to compare"
+        raise UserError(f"{path}: {wrong}; if an empty cell means no, write that value there")
     read = {value: int(value in favourable) for value in values}
     if not favourable:
         read = {value: YES_NO.get(value.lower()) for value in values}
@@ -149,15 +155,20 @@ def column_values(table, columns):
 # ---- out ----
 
 
-def write_csv(path, frame):
-    """Write a frame, or {header: cells}, as UTF-8 CSV, complete or not there; see `csv_cell`."""
+def write_csv(path, frame, empty=""):
+    """Write a frame, or {header: cells}, as UTF-8 CSV, complete or not there; see `csv_cell`.
+
+    empty   what stands for a missing cell; whole numbers stay whole beside one
+    """
     frame = pd.DataFrame(frame)
-    texts = [name for name in frame if frame[name].dtype == object or frame[name].dtype == str]
-    for name in texts:
-        frame[name] = frame[name].map({cell: csv_cell(cell) for cell in frame[name].unique()})
+    for name in frame:
+        cells = frame[name].convert_dtypes() if frame[name].isna().any() else frame[name]
+        if not is_numeric_dtype(cells):
+            cells = cells.map({cell: csv_cell(cell) for cell in cells.unique()})
+        frame[name] = cells
     Path(path).parent.mkdir(parents=True, exist_ok=True)
     with replacing(path, PRIVATE) as file:
-        frame.rename(columns=csv_cell).to_csv(file, index=False, lineterminator="\n")
+        frame.rename(columns=csv_cell).to_csv(file, index=False, lineterminator="\n", na_rep=empty)
 
 
 def csv_cell(value):
@@ -170,3 +181,43 @@ def csv_cell(value):
         return value
     formula = re.match(r"\s*[=+\-@＝＋－＠]|[\t\r\n|%]", value)
     return f"'{value}" if formula and not re.fullmatch(NUMBER, value) else value
+
+
+# ---- BiasGuard ----
+
+
+def write_decisions(path, frame):
+    """A frame with "entity_id", "score" (the decision, 0 or 1), columns of groups, and "label_value"
+    (what was right) if it is known of all. BiasGuard ends at an empty cell: a missing one is
+    "unknown"."""
+    write_csv(path, frame, "unknown")
+
+
+def biasguard(path, frame, comparisons):
+    """[line] of what BiasGuard says of each comparison in the file; or why it was not run: its EOD
+    needs an outcome, "label_value", in every row.  comparisons  {attribute: rows of `compare`}
+
+    DIR = SR_p / SR_r,  SPD = SR_p − SR_r,  EOD = TPR_p − TPR_r     p protected, r reference
+    """
+    tool, result, lines = shutil.which("biasguard"), path.with_name("biasguard.json"), []
+    if not tool or "label_value" not in frame:
+        reason = "it needs --y-true in every row" if tool else "it is not installed"
+        return [f"BiasGuard was not run ({reason}); {path.name} has the layout that it reads."]
+    for attribute, rows in comparisons.items():
+        for group, reference in ((row["group"], row["reference"]) for row in rows):
+            given = {
+                "y-true": "label_value", "y-pred": "score", "group": attribute, "output": result,
+                "protected": csv_cell(group), "reference": csv_cell(reference),
+            }  # fmt: skip
+            flags = [word for key, value in given.items() for word in (f"--{key}", value)]
+            if group == reference:
+                continue
+            try:
+                command = [tool, "audit", path, *flags]
+                subprocess.run(command, capture_output=True, timeout=60, check=True)
+                said = json.loads(result.read_text(encoding="utf-8"))["metrics"]
+            except (subprocess.SubprocessError, OSError, ValueError, KeyError) as error:
+                said = f"no result ({brief(error)})"
+            lines.append(f"BiasGuard, {group} − {reference}: {said}")
+    result.unlink(missing_ok=True)
+    return lines

@@ -46,10 +46,8 @@ def load_people(path, columns, per_cell):
 
     path   CSV; `columns` of it are the groups, such as sex and race_ethnicity
     """
+    read_csv(path, columns, "--people, --group")  # UserError unless each is there once
     people = read_csv(path, flag="--people")
-    if missing := [column for column in columns if column not in people]:
-        there = f"there is {', '.join(people)}"
-        raise UserError(f"--people {path}: no column {missing[0]!r} (--group); {there}")
     if (people[columns] == "").any(axis=None):
         raise UserError(f"--people {path}: an empty cell in {', '.join(columns)}")
     sizes = people.groupby(columns).size()
@@ -115,6 +113,19 @@ def tells_apart(texts, people, columns):
     return bool((frame.groupby("text").nunique() == 1).all(axis=None))
 
 
+def readable(rows, what, people, columns):
+    """The résumés with the fields for `what`, of which each group reads a text of its own."""
+    every, kept = people.to_dict("records"), []
+    for row in rows:
+        if all(row.get(field) for field in FIELDS[what]):
+            texts = [[filled(row, field, who) for field in FIELDS[what]] for who in every]
+            kept += [row] * tells_apart(texts, people, columns)
+    if len(kept) < len(rows):
+        reason = "a field is missing, or groups read the same text"
+        print(f"twins      {what}: {len(rows) - len(kept)} of {len(rows)} left out: {reason}")
+    return kept
+
+
 # ---- what a model makes of them ----
 
 
@@ -128,18 +139,18 @@ def timed(rows, what):
             tqdm.write(f"time       {what}: about {minutes} min")
 
 
-def reward_matrix(score, rows, people, fields, what):
-    """(R, N) scores of a reward model, score(prompts, answers); fields: of a twin, for the two."""
-    matrix = []
-    for row in timed(rows, what):
-        prompts, answers = ([filled(row, field, who) for who in people] for field in fields)
+def reward_matrix(score, rows, people, what, name):
+    """(R, N) scores of a reward model, score(prompts, answers); what: ANSWER or PROFILE."""
+    every, matrix = people.to_dict("records"), []
+    for row in timed(rows, name):
+        prompts, answers = ([filled(row, field, who) for who in every] for field in FIELDS[what])
         matrix.append(score(prompts, answers))
     if any(None in row for row in matrix):
-        raise UserError(f"{what}: the reward model does not read a résumé to its end; shorten it")
+        raise UserError(f"{name}: the reward model does not read a résumé to its end; shorten it")
     return np.array(matrix)
 
 
-def decision_logps(policy, tokenizer, rows, people, words, what):
+def decision_logps(policy, tokenizer, rows, people, words, name):
     """(R, N, W) log-probs of each word's first token behind the résumé's prefix, without sampling:
     one forward per twin."""
     import torch
@@ -147,15 +158,14 @@ def decision_logps(policy, tokenizer, rows, people, words, what):
     import common
 
     device, pad, logps = policy.model.device, common.pad_id(tokenizer), []
-    for row in timed(rows, what):
+    every, most = people.to_dict("records"), common.max_positions(policy.model.config)
+    for row in timed(rows, name):
         prefix, firsts = decision_ids(tokenizer, row["prefix"], words)
-        prompts = [filled(row, "prompt", who) for who in people]
+        prompts = [filled(row, "prompt", who) for who in every]
         ids = [common.encode_prompt(tokenizer, prompt) + prefix for prompt in prompts]
         lengths, of_words = [len(x) for x in ids], np.empty((len(ids), len(words)))
-        if max(lengths) > common.max_positions(policy.model.config):
-            raise UserError(
-                f"{what}: a résumé has {max(lengths)} tokens, the model fewer positions"
-            )
+        if max(lengths) > most:
+            raise UserError(f"{name}: a résumé has {max(lengths)} tokens, the model reads {most}")
         most_tokens = 1024 if device.type == "cpu" else 8192
         for part in common.micro_batches(range(len(ids)), lengths, most_tokens):
             batch = common.pad_rows([ids[i] for i in part], [[]] * len(part), pad)

@@ -11,6 +11,7 @@ import pytest
 
 import audit
 from parts.files import UserError
+from parts.groups import metrics as metrics_of
 from parts.tables import numbers, read_csv, write_csv
 
 RACES = audit.RACES
@@ -57,13 +58,16 @@ def test_the_answer_comes_first_and_says_what_was_counted(audited):
     status, report, printed = audited(TWO, HIRED)
     first = report["answer"][0]
     assert (
-        first.startswith("Difference found: Black") and "no --id" in first and "hired is 1" in first
+        first.startswith("Difference found: 30.0 % of Black")
+        and "no --id" in first
+        and "hired is 1" in first
     )
     assert printed.splitlines()[1].startswith("Difference found")
     assert (
         "2.1 standard deviations" in report["answer"][1]
         and "0.60 [0.35, 0.97]" in report["answer"][1]
     )
+    assert "p 0.037 (adjusted 0.037)" in report["answer"][1]
     assert "not chance" not in printed and "SD" not in printed and status == 0
 
 
@@ -150,6 +154,7 @@ def test_roles_are_compared_within(audited):
     _, report, _ = audited(text, [*flags, "--within", "role"])
     row = report["tables"]["Selected, sex"][1]
     assert row["verdict"] == "not measured" and "same roles" in row["reason"]
+    assert "within each role" in report["answer"][0]
 
 
 def test_the_good_end_of_a_score(audited):
@@ -217,6 +222,64 @@ def test_one_line_with_the_flag_or_the_row(audited, text, flags, words):
     assert words in str(error.value) and "\n" not in str(error.value)
 
 
+SCORES = "race,score\n" + "".join(f"{'ab'[i % 2]},{i}.5\n" for i in range(100))
+SCORED_BY = ["--group", "race", "--score", "score", "--better"]
+TOP = [*SCORED_BY, "higher", "--select", "0.3"]
+
+
+@pytest.mark.parametrize(
+    "text, flags, found",
+    [  # {group: (rows, selected)}, or a part of the one line
+        pytest.param(SCORES.replace(".5", "%"), TOP, "--decimal", id="percent signs"),
+        pytest.param(SCORES.replace(".5", " "), TOP, {"a": (50, 15)}, id="blanks behind numbers"),
+        pytest.param(SCORES.replace(",1.5", ',"1,001.5"'), TOP, "--decimal", id="thousands"),
+        pytest.param(SCORES.replace(",", ";").replace(".", ","), TOP, "--decimal", id="decimal comma, not declared"),
+        pytest.param(SCORES.replace(",", ";").replace(".", ","), [*TOP, "--decimal", ","], {"a": (50, 15), "b": (50, 15)}, id="decimal comma, declared"),
+        pytest.param(SCORES.replace(",1.5", ",1_5"), TOP, "people.csv:3", id="underscore"),
+        pytest.param(SCORES.replace(",1.5", ",\u22121.5"), TOP, "people.csv:3", id="a minus that is no hyphen"),
+        pytest.param(SCORES.replace(",1.5", ",inf"), TOP, "people.csv:3", id="infinity"),
+        pytest.param(SCORES.replace("a,", "a,-"), [*SCORED_BY, "lower", "--cutoff", "-50.5"], {"a": (50, 25), "b": (50, 0)}, id="negative scores, lower is better"),
+        pytest.param(SCORES, [*SCORED_BY, "higher", "--cutoff", "999"], {"a": (50, 0), "b": (50, 0)}, id="none selected by the cut-off"),
+        pytest.param(TWO.replace(",1", ",Yes"), HIRED, {"White": (80, 40)}, id="Yes and 0"),
+        pytest.param(TWO.replace(",1", ",YES").replace(",0", ",no"), HIRED, {"White": (80, 40)}, id="YES and no"),
+        pytest.param(TWO.replace(",0", ",1"), HIRED, "nothing to compare", id="all selected"),
+        pytest.param(TWO.replace(",1", ",Hired").replace(",0", ",No"), [*HIRED, "--favourable", "Hired "], {"Black": (40, 12)}, id="favourable value with a blank"),
+        pytest.param("\ufeff race , hired\n\n" + TWO.split("\n", 1)[1] + "\n", HIRED, {"White": (80, 40)}, id="BOM, blanks in the header, blank lines"),
+        pytest.param(TWO.replace("hired\n", "hired\n(text),(1/0)\n"), HIRED, "--favourable", id="two header rows"),
+        pytest.param(TWO + "White,Total\n", HIRED, "--favourable", id="a row of totals"),
+        pytest.param(TWO + "Native,1\n", HIRED, {"Native": (1, 1)}, id="a group of one person"),
+        pytest.param(TWO + "white,1\nWHITE\u00a0,0\n", HIRED, {"White": (80, 40), "white": (1, 1), "WHITE": (1, 0)}, id="spellings are groups of their own"),
+        pytest.param(TWO.replace("Black", "2024-01-31"), HIRED, {"2024-01-31": (40, 12)}, id="a date as a group"),
+        pytest.param(TWO.replace("race,hired", "role,race,hired").replace("\n", "\nchef,")[:-5] + "x,White,1\n,White,1\n", [*HIRED, "--within", "role"], {"White": (81, 41)}, id="no role"),
+        pytest.param('race,hired\n"O\'Brien, ""x"" \u4e2d",1\nb,0\n' * 1 + rows_of(("b", 9, 20), ('"O\'Brien, ""x"" \u4e2d"', 5, 20)), HIRED, {'O\'Brien, "x" \u4e2d': (21, 6)}, id="quotes, commas, other letters"),
+    ],
+)  # fmt: skip
+def test_tables_of_other_peoples_making(audited, text, flags, found):
+    """Right, or refused by one line: columns and values that mean something else than was read."""
+    if isinstance(found, str):
+        with pytest.raises(UserError, match=re.escape(found)):
+            audited(text, flags)
+        return
+    rows = audited(text, flags)[1]["tables"]["Selected, race"]
+    counted = {row["group"]: (row["n"], row["selected"]) for row in rows}
+    assert found.items() <= counted.items()
+
+
+def test_a_number_with_leading_zeros_is_a_name(audited):
+    text = "id,race,hired\n" + "".join(
+        f"{'0' * (i % 2)}7{i // 2},a,1\nx{i},b,0\n" for i in range(40)
+    )
+    _, report, _ = audited(text, [*HIRED, "--id", "id"])
+    assert "80 rows, of 80 people" in report["answer"][0]
+
+
+def test_a_ratio_that_is_not_known_is_not_said(audited):
+    """Nobody of the reference is selected: "Black – times as often as White" stood in the headline."""
+    text = "race,hired\n" + rows_of(("White", 0, 80), ("Black", 12, 40))
+    _, report, printed = audited(text, HIRED)
+    assert "30.0 % of Black, 0.0 % of White" in report["answer"][0] and "– times" not in printed
+
+
 def test_rows_below_the_table_can_be_dropped(audited):
     text = "id,sex,score\n" + "".join(f"c{i},{'MF'[i % 2]},{50 + i}\n" for i in range(100))
     text += "Average,,74.5\nTotal,,7450\n"
@@ -277,9 +340,9 @@ def test_metrics_are_fairlearns():
             metrics.equalized_odds_difference(**given),
         )
         if rates.notna().all(axis=None):
-            assert list(audit.metrics(rates).values()) == pytest.approx(expected, abs=1e-9)
+            assert list(metrics_of(rates).values()) == pytest.approx(expected, abs=1e-9)
     rates = pd.DataFrame({"Selected": [0.5, 0.0], "True positives": [1.0, np.nan]})
-    assert np.isnan(audit.metrics(rates)["equal opportunity difference"])  # fairlearn says 1.0
+    assert np.isnan(metrics_of(rates)["equal opportunity difference"])  # fairlearn says 1.0
 
 
 def test_error_rates_are_of_people_with_an_outcome(audited):
@@ -432,6 +495,16 @@ def test_files_are_private_and_no_cell_is_a_formula(audited, tmp_path):
         assert stat.S_IMODE(file.stat().st_mode) == 0o600, file
     lines = (out / "audit.csv").read_text().splitlines()
     assert lines[0] == "race,entity_id,score" and lines[1] == "a,'=cmd0,0"
+
+
+@pytest.mark.parametrize("kind", [object, "string", "category"])
+def test_formulas_are_texts_in_any_type_of_column(tmp_path, kind):
+    """pandas' own type of text let "=cmd" through, and 1 beside an empty cell became 1.0."""
+    cells = ["=cmd|x", "+49 1", "-a", "@x", None, "-1.5", "a"]
+    frame = pd.DataFrame({"=head": pd.Series(cells, dtype=kind), "n": [1, None, 3, 4, 5, 6, 7]})
+    write_csv(tmp_path / "t.csv", frame)
+    text = (tmp_path / "t.csv").read_text()
+    assert text == "'=head,n\n'=cmd|x,1\n'+49 1,\n'-a,3\n'@x,4\n,5\n-1.5,6\na,7\n"
 
 
 def test_markup_in_a_label_stays_text(audited, tmp_path):

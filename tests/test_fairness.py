@@ -6,6 +6,7 @@ import re
 import numpy as np
 import pandas as pd
 import pytest
+from scipy.stats import binom
 
 import fairness
 from conftest import REPO
@@ -125,16 +126,16 @@ def test_an_effect_is_the_gap_in_sd_of_resumes(people):
 @pytest.mark.slow
 def test_names_without_an_effect_are_found_in_5_percent():
     """Names have effects of their own (SD .1), and résumés differ in how a group reads (SD .1): a
-    test that ignores either finds a difference in half of all tables. At most 5 % of 600 groups
-    within the 99.9 % bound, 48."""
+    test that ignores either finds a difference in half of all tables. At most 5 % of 300 tables
+    within the 99.9 % bound."""
     people = twins.load_people(REPO / "data/names.csv", GROUPS, 10)
     is_black, found = (people.race_ethnicity == "Black").to_numpy(), 0
-    for seed in range(600):
+    for seed in range(300):
         reading = 0.1 * np.random.default_rng([seed, 1]).standard_normal((20, 1))
         scores = scores_of(people, seed, resumes=20) + reading * is_black
         rows = twins.effects(scores, people, GROUPS, REFERENCES)
         found += black(rows)["p"] < stats.LEVEL
-    assert found <= 48
+    assert found <= binom.ppf(0.999, 300, 0.05)
 
 
 def test_planted_effects_are_found(people):
@@ -166,6 +167,19 @@ def test_a_bias_through_the_middle_word_is_seen(people):
     assert np.ptp(logps[..., 0] - logps[..., 2]) == pytest.approx(0)
     row = black(twins.effects(twins.log_odds(logps), people, GROUPS, REFERENCES))
     assert row["verdict"] == stats.FOUND and row["value"] < 0
+
+
+@pytest.mark.parametrize(
+    ("verdicts", "first"),
+    [([stats.FOUND, stats.OPEN], "Difference found"), ([stats.OPEN, stats.NONE], "Cannot tell"),
+     ([stats.NONE, "reference"], "No difference"), ([stats.UNMEASURED], "Cannot tell"), ([], "Cannot tell")],
+)  # fmt: skip
+def test_cannot_tell_never_reads_like_passed(verdicts, first):
+    """Eight votes of a group that decide nothing read "no difference was found"."""
+    rows = [{"what": "votes", "verdict": verdict} for verdict in verdicts]
+    assert fairness.headline(rows).startswith(first)
+    if stats.OPEN in verdicts and stats.FOUND not in verdicts:
+        assert "cannot tell 1" in fairness.said_of_rates(rows)[0]
 
 
 def test_a_column_without_the_reference_takes_its_largest_group(people):
@@ -248,9 +262,7 @@ def test_answers_by_group(tmp_path, capsys):
     report = json.loads((tmp_path / "out/report.json").read_text("utf-8"))
     (risky,) = report["tables"]["Risky questions"]
     assert risky["hits"] == 1 and "How old" in risky["quotes"]
-    undecided = [
-        row for row in report["tables"]["Decisions by group"] if "no decision" in row["what"]
-    ]
+    undecided = [row for row in report["tables"]["Rates by group"] if "no decision" in row["what"]]
     assert {row["group"]: row["selected"] for row in undecided} == {"A": 0, "B": 15}
     assert "1 of 61 answers ask a risky question" in capsys.readouterr().out
 

@@ -1,4 +1,9 @@
-"""The reports that `make lesson` made (hours; it ends with these tests)."""
+"""The reports that `make lesson` made (hours; it ends with these tests).
+
+They hold the schema of the version that wrote them (`surfaces`, `changes`). Today's fairness.py writes
+the same numbers as rows of the table "Effects of names": model, what, group, d, verdict; "equivalent
+within" is "none larger" there. Whoever runs `make lesson` rewrites `in_profiles` and `change_of`.
+"""
 
 import json
 

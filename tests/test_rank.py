@@ -2,10 +2,12 @@
 
 import csv
 import random
+import shlex
 
 import pytest
 import torch
 
+import audit
 import rank
 import tiny
 from parts import reward_models
@@ -75,10 +77,19 @@ def test_what_is_no_profile_gets_no_rank_and_is_listed(ranked, capsys):
     assert "--min-words" in error_of(ranked, people(a="cv.pdf", b=link))
 
 
-def test_the_command_that_it_prints_compares_within_roles(ranked, capsys):
-    """Percentiles across roles found a difference that is none."""
-    ranked(people(a="w " * 20))
-    assert "ranked.csv --score score --select 0.3 --within role" in capsys.readouterr().out
+def test_the_command_that_it_prints_runs(ranked, capsys, tmp_path):
+    """It lacked --better. Percentiles across roles found a difference that is none: within roles."""
+    words = "w " * 20
+    rows = [
+        {"id": f"{i}", "role": "chef", "profile": words + "w " * (i % 7), "sex": "FM"[i % 2]}
+        for i in range(40)
+    ]
+    ranked(rows)
+    (line,) = [x for x in capsys.readouterr().out.splitlines() if x.startswith("next: ")]
+    words = shlex.split(line.removeprefix("next: python audit.py ").replace("COLUMN", "sex"))
+    args = audit.parse_args([*words, "--out", str(tmp_path / "audit")])
+    assert (args.within, args.better, args.score) == ("role", "higher", "score")
+    assert audit.main([*words, "--out", str(tmp_path / "audit")]) == 0
 
 
 def test_cells_come_through_and_are_no_formulas(ranked, tmp_path):

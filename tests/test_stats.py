@@ -14,7 +14,6 @@ from parts.stats import (
     NONE,
     OPEN,
     UNMEASURED,
-    equal_length,
     holm,
     mean,
     mean_share,
@@ -122,20 +121,6 @@ def test_all_alike_prove_no_certainty():
     """Ten wins of ten clusters: [.66, 1], where a clustered error of 0 would say [1, 1]."""
     found = mean_share([1.0] * 20, np.arange(10).repeat(2))
     assert 0.6 < found["low"] < 0.75 and found["high"] == pytest.approx(1.0)
-
-
-def test_equal_length():
-    """Pairs that differ by length alone (φ 1.5) are even at equal length; where one model is the
-    longer one nearly always, equal length was never seen."""
-    rng = rng_of(2)
-    lengths = rng.normal(60, 60, 4000)
-    odds = 1 / (1 + np.exp(-1.5 * np.tanh(lengths / lengths.std())))
-    wins = (rng.random(4000) < odds).astype(float)
-    found = equal_length(wins, lengths, np.arange(4000))
-    assert wins.mean() > 0.6 and found["low"] < 0.5 < found["high"]
-    assert found["high"] - found["low"] < 0.07
-    assert equal_length(wins, np.abs(lengths) + 1, np.arange(4000)) is None
-    assert equal_length(wins, 0 * lengths, np.arange(4000))["value"] == pytest.approx(wins.mean())
 
 
 def test_holm_and_rows_without_p():
