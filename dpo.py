@@ -26,16 +26,14 @@ Axes         B pairs of a batch, b pairs of a forward, n all pairs, T tokens
 """
 
 import math
-import shlex
-import time
 
 import torch
 import torch.nn.functional as F
 
 from common import Policy, batch_indices, load_config, load_model, load_tokenizer, same_shape
-from parts import flags, runs
+from parts import runs
 from parts.answers import Answers, add_answer_arguments, check_policy, identity
-from parts.files import UserError, command, number
+from parts.files import OUT_OF_MEMORY, UserError, command, number, trainer_parser
 from parts.pairs import Pairs, add_pair_arguments, share_interval
 from parts.parallel import add_up, gather
 from parts.shared_prompt import can_share
@@ -107,7 +105,7 @@ def dpo_loss(
 
 def parse_args(argv=None):
     example = "dpo.py --pairs FILE [FILE …] [--model MODEL] [flags]"
-    parser = flags.parser(
+    parser = trainer_parser(
         example, "DPO: preference pairs in, an aligned model out.", "runs/dpo", RATES
     )
     add = parser.add_argument
@@ -199,17 +197,6 @@ def evaluate(run, policy, reference, pairs, answers):
 # ---- the run ----
 
 
-@torch.no_grad()
-def check_start(run, policy, pairs):
-    """Before step one policy and reference are equal: h = 0, and the sigmoid loss is log 2."""
-    losses, _, columns = forward(run, policy, pairs, pairs.train[:4])
-    args = run.args
-    if args.loss_type != "simpo":
-        h = columns["rewards/margins"].mean().item() / args.beta
-        identity("h before step one", h, 0, 2e-4, run.dtype, f"--model {args.model}")
-    print(f"preflight  log-probs are the model's, loss before step one {losses.mean():.4f}: ok")
-
-
 def main(argv=None):
     args = parse_args(argv)
     run = runs.Run("dpo", args, SHOW, HEADLINE)
@@ -226,20 +213,23 @@ def main(argv=None):
         reference = Policy(load_model(*source), run.dtype)
     longest = pairs.batch([pairs.tokens().argmax()], run.device)
     pairs.shared = can_share(model, run.dtype, *longest)
-    per_epoch, seconds = math.ceil(len(pairs.train) / args.batch_size), None
+    per_epoch = math.ceil(len(pairs.train) / args.batch_size)
     optimizer = run.start({"policy": policy}, tokenizer, RATES, per_epoch, pairs.ids())
     if run.step == 0:
         check_policy(policy, tokenizer, *longest, f"--model {args.model}")
         # (2) reference: log-probs of both answers under the frozen start, once
-        start = time.perf_counter()
         run.state["reference"] = reference_logps(run, policy, pairs)
-        # a forward with its backward takes three times as long as a forward
-        seconds = 3 * (time.perf_counter() - start) * args.batch_size / len(pairs.rows)
-        check_start(run, policy, pairs)
+        # before step one policy and reference are equal: h = 0, and the sigmoid loss is log 2
+        with torch.no_grad():
+            losses, _, columns = forward(run, policy, pairs, pairs.train[:4])
+        if args.loss_type != "simpo":
+            h = columns["rewards/margins"].mean().item() / args.beta
+            identity("h before step one", h, 0, 2e-4, run.dtype, f"--model {args.model}")
+        print(f"preflight  log-probs are the model's, loss before step one {losses.mean():.4f}: ok")
         evaluate(run, policy, reference, pairs, answers)
 
     tokens = pairs.tokens()
-    for step in run.steps(seconds):
+    for step in run.steps():
         places, epoch = batch_indices(len(pairs.train), args.batch_size, args.seed, step)
         batch, stats, total = pairs.train[places], [], 0.0
         optimizer.zero_grad()
@@ -264,10 +254,10 @@ def main(argv=None):
         if run.evaluates(step):
             evaluate(run, policy, reference, pairs, answers)
 
-    words = ["--model", args.model, args.out, *["--chat"] * args.chat]
-    words += ["--prompts", args.prompts or "YOUR_PROMPTS.jsonl"]
-    return run.finish(f"python evaluate.py compare {shlex.join(words)}")
+    chat, prompts = ["--chat"] * args.chat, args.prompts or "YOUR_PROMPTS.jsonl"
+    compared = "--model", args.model, args.out
+    return run.finish("evaluate.py", "compare", *compared, *chat, "--prompts", prompts)
 
 
 if __name__ == "__main__":
-    command(main, flags.OUT_OF_MEMORY)
+    command(main, OUT_OF_MEMORY)

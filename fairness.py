@@ -30,10 +30,11 @@ import pandas as pd
 
 from parts import biasguard, files, groups, twins
 from parts.files import UserError
-from parts.messages import plain_text, prompt_key, recommendation, visible
+from parts.messages import plain_text, prompt_key, visible
 from parts.report import Report, intervals, show
 from parts.risky import risky_questions
 from parts.stats import FOUND, UNMEASURED
+from parts.texts import recommendation
 from parts.twins import ANSWER, DECISION, FIELDS, PROFILE, filled
 
 REFERENCES = ["Male", "White"]

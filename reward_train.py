@@ -26,17 +26,15 @@ Axes         B pairs of a batch, b pairs of a forward, n all pairs
 """
 
 import math
-import shlex
-import time
 
 import torch
 import torch.nn.functional as F
 
 import common
 from common import batch_indices, load_tokenizer, same_shape
-from parts import flags, judge_check, runs
+from parts import judge_check, runs
 from parts.answers import identity
-from parts.files import UserError, command, number, write_json
+from parts.files import OUT_OF_MEMORY, UserError, command, number, trainer_parser, write_json
 from parts.pairs import Pairs, add_pair_arguments, share_interval
 from parts.parallel import add_up, gather, rank
 from parts.reward_models import load_scorer
@@ -113,7 +111,7 @@ def pair_metrics(chosen_rewards, rejected_rewards, tie, keys):
 
 def parse_args(argv=None):
     example = "reward_train.py --pairs FILE [FILE …] [--model MODEL] [flags]"
-    parser = flags.parser(
+    parser = trainer_parser(
         example, "A Bradley-Terry reward model from preference pairs.", "runs/reward", RATES
     )
     add = parser.add_argument
@@ -195,12 +193,11 @@ def main(argv=None):
     pairs.shared = can_share(scorer.model, run.dtype, *longest)
     per_epoch, tokens = math.ceil(len(pairs.train) / args.batch_size), pairs.tokens()
     args.epochs = args.epochs or math.ceil(LEAST_STEPS / per_epoch)
-    own_lr, seconds = {scorer.model.score: HEAD_LR} if fresh else {}, None
+    own_lr = {scorer.model.score: HEAD_LR} if fresh else {}
     optimizer = run.start({"scorer": scorer}, tokenizer, RATES, per_epoch, pairs.ids(), own_lr)
     if run.step == 0:
-        first, start = pairs.train[: args.batch_size], time.perf_counter()
+        first = pairs.train[: args.batch_size]
         loss = bradley_terry_loss(*score_pairs(run, scorer, pairs, first)).mean().item()
-        seconds = 3 * (time.perf_counter() - start)  # a step has a backward, too
         if fresh:
             place = f"--model {args.model}"
             identity("loss before step one", loss, math.log(2), 1e-4, run.dtype, place)
@@ -210,7 +207,7 @@ def main(argv=None):
         print(f"preflight  loss before step one {loss:.4f}: ok")
         evaluate(run, scorer, pairs, ties)
 
-    for step in run.steps(seconds):
+    for step in run.steps():
         places, epoch = batch_indices(len(pairs.train), args.batch_size, args.seed, step)
         batch, stats, total = pairs.train[places], [], 0.0
         parts = run.micro_batches(batch, tokens)
@@ -250,9 +247,9 @@ def main(argv=None):
     checked = judge_check.check_scorer(scorer, prompts, chosen, pairs.pad)
     for sentence in judge_check.sentences(checked):
         print(sentence)
-    words = shlex.join([args.out, "--pairs", *(args.eval_pairs or ["YOUR_PAIRS.jsonl"])])
-    return run.finish(f"python evaluate.py reward --reward-model {words}")
+    held = args.eval_pairs or ["YOUR_PAIRS.jsonl"]
+    return run.finish("evaluate.py", "reward", "--reward-model", args.out, "--pairs", *held)
 
 
 if __name__ == "__main__":
-    command(main, flags.OUT_OF_MEMORY)
+    command(main, OUT_OF_MEMORY)

@@ -36,8 +36,7 @@ from parts.grades import (
     print_scores,
     write_grades,
 )
-from parts.judging import Judge, add_judge_arguments
-from parts.messages import conversation
+from parts.judging import Judge, add_judge_arguments, conversation
 from parts.rubrics import read_responses
 
 DISAGREE = 0.15  # between the two orders; scores drawn by chance differ by 1/3 in the mean

@@ -27,8 +27,6 @@ Axes         B rows of a batch, b rows of a forward, T tokens
 
 import itertools
 import math
-import shlex
-import time
 from collections import Counter
 
 import numpy as np
@@ -37,9 +35,17 @@ from torch.nn.utils.rnn import pad_sequence
 
 import common
 from common import Policy, Refused, batch_indices, encode_pair, end_ids, pad_id, pad_rows
-from parts import flags, runs
+from parts import runs
 from parts.answers import Answers, add_answer_arguments, check_policy
-from parts.files import UserError, command, counts_in_words, existing_file, read_jsonl
+from parts.files import (
+    OUT_OF_MEMORY,
+    UserError,
+    command,
+    counts_in_words,
+    existing_file,
+    read_jsonl,
+    trainer_parser,
+)
 from parts.messages import as_chat, check_answer, check_prompt, check_text, prompt_key, words
 from parts.pairs import add_split_arguments, check_pair, say_how_text_is_read, split
 from parts.parallel import all_sum
@@ -54,7 +60,7 @@ HEADLINE = ("eval/loss", "val/gold")
 
 def parse_args(argv=None):
     example = "sft.py --data FILE [FILE …] [--model MODEL] [flags]"
-    parser = flags.parser(example, "Supervised fine-tuning: imitate answers.", "runs/sft", RATES)
+    parser = trainer_parser(example, "Supervised fine-tuning: imitate answers.", "runs/sft", RATES)
     add = parser.add_argument
     # fmt: off
     add("--data", nargs="+", type=existing_file, default=["data/prefs_train.jsonl"], help="JSONL files; their rows: see the header")
@@ -244,16 +250,14 @@ def main(argv=None):
     source = args.model, run.device, run.dtype
     model = common.load_model(*source, trainable=True, lora_rank=args.lora_rank, seed=args.seed)
     policy, per_epoch = Policy(model, run.dtype), math.ceil(len(rows.train) / args.batch_size)
-    optimizer, seconds = run.start({"policy": policy}, tokenizer, RATES, per_epoch, rows.ids), None
+    optimizer = run.start({"policy": policy}, tokenizer, RATES, per_epoch, rows.ids)
     if run.step == 0:
         check_policy(policy, tokenizer, *rows.batch(rows.train[:1], run.device), "--model")
-        start = time.perf_counter()
         loss = mean_loss(run, policy, rows, rows.train[: args.batch_size])
-        seconds = 3 * (time.perf_counter() - start)  # a step has a backward, too
         print(f"preflight  log-probs are the model's, loss before step one {loss:.4f}: ok")
         evaluate(run, policy, rows, answers)
 
-    for step in run.steps(seconds):
+    for step in run.steps():
         order = args.seed, step, args.keep_order
         places, epoch = batch_indices(len(rows.train), args.batch_size, *order)
         batch, total = rows.train[places], 0.0
@@ -277,9 +281,9 @@ def main(argv=None):
         if run.evaluates(step):
             evaluate(run, policy, rows, answers)
 
-    words = ["--model", args.out, *["--chat"] * args.chat, "--pairs", "YOUR_PAIRS.jsonl"]
-    return run.finish(f"python dpo.py {shlex.join(words)}")
+    chat = ["--chat"] * args.chat
+    return run.finish("dpo.py", "--model", args.out, *chat, "--pairs", "YOUR_PAIRS.jsonl")
 
 
 if __name__ == "__main__":
-    command(main, flags.OUT_OF_MEMORY)
+    command(main, OUT_OF_MEMORY)

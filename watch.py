@@ -30,8 +30,7 @@ from pathlib import Path
 from statistics import fmean, median
 from typing import NamedTuple
 
-from parts.files import UserError, command, number, parser, read_record
-from parts.logs import read_log
+from parts.files import UserError, command, number, parser, read_jsonl, read_record
 
 DEVIATIONS = 3  # a change counts beyond this many standard deviations of one value
 OF_THE_GAIN = 0.1  # and a fall, beyond this share of what had been gained
@@ -302,6 +301,17 @@ def promise(args, validates=True):
 # {"step": 10, "reward/mean": 0.41, …}, and if it evaluates {"step": 10, "val/score": 0.44, …}
 
 
+def read_log(path):
+    """The rows of a metrics.jsonl, which a run may still be writing; UserError for one that is no
+    object with a whole number "step"."""
+
+    def check_step(row):
+        if not isinstance(row.get("step"), int):
+            raise ValueError('expected a whole number "step"; delete this line')
+
+    return [*read_jsonl(path, check_step, log=True)]
+
+
 def main(argv=None):
     cli = parser("watch.py RUN [flags]", "What the alarms say of a run, from its log.")
     cli.add_argument("log", type=Path, help="run folder, or its metrics.jsonl")
@@ -312,7 +322,7 @@ def main(argv=None):
 
     # (1) read the log
     path = args.log / "metrics.jsonl" if args.log.is_dir() else args.log
-    rows, torn = read_log(path)
+    rows = read_log(path)
     if not rows:
         raise UserError(f"{path}: no complete row; wait for the run's first step")
     # (2), (3) measure, and where each rule began to hold
@@ -322,8 +332,6 @@ def main(argv=None):
     head = [f"Stop: {stop}." if stop else "No reason to stop."]
     head += [*progress(path.parent, rows, stop), *validation(rows)]
     lines = [*head, "", *map(str, found), unjudged(rows, args)]
-    if torn:
-        lines.append(f"{path}, line {len(rows) + 1}: cut off by a kill, and left out")
     if args.html:
         write_page(args, path.parent, rows, found, lines)
     else:

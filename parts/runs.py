@@ -13,7 +13,7 @@ A stage's `main` shows its algorithm; `Run` is the rest, and calls no loss, samp
         run.scaler.step(optimizer)
         run.scaler.update()
         run.log({"loss": loss, …})                   # one row of metrics.jsonl
-    return run.finish("python evaluate.py …")        # the model; numbers before and after
+    return run.finish("evaluate.py", …)              # the model; numbers before and after
 
 What a later step reads is a function of (seed, step) or is in `run.state`; so a killed run that is
 resumed ends with the weights of one that was never stopped, bit for bit on a CPU.
@@ -25,6 +25,7 @@ Writes       args.json, metrics.jsonl, samples.jsonl, checkpoint/step-N.pt (the 
 import hashlib
 import math
 import os
+import shlex
 import shutil
 import signal
 import sys
@@ -49,12 +50,11 @@ from parts.files import (
     write_json,
     write_jsonl,
 )
-from parts.flags import LEAST_STEPS, lr_factor
 from parts.parallel import all_sum, gather, rank
 
+LEAST_STEPS = 24  # without --epochs, a small file is repeated until it makes this many steps
 MAX_GRAD_NORM = 1.0
 LOSS_SCALE = 2.0**10  # of fp16; torch's 65536 overflows in the first steps of most models
-MOST_SKIPS = 11  # in a row; each overflow halves the scale, this one brings it below 1
 MICRO_TOKENS = {"cpu": 512}  # by default; 8192 elsewhere
 CHECKPOINTS = "checkpoint/step-*.pt"
 LOGS = "metrics.jsonl", "samples.jsonl", "rollouts.jsonl"
@@ -63,6 +63,21 @@ WRITTEN = *LOGS, "checkpoint", "adapter", "model*.safetensors*"  # what --overwr
 MAY_DIFFER = """out resume overwrite eval_every save_every stop_after wandb_project fsdp device
     micro_tokens grad_checkpoint""".split()
 GOES_ON = "steps", "judge_budget", "target"
+
+
+def lr_factor(step, steps, warmup, schedule):
+    """Share of the rate at `step`, from 1: 1) linear warm-up 2) constant, linear or cosine decay.
+
+    >>> [round(lr_factor(step, 4, 0.25, "linear"), 2) for step in (1, 2, 3, 4)]
+    [1.0, 1.0, 0.67, 0.33]
+    """
+    rising = math.ceil(warmup * steps)
+    if step <= rising:
+        return step / rising
+    done = (step - rising - 1) / max(1, steps - rising)
+    if schedule == "cosine":
+        return 0.5 * (1 + math.cos(math.pi * done))
+    return 1 - done if schedule == "linear" else 1.0
 
 
 class Run:
@@ -80,7 +95,7 @@ class Run:
         args.micro_tokens = args.micro_tokens or MICRO_TOKENS.get(self.device.type, 8192)
         half = self.dtype == torch.float16
         self.scaler = torch.amp.GradScaler(self.device.type, LOSS_SCALE, enabled=half)
-        self.step = self.skips = self.caught = 0
+        self.step = self.caught = 0
         self.state, self.wandb, self.is_open = {}, None, False
         self.bar, self.last = tqdm(disable=True), time.perf_counter()
         torch.manual_seed(args.seed)
@@ -94,7 +109,7 @@ class Run:
         --resume loads the newest checkpoint.
 
         modules     {name: nn.Module}; the model of the first one is written at the end
-        rates       default learning rates, see `flags.parser`
+        rates       default learning rates, see `files.trainer_parser`
         per_epoch   optimiser steps, or rollouts, that an epoch has
         encoded     arrays of ids that are trained on; a resumed run must have the same
         own_lr      {module: rate} of a fresh head, which hardly moves at the trunk's rate
@@ -154,14 +169,11 @@ class Run:
             if (out / name).is_file():
                 os.truncate(out / name, self.state["bytes"].get(name, 0))
 
-    def steps(self, seconds=None):
-        """Yield each remaining step; save checkpoints, and stop when asked.
-        seconds: what a step will take, as measured before the first one."""
+    def steps(self):
+        """Yield each remaining step; save checkpoints, and stop when asked."""
         last = self.step if self.state.get("ended") else self.planned
-        if seconds:
-            minutes = math.ceil(seconds * last / parallel.world() / 60)
-            parallel.say(f"time       {last} steps, about {minutes} min without evaluations")
-        before = {n: signal.signal(n, self._catch) for n in (signal.SIGINT, signal.SIGTERM)}
+        for signum in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(signum, self._catch)
         left = range(self.step + 1, last + 1)
         self.bar = parallel.progress(left, "training", last, self.step)
         self.last = time.perf_counter()
@@ -174,8 +186,6 @@ class Run:
                 self._save_checkpoint()
             if over:
                 break
-        for signum, handler in before.items():
-            signal.signal(signum, handler)
 
     def _catch(self, signum, frame):
         """The first Ctrl-C lets the step finish; a second one raises KeyboardInterrupt, but not
@@ -198,8 +208,8 @@ class Run:
 
     def clip(self, loss, rows):
         """(loss, gradient norm): both summed over the ranks; the gradients of each module are
-        clipped to norm 1, and the first one's norm before is returned. In fp16 the scaler skips a
-        step that is not finite; elsewhere, or MOST_SKIPS in a row, a UserError names the rows.
+        clipped to norm 1, and the first one's norm before is returned. A UserError names the rows
+        if one is not finite; but in fp16 the scaler skips that step and halves its scale, down to 1.
         """
         loss, weights = all_sum(loss), self.modules.parameters()
         if not self.args.fsdp:  # which has summed its shards already
@@ -208,8 +218,7 @@ class Run:
         clip = nn.utils.clip_grad_norm_
         norm, *_ = [clip(m.parameters(), MAX_GRAD_NORM) for m in self.modules.values()]
         norm = (norm.full_tensor() if hasattr(norm, "full_tensor") else norm).item()
-        self.skips = 0 if math.isfinite(loss + norm) else self.skips + 1
-        if self.skips == (MOST_SKIPS if self.scaler.is_enabled() else 1):
+        if not math.isfinite(loss + norm) and self.scaler.get_scale() <= 1:  # 1 but in fp16
             wrong = f"loss {loss:g}, gradient norm {norm:g}: not finite"
             raise UserError(f"{wrong}; rows {rows}. Lower --lr, or look at these rows")
         return loss, norm
@@ -281,9 +290,10 @@ class Run:
         self.scaler.load_state_dict(scaler)
         print(f"resumed    at step {self.step}")
 
-    def finish(self, next, step=math.inf):
+    def finish(self, *next, step=math.inf):
         """Write the model and its card, print each headline number before and after, and the
-        next command. step: where the written weights are from, if not from the end.
+        next command, given as its words. step: where the written weights are from, if not from the
+        end.
         Returns the exit status: 0, or 128 + the number of the signal that stopped the run."""
         common.save_model(self.policy.model, self.tokenizer, self.out, self.args.model)
         all_sum(0)  # no rank leaves before the folder is complete
@@ -305,7 +315,8 @@ class Run:
             print("\n".join(numbers))
         if not rank():
             write_card(self.out, self.record, numbers, self.step, self.state.get("ended"))
-        print(f"wrote {self.out}: the model, README.md, args.json, logs, checkpoint/\nnext: {next}")
+        print(f"wrote {self.out}: the model, README.md, args.json, logs, checkpoint/")
+        print(f"next: python {shlex.join(next)}")
         return 0
 
 

@@ -14,7 +14,7 @@ from parts.comparing import ALONE, order_difference, ruler_calls, ruler_groups
 from parts.files import read_jsonl
 from parts.grades import mean_interval
 from parts.grading import grade_answers, judge_messages
-from parts.messages import conversation
+from parts.judging import conversation
 from parts.rubrics import read_row
 from tiny import error_of, write_rows
 
