@@ -7,13 +7,13 @@ Algorithm    (1) read pairs; render the prompt; mark the answer tokens
              (4) update: backward, clip the gradient, step
              (5) now and then: held-out accuracy, beside that of "the longer answer wins"
              (6) mean and deviation of the scores, for PPO, into args.json
-             (7) does it score answers that are cut off, or loop, above whole ones?
 Conventions  the loss is the mean over pairs; a tie is half a win for each answer; a fresh head is
              zero, so the loss starts at log 2, and learns at its own rate; scores are not rescaled
              at the end: σ of their difference is a probability
-Left out     1. process rewards, for they need a label per step of an answer
-             2. ensembles: train several seeds, and average their scores
-             3. losses other than the likelihood of the labels
+Left out     1. a check whether it prefers answers that are cut off or loop: evaluate.py reward
+             2. process rewards, for they need a label per step of an answer
+             3. ensembles: train several seeds, and average their scores
+             4. losses other than the likelihood of the labels
 Run          python reward_train.py --pairs data/prefs_train.jsonl data/rank_train.jsonl
              python reward_train.py --model Qwen/Qwen2.5-0.5B-Instruct --pairs mine.jsonl
              torchrun --nproc-per-node 8 reward_train.py --fsdp --model Qwen/Qwen2.5-7B-Instruct
@@ -32,7 +32,7 @@ import torch.nn.functional as F
 
 import common
 from common import batch_indices, load_tokenizer, same_shape
-from parts import judge_check, runs
+from parts import runs
 from parts.answers import identity
 from parts.files import OUT_OF_MEMORY, UserError, command, number, trainer_parser, write_json
 from parts.pairs import Pairs, add_pair_arguments, share_interval
@@ -241,12 +241,6 @@ def main(argv=None):
     run.record["scale"] = [scores.mean().item(), max(scores.std().item(), 1e-6)]
     if not rank():
         write_json(run.out / "args.json", run.record)
-    # (7) does it prefer answers that nobody wants: chosen ones that are cut off, or loop?
-    some = (pairs.held if len(pairs.held) else pairs.train)[:200]
-    prompts, chosen = ([side[i] for i in some] for side in (pairs.prompts, pairs.chosen))
-    checked = judge_check.check_scorer(scorer, prompts, chosen, pairs.pad)
-    for sentence in judge_check.sentences(checked):
-        print(sentence)
     held = args.eval_pairs or ["YOUR_PAIRS.jsonl"]
     return run.finish("evaluate.py", "reward", "--reward-model", args.out, "--pairs", *held)
 

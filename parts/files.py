@@ -232,7 +232,8 @@ class _Help(ArgumentDefaultsHelpFormatter):
     """--reward-model MODEL, --max-new-tokens TOKENS; a default is shown where there is one."""
 
     def _get_default_metavar_for_optional(self, action):
-        return action.dest.split("_")[-1].upper()
+        word = action.dest.split("_")[-1].upper()
+        return word if len(word) < 9 else "N"
 
     def _get_help_string(self, action):
         is_said = action.nargs == 0 or action.default in (None, "", []) or "default" in action.help
@@ -275,7 +276,7 @@ def trainer_parser(example, description, out, rates):
     # fmt: off
     add("--out", default=out, help="run folder, which is also a model folder")
     add("--model", default="data/tiny-base", help="model folder or hub id")
-    add("--epochs", type=whole, help="passes over the training rows (default: as many as make {LEAST_STEPS} steps)")
+    add("--epochs", type=whole, help="passes over the training rows (default: as many as make 24 steps)")
     add("--steps", type=whole, help="optimiser steps; overrides --epochs")
     add("--batch-size", type=whole, default=32, help="rows per optimiser step, 8 to 128")
     add("--micro-tokens", type=whole, help="padded tokens per forward: memory and speed (default: CPU 512, GPU 8192)")
@@ -286,7 +287,7 @@ def trainer_parser(example, description, out, rates):
     add("--seed", type=number(int, at_least=0, below=2**63), default=0, help="seed of every random choice")
     add("--lora-rank", type=number(int, at_least=0), default=0, help="train adapters of this rank, 8 to 64, instead of all weights")
     add("--grad-checkpoint", action="store_true", help="recompute activations: less memory, some 30 %% more time")
-    add("--dtype", choices=("auto", "fp32", "bf16", "fp16"), default="auto", help="precision (default: CPU fp32, GPU bf16 or fp16)")
+    add("--dtype", metavar="NAME", choices=("auto", "fp32", "bf16", "fp16"), default="auto", help="default: fp32 on a CPU, bf16 on a GPU")
     add("--device", default="auto", help="auto, cpu, cuda, cuda:1, mps")
     add("--fsdp", action="store_true", help="under torchrun: shard weights, gradients and moments over the GPUs")
     add("--eval-every", type=number(int, at_least=0), default=50, help="steps between evaluations; 0: at the end alone")

@@ -17,11 +17,7 @@ from statistics import fmean
 
 import numpy as np
 import torch
-from torch.distributed.checkpoint.state_dict import (
-    StateDictOptions,
-    get_model_state_dict,
-    set_model_state_dict,
-)
+from torch.distributed.checkpoint.state_dict import StateDictOptions, set_model_state_dict
 from torch.nn.utils.rnn import pad_sequence
 
 import watch
@@ -240,12 +236,6 @@ def val_row(lengths, is_cut):
 # ---- validation: which weights are written, and when the run ends ----
 
 
-def trained_state(policy):
-    """{name: whole tensor on the CPU} of the trained weights, a copy; on rank 0 alone."""
-    options = StateDictOptions(full_state_dict=True, cpu_offload=True, ignore_frozen_params=True)
-    return copy.deepcopy(get_model_state_dict(policy, options=options))
-
-
 def go_on(run):
     """A resumed run that had ended goes on where it may do more: --steps, --target, --judge-budget."""
     now, was = vars(run.args), (run.old or {}).get("args", {})
@@ -282,7 +272,8 @@ class Guard:
         run.evaluation(metrics, samples)
         best_step = parallel.gather([watch.best_step(run.rows())])[0]  # rank 0 has written the rows
         if self.restore == "best" and best_step == run.step:
-            run.state["best"] = {"step": run.step, "weights": trained_state(run.policy)}
+            weights = copy.deepcopy(parallel.full_state(run.policy, trained=True))
+            run.state["best"] = {"step": run.step, "weights": weights}
 
     def end_step(self):
         """Print this step's alarms; end the run if a rule says so, or if a step as dear as the

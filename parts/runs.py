@@ -165,9 +165,8 @@ class Run:
         (out / "checkpoint").mkdir(parents=True, exist_ok=True)
         (out / "config.json").unlink(missing_ok=True)  # until the run ends it is no model
         write_json(out / "args.json", self.record)
-        for name in LOGS:
-            if (out / name).is_file():
-                os.truncate(out / name, self.state["bytes"].get(name, 0))
+        for name, size in self.state.get("bytes", {}).items():
+            os.truncate(out / name, size)
 
     def steps(self):
         """Yield each remaining step; save checkpoints, and stop when asked."""
@@ -273,7 +272,11 @@ class Run:
         """checkpoint/step-N.pt, with whole weights, so that another number of ranks can go on."""
         weights = parallel.checkpoint_state(self.modules, self.optimizer)
         if not rank():
-            logs = {path.name: path.stat().st_size for path in self.out.glob("*.jsonl")}
+            logs = {
+                name: (self.out / name).stat().st_size
+                for name in LOGS
+                if (self.out / name).exists()
+            }
             saved = self.step, self.state | {"bytes": logs}, weights, self.scaler.state_dict()
             with replacing(self.out / "checkpoint" / f"step-{self.step:07d}.pt") as file:
                 torch.save(saved, file)
