@@ -57,7 +57,7 @@ from parts.files import (
     write_jsonl,
 )
 from parts.judging import Judge, add_judge_arguments
-from parts.messages import visible
+from parts.messages import check_text, visible
 from parts.parallel import all_sum, gather, pick, rank, world
 from parts.sampling import sample
 from parts.texts import text_row
@@ -155,6 +155,11 @@ class Episode:
         """How many the policy drew."""
         return sum(len(drawn) for _, drawn, _ in self.draws)
 
+    def hear(self, *messages):
+        """What the environment says; ValueError unless these are messages."""
+        check_text({"messages": list(messages)}, "messages")
+        self.messages += messages
+
     def note(self, reward, info):
         """Add the reward of a turn and remember its info; ValueError for what is not finite."""
         self.reward += reward
@@ -171,7 +176,7 @@ class Episode:
             message, reward, done, info = env.step(visible(text))
             self.note(reward, info)
             if not done:
-                self.messages.append(message)
+                self.hear(message)
         ran_out = text is None or len(self.texts()) >= env.max_turns
         if ran_out and not done and hasattr(env, "run_out"):
             self.note(*env.run_out())
@@ -274,7 +279,7 @@ def play(args, make, seeds, player, temperature=1.0, seed=0):
     local = list(enumerate(seeds))[rank() :: world()]
     episodes = [Episode(s, number, make(), random.Random(f"policy {s}")) for number, s in local]
     for episode in episodes:
-        episode.messages += episode.env.reset(episode.seed)
+        episode.hear(*episode.env.reset(episode.seed))
     live, turn = episodes, 0
     with ThreadPoolExecutor(32) as pool:  # slow tools do not wait for one another
         while all_sum(len(live)):  # as many turns on all ranks: a forward may be a collective

@@ -104,6 +104,8 @@ def check_row(row):
     else:
         forms = '"prompt" and "completion", "messages", "text", or "chosen" and "rejected"'
         raise ValueError(f"expected {forms}, not empty; found {', '.join(row) or 'nothing'}")
+    if isinstance(row.get("group"), list):
+        check_text(row, "group")
 
 
 def encode_row(tokenizer, row, max_length):
@@ -137,6 +139,16 @@ def encode_row(tokenizer, row, max_length):
     return rows
 
 
+def conversations(keys):
+    """Of each row the key of its conversation, which stays on one side of the split: a row that
+    begins with another one goes on with it, as a log does in which each turn is a row."""
+    first, found = None, {}
+    for key in sorted(keys):
+        first = first if first and key.startswith(first) else key
+        found[key] = first
+    return [found[key] for key in keys]
+
+
 class Rows:
     """Encoded rows. ids, masks: of row i its tokens and which of them are trained, (T,) each;
     tokens, places, keys, prompts: how many these are, its file and line, the key of its prompt, and
@@ -165,7 +177,7 @@ class Rows:
             raise UserError(f"--data: no usable row ({counts_in_words(counts)})")
         self.ids, self.masks, self.places, self.keys, self.prompts = zip(*usable)
         self.tokens, self.pad = np.array([*map(len, self.ids)]), pad_id(tokenizer)
-        self.train, self.held = split(self.keys, [False], args.eval_fraction)
+        self.train, self.held = split(conversations(self.keys), [False], args.eval_fraction)
         sides = f"training {len(self.train)}, held out {len(self.held)}"
         print(f"data       {counts_in_words(counts)}; {sides}")
         say_how_text_is_read(tokenizer, texts, args.chat)

@@ -102,7 +102,31 @@ class Run:
         versions = {name: version(name) for name in ("torch", "transformers", "tokenizers")}
         self.record = dict(stage=stage, command=sys.argv, args=vars(args), versions=versions)
         self.old = read_record(self.out, "--out")
-        check_out(args, stage, self.old)
+        self._check_out()
+
+    def _check_out(self):
+        """Refuse an --out in use, and a --resume of another run, whose flags are those that --resume
+        leaves out. Nothing in --out is touched."""
+        args, out, old, now = self.args, self.out, self.old, vars(self.args)
+        if args.resume:
+            if not old or old["stage"] != self.record["stage"] or not any(out.glob(CHECKPOINTS)):
+                raise UserError(f"--resume: {out} holds no run of this stage with a checkpoint")
+            for key, was in old["args"].items():
+                if key in MAY_DIFFER:
+                    continue
+                if now.get(key) is None:
+                    now[key] = was
+                elif now[key] != was and key not in GOES_ON:
+                    flag = f"--{key.replace('_', '-')}"
+                    raise UserError(f"--resume: {flag} was {was!r}, is {now[key]!r}")
+        elif old and not args.overwrite:
+            raise UserError(
+                f"--out {out}: holds a run; pass --resume, --overwrite or another --out"
+            )
+        elif not old and out.exists() and any(out.iterdir()):
+            raise UserError(f"--out {out}: holds files that are no run; choose another folder")
+        elif Path(args.model).resolve() == out.resolve():
+            raise UserError(f"--overwrite: {out} is also --model; choose another folder")
 
     def start(self, modules, tokenizer, rates, per_epoch, encoded, own_lr=None):
         """The optimiser, AdamW over the trained weights; sets `planned`, the number of steps; with
@@ -272,11 +296,8 @@ class Run:
         """checkpoint/step-N.pt, with whole weights, so that another number of ranks can go on."""
         weights = parallel.checkpoint_state(self.modules, self.optimizer)
         if not rank():
-            logs = {
-                name: (self.out / name).stat().st_size
-                for name in LOGS
-                if (self.out / name).exists()
-            }
+            files = map(self.out.joinpath, LOGS)
+            logs = {file.name: file.stat().st_size for file in files if file.exists()}
             saved = self.step, self.state | {"bytes": logs}, weights, self.scaler.state_dict()
             with replacing(self.out / "checkpoint" / f"step-{self.step:07d}.pt") as file:
                 torch.save(saved, file)
@@ -295,18 +316,14 @@ class Run:
 
     def finish(self, *next, step=math.inf):
         """Write the model and its card, print each headline number before and after, and the
-        next command, given as its words. step: where the written weights are from, if not from the
-        end.
+        next command, given as its words. step: where the written weights are from, if not the last.
         Returns the exit status: 0, or 128 + the number of the signal that stopped the run."""
         common.save_model(self.policy.model, self.tokenizer, self.out, self.args.model)
         all_sum(0)  # no rank leaves before the folder is complete
         if self.wandb:
             self.wandb.finish()
         if self.unfinished():
-            print(
-                f"stopped after step {self.step} of {self.planned}; its weights are in {self.out}"
-            )
-            print("continue with the same command and --resume")
+            print(f"stopped after step {self.step} of {self.planned}; --resume continues")
             return self.caught and 128 + self.caught
         self.step, numbers = min(step, self.step), []
         rows = self.rows()
@@ -321,28 +338,6 @@ class Run:
         print(f"wrote {self.out}: the model, README.md, args.json, logs, checkpoint/")
         print(f"next: python {shlex.join(next)}")
         return 0
-
-
-def check_out(args, stage, old):
-    """Refuse an --out in use, and a --resume of another run than `old`, whose flags are those that
-    --resume leaves out. Nothing in --out is touched."""
-    out, now = Path(args.out), vars(args)
-    if args.resume:
-        if not old or old["stage"] != stage or not any(out.glob(CHECKPOINTS)):
-            raise UserError(f"--resume: {out} holds no run of {stage}.py with a checkpoint")
-        for key, was in old["args"].items():
-            if key in MAY_DIFFER:
-                continue
-            if now.get(key) is None:
-                now[key] = was
-            elif now[key] != was and key not in GOES_ON:
-                raise UserError(f"--resume: --{key.replace('_', '-')} was {was!r}, is {now[key]!r}")
-    elif old and not args.overwrite:
-        raise UserError(f"--out {out}: holds a run; pass --resume, --overwrite or another --out")
-    elif not old and out.exists() and any(out.iterdir()):
-        raise UserError(f"--out {out}: holds files that are no run; choose another folder")
-    elif Path(args.model).resolve() == out.resolve():
-        raise UserError(f"--overwrite: {out} is also --model; choose another folder")
 
 
 def recompute_activations(model):

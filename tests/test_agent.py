@@ -398,18 +398,16 @@ def test_play_shows_a_model(folder, capsys):
     assert f"interview, {folder}, seed 3" in capsys.readouterr().out
 
 
-def test_an_episode_that_is_seen_whole_is_one_row(tmp_path):
-    """As one row per turn its first turns were read again with each later one: four times the
-    tokens. The same answers are trained, and a held-out turn no longer stands in a training row."""
+def test_what_is_played_can_be_imitated(tmp_path):
+    """A row per turn, after what the policy saw of the episode then."""
     file = tmp_path / "episodes.jsonl"
     argv = "play --env envs/inbox.py:Inbox --policy exhaustive --episodes 3 --write"
     g.main(words(*argv.split(), file))
     rows = read(file)
-    assert len(rows) == 3 and all([*row] == ["messages"] for row in rows)
-    for row in rows:
-        calls = [json.loads(m["content"]) for m in row["messages"] if m["role"] == "assistant"]
-        assert "search" in calls[0] and "answer" in calls[-1] and row["messages"][-1]["content"]
-    assert g.Episode(1, 0, None, None, rows[0]["messages"][:2]).rows_to_imitate("all") == []
+    calls = [json.loads(row["completion"][0]["content"]) for row in rows]
+    assert len({row["prompt"][1]["content"] for row in rows}) == 3
+    assert "search" in calls[0] and "answer" in calls[-1]
+    assert all(row["prompt"][-1]["role"] == "user" for row in rows)
 
 
 # ---- what is refused ----

@@ -406,7 +406,7 @@ def test_what_a_run_leaves(files, tmp_path, capsys):
     assert [row["step"] for row in log if "val/score" in row] == [0, 2, 3]
     assert [row["step"] for row in log if "test/score" in row] == [3]
     assert {"train", "val", "test"} == {a["split"] for a in answers}
-    for line in ("advantage, centred", "time  ", "test       score"):
+    for line in ("advantage, centred", "test       score"):
         assert line in printed
     common.load_model(tmp_path / "run", "cpu", torch.float32)
 

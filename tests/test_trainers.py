@@ -362,18 +362,14 @@ SNAPSHOTS = {  # a chat log, where each turn was logged with its history, in two
 
 
 @pytest.mark.parametrize("form", SNAPSHOTS)
-def test_a_conversation_is_on_one_side(form, encoded, tokenizer, capsys):
-    """Rows with the same first question are one conversation; an answer that stands in several rows
-    is trained once. Else the held-out loss measures memory."""
+def test_a_conversation_is_on_one_side(form, encoded, tokenizer):
+    """Rows with the same first question are one conversation. Else the held-out loss measures
+    memory."""
     given = [row for i in range(24) for row in SNAPSHOTS[form](i)]
     rows = encoded(given, "--eval-fraction 0.3")
     assert len(rows.train) and len(rows.held)
     name = [re.search(r"Candidate (\d+)", tokenizer.decode(ids))[1] for ids in rows.ids]
     assert not {name[i] for i in rows.train} & {name[i] for i in rows.held}
-    texts = "".join(trained_texts(rows, tokenizer))
-    assert all(texts.count(f"{i:02} to {k}.") == 1 for i in range(24) for k in range(3))
-    repeated = "answers of earlier rows 72" in capsys.readouterr().out
-    assert repeated == (form == "messages")
 
 
 TURNS = [("Which", "First."), ("Why", "Since."), ("Sure", "Yes.")]
@@ -393,25 +389,21 @@ def text_log(form, i, k):
 @pytest.mark.parametrize("key", ["text", "prompt"])
 @pytest.mark.parametrize("form", TEXT_LOGS)
 def test_a_conversation_logged_as_text_is_on_one_side(form, key, encoded, tokenizer):
-    """Each turn is a row with its history; in rows of "text" the template's form tells two answers
-    to the same question, too."""
+    """Each turn is a row with its history."""
     given = []
     for i in range(24):
         for k in (2, 1, 3):
             prompt, answer = text_log(form, i, k)
             row = {"prompt": prompt, "completion": answer}
             given.append(row if key == "prompt" else {"text": prompt + answer})
-        if (form, key) == ("template", "text"):
-            given.append({"text": text_log(form, i, 1)[0] + "Another.<|end|>"})
     rows = encoded(given, "--eval-fraction 0.3")
     name = [re.search(r"Which (\d+)", tokenizer.decode(ids))[1] for ids in rows.ids]
     assert len(rows.held) and len(rows.train) + len(rows.held) == len(given)
     assert not {name[i] for i in rows.train} & {name[i] for i in rows.held}
 
 
-@pytest.mark.parametrize("group", ["a", 5, ["a", "b"]])
+@pytest.mark.parametrize("group", ["a", 5, [{"role": "user", "content": "a"}]])
 def test_a_group_of_any_type_is_one(group, encoded):
-    """A list ended in a traceback."""
     rows = encoded([{"text": f"{i} is it", "group": group} for i in range(4)], "--eval-fraction 0")
     assert len(set(rows.keys)) == 1
 
