@@ -22,6 +22,7 @@ To copy      `encode_pair` with the functions above it in section 1; all of sect
 Axes         B rows, T columns, V vocabulary, H hidden, N tokens
 """
 
+import contextlib
 import json
 import math
 import os
@@ -279,7 +280,7 @@ def save_model(model, tokenizer, folder, source):
     state, folder = merged_state(model), Path(folder)  # on all ranks: each has its shards
     if rank():
         return
-    from transformers import PretrainedConfig
+    from transformers import GenerationConfig, PretrainedConfig
 
     folder.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=folder, prefix=".writing-") as temporary:
@@ -291,8 +292,10 @@ def save_model(model, tokenizer, folder, source):
     tokenizer.save_pretrained(folder)
     if lora_layers(model):
         save_adapter(model, folder / "adapter", source)
-    # it is sampled as it was trained: without the temperature and top_p that the authors ask for
-    write_json(folder / "generation_config.json", {"eos_token_id": end_ids(tokenizer)})
+    generation = {}
+    with contextlib.suppress(OSError):  # the authors' temperature and the like, if any
+        generation = GenerationConfig.from_pretrained(source).to_diff_dict()
+    write_json(folder / "generation_config.json", generation | {"eos_token_id": end_ids(tokenizer)})
     # transformers 4 and vLLM read words that version 5 leaves out, so the authors' own stay
     config, _ = PretrainedConfig.get_config_dict(source)
     config |= {key: x for key, x in written.items() if key not in config or key in OURS}

@@ -109,8 +109,9 @@ class Run:
         leaves out. Nothing in --out is touched."""
         args, out, old, now = self.args, self.out, self.old, vars(self.args)
         if args.resume:
-            if not old or old["stage"] != self.record["stage"] or not any(out.glob(CHECKPOINTS)):
-                raise UserError(f"--resume: {out} holds no run of this stage with a checkpoint")
+            stage = self.record["stage"]
+            if not old or old["stage"] != stage or not any(out.glob(CHECKPOINTS)):
+                raise UserError(f"--resume: {out} holds no run of {stage}.py with a checkpoint")
             for key, was in old["args"].items():
                 if key in MAY_DIFFER:
                     continue
@@ -195,8 +196,7 @@ class Run:
     def steps(self):
         """Yield each remaining step; save checkpoints, and stop when asked."""
         last = self.step if self.state.get("ended") else self.planned
-        for signum in (signal.SIGINT, signal.SIGTERM):
-            signal.signal(signum, self._catch)
+        before = {n: signal.signal(n, self._catch) for n in (signal.SIGINT, signal.SIGTERM)}
         left = range(self.step + 1, last + 1)
         self.bar = parallel.progress(left, "training", last, self.step)
         self.last = time.perf_counter()
@@ -209,6 +209,8 @@ class Run:
                 self._save_checkpoint()
             if over:
                 break
+        for signum, handler in before.items():
+            signal.signal(signum, handler)
 
     def _catch(self, signum, frame):
         """The first Ctrl-C lets the step finish; a second one raises KeyboardInterrupt, but not
@@ -323,7 +325,9 @@ class Run:
         if self.wandb:
             self.wandb.finish()
         if self.unfinished():
-            print(f"stopped after step {self.step} of {self.planned}; --resume continues")
+            print(
+                f"stopped after step {self.step} of {self.planned}: --resume continues {self.out}"
+            )
             return self.caught and 128 + self.caught
         self.step, numbers = min(step, self.step), []
         rows = self.rows()
