@@ -143,10 +143,8 @@ class Run:
         self.modules, (self.policy, *_) = nn.ModuleDict(modules), modules.values()
         ids = np.concatenate([*encoded, [common.pad_id(tokenizer)]]).astype(np.int32)
         if ids.max() >= self.policy.model.get_input_embeddings().num_embeddings:
-            raise UserError(
-                f"--model: token {ids.max()} of the tokenizer has no row in its embedding; call "
-                "resize_token_embeddings, and save the model"
-            )
+            wrong = f"--model: token {ids.max()} of the tokenizer has no row in its embedding"
+            raise UserError(f"{wrong}; call resize_token_embeddings, and save the model")
         self.record["encoded"] = hashlib.sha256(ids).hexdigest()
         if args.resume and self.old.get("encoded") != self.record["encoded"]:
             wrong = "the rows are other tokens now: the data, the tokenizer or its library changed"
@@ -325,9 +323,7 @@ class Run:
         if self.wandb:
             self.wandb.finish()
         if self.unfinished():
-            print(
-                f"stopped after step {self.step} of {self.planned}: --resume continues {self.out}"
-            )
+            print(f"stopped after step {self.step} of {self.planned}; {self.out} can --resume")
             return self.caught and 128 + self.caught
         self.step, numbers = min(step, self.step), []
         rows = self.rows()
