@@ -172,7 +172,7 @@ def check_policy(policy, tokenizer, ids, attention_mask, answer_mask, flag):
     its loss; prints the row, token by token."""
     seen = attention_mask[0]
     ids, mask = ids[:1, seen], answer_mask[:1, seen]  # (1, n)
-    logps, _ = policy(ids, torch.ones_like(mask), mask)
+    logps = policy(ids, torch.ones_like(mask), mask)[0]
     with parallel.autocast(ids.device, policy.dtype):
         own_loss = policy.model(ids, labels=ids.masked_fill(~mask, -100)).loss.item()
     gap = logps.sum().item() / mask.sum().item() + own_loss
