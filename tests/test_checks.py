@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from checks import CHECKS, check_arguments, decide
 from conftest import REPO
-from parts.messages import recommendation
+from parts.texts import recommendation
 from parts.rubrics import Criterion
 from parts.run_code import run_tests
 
