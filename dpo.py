@@ -18,6 +18,7 @@ Left out     1. a moving reference, for it makes the implicit reward mean someth
 Run          python dpo.py --pairs data/prefs.jsonl
              python dpo.py --model Qwen/Qwen2.5-0.5B-Instruct --pairs mine.jsonl --out runs/mine
 Writes       a model folder, args.json, metrics.jsonl, samples.jsonl, checkpoint/
+Read with    common.py (`Policy`: rows of ids in, log-probs out)
 To copy      `dpo_loss` needs torch alone; log-probs for it come from `Policy` in common.py, rows
              from `encode_pair`. examples/dpo_minimal.py is the same objective in 80 lines; this
              script is the same, hardened
@@ -242,9 +243,10 @@ def main(argv=None):
             run.scaler.scale(loss).backward()
             total += loss.item()
             stats.append(columns)
+        # summed over the processes, clipped to norm 1
         loss, grad_norm = run.clip(total, [pairs.places[i] for i in batch[:4]])
-        lr = run.set_lr(step)
-        run.scaler.step(optimizer)
+        lr = run.set_lr(step)  # warm-up, then --schedule
+        run.scaler.step(optimizer)  # optimizer.step(); the scaler acts in fp16 alone
         run.scaler.update()
         run.log(means(stats, pairs) | {
             "loss": loss, "lr": lr, "grad_norm": grad_norm, "epoch": epoch, "n": len(batch),

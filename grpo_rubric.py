@@ -27,6 +27,7 @@ Run          python grpo_rubric.py
              torchrun --nproc-per-node 8 grpo_rubric.py --fsdp --data mine.json
 Writes       a model folder, args.json, metrics.jsonl, samples.jsonl, rollouts.jsonl, checkpoint/,
              judge/ (its replies, and those that could not be read)
+Read with    parts/grpo.py (steps (2) to (4): `Graders`, `group_advantages`, `grpo_loss`, `update`)
 To copy      `group_advantages` and `grpo_loss` of parts/grpo.py need torch, `kl_estimates` of
              parts/sampling.py and `same_shape` of common.py. examples/grpo_minimal.py is the same
              objective in 120 lines; this script is the same, hardened

@@ -26,6 +26,8 @@ Run          python ppo.py --reward-model runs/reward
              python ppo.py --prompts my.jsonl --reward-fn my.py:score --critic shared --lora-rank 16
              torchrun --nproc-per-node 8 ppo.py --fsdp --reward-model runs/reward
 Writes       a model folder, args.json, metrics.jsonl, samples.jsonl, rollouts.jsonl, checkpoint/
+Read with    parts/rollouts.py (a rollout is a dict `b` of (B, T) tensors: `draw`, `teacher_forced`)
+             and parts/reward_models.py (`Critic`, `RewardFunction`)
 To copy      the math needs torch, `kl_estimates` of parts/sampling.py and `same_shape` of common.py.
              examples/ppo_minimal.py is the same objective in 120 lines; this is the same, hardened
 Reference    Schulman et al. 2017, arXiv 1707.06347 (clip, eq. 7); GAE: 1506.02438, eq. 16; KL in
@@ -435,9 +437,10 @@ def main(argv=None):
                     approx_kl=kl_estimates(old_logps, logps, mask)[1],
                     clip_frac=clipped, value_clip_frac=value_clipped,
                 )  # fmt: skip
+            # summed over the processes, clipped to norm 1
             loss, grad_norm = run.clip(total, f"{batch.tolist()} of step {step}")
-            lr = run.set_lr(step)
-            run.scaler.step(optimizer)
+            lr = run.set_lr(step)  # warm-up, then --schedule
+            run.scaler.step(optimizer)  # optimizer.step(); the scaler acts in fp16 alone
             run.scaler.update()
             means.step(loss=loss, grad_norm=grad_norm, lr=lr)
         guard.log({"epoch": epoch, **means.row(), **rollout_row(args, b, kl_ref, kl_coef)})

@@ -223,9 +223,10 @@ def main(argv=None):
             run.scaler.scale(loss).backward()
             total += loss.item()
             stats.append(torch.stack([chosen, rejected, ties[part]]).detach().cpu())
+        # summed over the processes, clipped to norm 1
         loss, grad_norm = run.clip(total, [pairs.places[i] for i in batch[:4]])
-        lr = run.set_lr(step)
-        run.scaler.step(optimizer)
+        lr = run.set_lr(step)  # warm-up, then --schedule
+        run.scaler.step(optimizer)  # optimizer.step(); the scaler acts in fp16 alone
         run.scaler.update()
         update = {"loss": loss, "lr": lr, "grad_norm": grad_norm}
         stats = torch.cat(gather(stats), 1)  # (3, B) of all ranks

@@ -243,9 +243,10 @@ def main(argv=None):
             # (4) update: backward, clip the gradient, step
             run.scaler.scale(loss).backward()
             total += loss.item()
+        # summed over the processes, clipped to norm 1
         loss, grad_norm = run.clip(total, [rows.places[i] for i in batch[:4]])
-        lr = run.set_lr(step)
-        run.scaler.step(optimizer)
+        lr = run.set_lr(step)  # warm-up, then --schedule
+        run.scaler.step(optimizer)  # optimizer.step(); the scaler acts in fp16 alone
         run.scaler.update()
         counts = {"tokens": rows.tokens[batch].sum(), "trained_tokens": trained}
         run.log({"epoch": epoch, "loss": loss, "lr": lr, "grad_norm": grad_norm, **counts})

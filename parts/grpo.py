@@ -164,9 +164,10 @@ def update(args, run, policy, reference, optimizer, b, groups, advantages, names
             run.scaler.scale(loss).backward()
             total += loss.item()
             means.add(mb, logps, entropy=entropies, **columns)
+        # summed over the processes, clipped to norm 1
         loss, grad_norm = run.clip(total, [names[i] for i in active[:4]])
-        lr = run.set_lr(run.step)
-        run.scaler.step(optimizer)
+        lr = run.set_lr(run.step)  # warm-up, then --schedule
+        run.scaler.step(optimizer)  # optimizer.step(); the scaler acts in fp16 alone
         run.scaler.update()
         means.step(loss=loss, grad_norm=grad_norm, lr=lr)
         forwarded += len(active)

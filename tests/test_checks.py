@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 
 from checks import CHECKS, check_arguments, decide
 from conftest import REPO
-from parts.texts import recommendation
 from parts.rubrics import Criterion
 from parts.run_code import run_tests
+from parts.texts import recommendation
 
 
 def holds(check, answer, mode="strict", negate=False, /, **arguments):
