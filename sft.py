@@ -129,7 +129,8 @@ def encode_row(tokenizer, row, max_length):
         ids, ends = encode(tokenizer, row["text"], rendered=False), end_ids(tokenizer)
         if not {*ids[-1:]} & {*ends}:  # a corpus may bring its own
             ids.append(ends[-1])
-        answers = [(ids[:1], ids[1:max_length])] if words(row["text"]) else []
+        is_blank = not words(row["text"]) or len(ids) < 2
+        answers = [] if is_blank else [(ids[:1], ids[1:max_length])]
     rows = []
     for prompt, answer in answers:  # the last one first, which the others begin
         ids = prompt + answer

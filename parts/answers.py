@@ -123,7 +123,8 @@ class Answers:
             if not unseen:
                 raise UserError(f"--prompts {args.prompts}: all of them are also trained on")
             if len(unseen) < len(rows):
-                print(f"prompts    {len(rows) - len(unseen)} are also trained on, and left out")
+                seen = f"{len(rows) - len(unseen)} of {len(rows)} prompts"
+                print(f"prompts    {seen} are also trained on, and left out")
             self.rows = some_prompts(unseen, MOST_PROMPTS)
         room = prompt_room(args, config)
         self.ids = [encode_prompt(tokenizer, row["prompt"], room) for row in self.rows]

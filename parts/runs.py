@@ -323,7 +323,8 @@ class Run:
         if self.wandb:
             self.wandb.finish()
         if self.unfinished():
-            print(f"stopped after step {self.step} of {self.planned}; {self.out} can --resume")
+            at = f"step {self.step} of {self.planned}; its weights are in {self.out}"
+            print(f"stopped after {at}\ncontinue with the same command and --resume")
             return self.caught and 128 + self.caught
         self.step, numbers = min(step, self.step), []
         rows = self.rows()
