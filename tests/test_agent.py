@@ -11,7 +11,7 @@ import torch
 import common
 import grpo_agent as g
 from conftest import REPO
-from parts import runs
+from parts import grpo, runs
 from parts.grading import Grade
 from tiny import CHATML, TEMPLATE, cases, error_of, tiny_model, tiny_tokenizer, words
 
@@ -219,7 +219,7 @@ def test_what_ruler_returns_is_what_is_trained(monkeypatch):
     """A group that the judge failed has no reward, never 0; equal episodes have the same one."""
 
     def rule(groups, *rest):
-        errors, rows = {"lost": "HTTP 503", "same": g.ALONE}, []
+        errors, rows = {"lost": "HTTP 503", "same": grpo.ALONE}, []
         for group in groups:
             said = [messages[-1]["content"] for messages in group]
             error = errors.get(said[0])
@@ -236,7 +236,7 @@ def test_what_ruler_returns_is_what_is_trained(monkeypatch):
         return [(episode.reward, episode.reason) for episode in episodes]
 
     judge = SimpleNamespace(counts=Counter(), metrics=lambda spent: {})
-    monkeypatch.setattr(g, "ruler_groups", rule)
+    monkeypatch.setattr(grpo, "ruler_groups", rule)
     rewards, reasons = zip(*graded("good bad same same"))
     assert rewards == (0.9, 0.1, 0, 0) and reasons[0] == "it is 0.9"
     assert [reward for reward, _ in graded("lost good good bad")] == [None, None, 0.9, 0.1]
@@ -250,7 +250,7 @@ def test_a_budget_ends_the_run_and_more_of_it_goes_on(folder, tmp_path, monkeypa
         return [[Grade(len(str(m)) % 7 / 7, reason="") for m in group] for group in groups]
 
     judge = SimpleNamespace(counts=Counter(), metrics=lambda spent: {"judge/usd": 1.0})
-    monkeypatch.setattr(g, "ruler_groups", rule)
+    monkeypatch.setattr(grpo, "ruler_groups", rule)
     monkeypatch.setattr(g, "Judge", lambda *given: judge)
     flags = "--reward ruler --judge-price 1,1 --steps 9 --restore last --judge-budget"
     once, twice = tmp_path / "once", tmp_path / "twice"
