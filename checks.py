@@ -3,7 +3,7 @@
 {"check": "length_constraints:number_words", "num_words": 50, "relation": "at most"}
 
 A check is a function (text, its arguments) → true or false; CHECKS names all of them. What bears
-one of IFEval's 24 names decides as IFEval does, but for what docs/checks.md lists and measures.
+one of IFEval's 24 names decides as IFEval does, but for what docs/judge.md lists and measures.
 
 Reference  Zhou et al. 2023, arXiv 2311.07911 (IFEval)
 """
@@ -13,9 +13,10 @@ import json
 import re
 from operator import eq, ge, gt, le, lt
 
-from parts.messages import last_line, visible
+from parts.messages import visible
 from parts.risky import number_of_requests, plain, risky_questions
 from parts.run_code import run_tests
+from parts.texts import last_line
 
 RELATIONS = {"less than": lt, "at least": ge, "exactly": eq, "at most": le, "more than": gt}
 

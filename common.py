@@ -38,7 +38,6 @@ from torch.utils.checkpoint import checkpoint as recompute
 from parts.files import UserError, brief, write_json
 from parts.lora import add_lora, lora_layers, merged_state, save_adapter
 from parts.parallel import autocast, rank
-from parts.rounding import spread_weights
 from parts.shared_prompt import shared_hidden
 
 BASE = "data/tiny-base"
@@ -248,6 +247,29 @@ def load_model(
     return model
 
 
+@torch.no_grad()
+def spread_weights(model, seed):
+    """bf16 training that learns what fp32 learns: put each weight, in place, somewhere between the
+    middles around its bf16 number, by chance and once.
+
+    Autocast rounds fp32 weights to bf16 in every forward, and bf16 has few numbers: between .0625
+    and .125 one every .0005. A model that was stored in bf16 has all its weights on such numbers,
+    and 24 steps at a learning rate of 1e-5 move a weight by .00024 at most, less than half the way
+    to the next one: the weights learn, and no forward shows it. Spread out, they round to what they
+    did, so at first no forward changes; from then on as many weights pass a middle as the updates
+    ask for. Measured on SmolLM2: held-out DPO loss .466, without it .621 (reports/real-model.md).
+    """
+    generator = torch.Generator(model.device).manual_seed(seed)
+    for module in model.base_model.modules():
+        if isinstance(module, nn.Linear):
+            weight = module.weight
+            # bf16 has 8 bits: for 2^(e−1) ≤ |w| < 2^e the neighbours are 2^(e−8) apart
+            gap = torch.ldexp(torch.ones_like(weight), torch.frexp(weight).exponent - 8)
+            noise = torch.rand(weight.shape, generator=generator, device=weight.device) - 0.5
+            moved = weight + noise * gap
+            weight.copy_(torch.where(moved.bfloat16() == weight.bfloat16(), moved, weight))
+
+
 def save_model(model, tokenizer, folder, source):
     """Write a folder that transformers, TRL and vLLM open with equal logits: fp32 weights, adapters
     merged (and beside, in adapter/, for PEFT), the tokenizer, the configs as their authors wrote
@@ -270,7 +292,6 @@ def save_model(model, tokenizer, folder, source):
     tokenizer.save_pretrained(folder)
     if lora_layers(model):
         save_adapter(model, folder / "adapter", source)
-        tokenizer.save_pretrained(folder / "adapter")
     generation = {}
     with contextlib.suppress(OSError):  # the authors' temperature and the like, if any
         generation = GenerationConfig.from_pretrained(source).to_diff_dict()

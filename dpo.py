@@ -18,6 +18,7 @@ Left out     1. a moving reference, for it makes the implicit reward mean someth
 Run          python dpo.py --pairs data/prefs.jsonl
              python dpo.py --model Qwen/Qwen2.5-0.5B-Instruct --pairs mine.jsonl --out runs/mine
 Writes       a model folder, args.json, metrics.jsonl, samples.jsonl, checkpoint/
+Read with    common.py (`Policy`: rows of ids in, log-probs out)
 To copy      `dpo_loss` needs torch alone; log-probs for it come from `Policy` in common.py, rows
              from `encode_pair`. examples/dpo_minimal.py is the same objective in 80 lines; this
              script is the same, hardened
@@ -26,16 +27,14 @@ Axes         B pairs of a batch, b pairs of a forward, n all pairs, T tokens
 """
 
 import math
-import shlex
-import time
 
 import torch
 import torch.nn.functional as F
 
 from common import Policy, batch_indices, load_config, load_model, load_tokenizer, same_shape
-from parts import flags, runs
+from parts import runs
 from parts.answers import Answers, add_answer_arguments, check_policy, identity
-from parts.files import UserError, command, number
+from parts.files import OUT_OF_MEMORY, UserError, command, number, trainer_parser
 from parts.pairs import Pairs, add_pair_arguments, share_interval
 from parts.parallel import add_up, gather
 from parts.shared_prompt import can_share
@@ -107,7 +106,7 @@ def dpo_loss(
 
 def parse_args(argv=None):
     example = "dpo.py --pairs FILE [FILE …] [--model MODEL] [flags]"
-    parser = flags.parser(
+    parser = trainer_parser(
         example, "DPO: preference pairs in, an aligned model out.", "runs/dpo", RATES
     )
     add = parser.add_argument
@@ -199,17 +198,6 @@ def evaluate(run, policy, reference, pairs, answers):
 # ---- the run ----
 
 
-@torch.no_grad()
-def check_start(run, policy, pairs):
-    """Before step one policy and reference are equal: h = 0, and the sigmoid loss is log 2."""
-    losses, _, columns = forward(run, policy, pairs, pairs.train[:4])
-    args = run.args
-    if args.loss_type != "simpo":
-        h = columns["rewards/margins"].mean().item() / args.beta
-        identity("h before step one", h, 0, 2e-4, run.dtype, f"--model {args.model}")
-    print(f"preflight  log-probs are the model's, loss before step one {losses.mean():.4f}: ok")
-
-
 def main(argv=None):
     args = parse_args(argv)
     run = runs.Run("dpo", args, SHOW, HEADLINE)
@@ -226,20 +214,23 @@ def main(argv=None):
         reference = Policy(load_model(*source), run.dtype)
     longest = pairs.batch([pairs.tokens().argmax()], run.device)
     pairs.shared = can_share(model, run.dtype, *longest)
-    per_epoch, seconds = math.ceil(len(pairs.train) / args.batch_size), None
+    per_epoch = math.ceil(len(pairs.train) / args.batch_size)
     optimizer = run.start({"policy": policy}, tokenizer, RATES, per_epoch, pairs.ids())
     if run.step == 0:
         check_policy(policy, tokenizer, *longest, f"--model {args.model}")
         # (2) reference: log-probs of both answers under the frozen start, once
-        start = time.perf_counter()
         run.state["reference"] = reference_logps(run, policy, pairs)
-        # a forward with its backward takes three times as long as a forward
-        seconds = 3 * (time.perf_counter() - start) * args.batch_size / len(pairs.rows)
-        check_start(run, policy, pairs)
+        # before step one policy and reference are equal: h = 0, and the sigmoid loss is log 2
+        with torch.no_grad():
+            losses, _, columns = forward(run, policy, pairs, pairs.train[:4])
+        if args.loss_type != "simpo":
+            h = columns["rewards/margins"].mean().item() / args.beta
+            identity("h before step one", h, 0, 2e-4, run.dtype, f"--model {args.model}")
+        print(f"preflight  log-probs are the model's, loss before step one {losses.mean():.4f}: ok")
         evaluate(run, policy, reference, pairs, answers)
 
     tokens = pairs.tokens()
-    for step in run.steps(seconds):
+    for step in run.steps():
         places, epoch = batch_indices(len(pairs.train), args.batch_size, args.seed, step)
         batch, stats, total = pairs.train[places], [], 0.0
         optimizer.zero_grad()
@@ -252,9 +243,10 @@ def main(argv=None):
             run.scaler.scale(loss).backward()
             total += loss.item()
             stats.append(columns)
+        # summed over the processes, clipped to norm 1
         loss, grad_norm = run.clip(total, [pairs.places[i] for i in batch[:4]])
-        lr = run.set_lr(step)
-        run.scaler.step(optimizer)
+        lr = run.set_lr(step)  # warm-up, then --schedule
+        run.scaler.step(optimizer)  # optimizer.step(); the scaler acts in fp16 alone
         run.scaler.update()
         run.log(means(stats, pairs) | {
             "loss": loss, "lr": lr, "grad_norm": grad_norm, "epoch": epoch, "n": len(batch),
@@ -264,10 +256,10 @@ def main(argv=None):
         if run.evaluates(step):
             evaluate(run, policy, reference, pairs, answers)
 
-    words = ["--model", args.model, args.out, *["--chat"] * args.chat]
-    words += ["--prompts", args.prompts or "YOUR_PROMPTS.jsonl"]
-    return run.finish(f"python evaluate.py compare {shlex.join(words)}")
+    chat, prompts = ["--chat"] * args.chat, args.prompts or "YOUR_PROMPTS.jsonl"
+    compared = "--model", args.model, args.out
+    return run.finish("evaluate.py", "compare", *compared, *chat, "--prompts", prompts)
 
 
 if __name__ == "__main__":
-    command(main, flags.OUT_OF_MEMORY)
+    command(main, OUT_OF_MEMORY)

@@ -30,11 +30,12 @@ import pandas as pd
 
 from parts import files, groups, twins
 from parts.files import UserError
-from parts.messages import plain_text, prompt_key, recommendation, visible
+from parts.messages import plain_text, prompt_key, visible
 from parts.report import Report, add_flags, show
 from parts.risky import risky_questions
 from parts.stats import FOUND, NONE, OPEN, UNMEASURED
 from parts.tables import write_decisions
+from parts.texts import recommendation
 from parts.twins import ANSWER, DECISION, FIELDS, PROFILE
 
 REFERENCES = ["Male", "White"]

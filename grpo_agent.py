@@ -18,8 +18,8 @@ Run          python grpo_agent.py
              python grpo_agent.py --env envs/twenty48.py:TwentyFortyEight --env-args '{"size": 4}'
              torchrun --nproc-per-node 8 grpo_agent.py --fsdp --model Qwen/Qwen2.5-7B-Instruct
 Writes       a model folder, args.json, metrics.jsonl, samples.jsonl, rollouts.jsonl, checkpoint/
-To copy      parts/episodes.py: a conversation as the tokens that the policy saw, and those that it
-             drew; the math is in parts/grpo.py
+To copy      `Episode` and what follows it: a conversation as the tokens that the policy saw, and
+             those that it drew; the math is in parts/grpo.py
 Reference    Shao et al. 2024, arXiv 2402.03300, eq. 3 (GRPO); clip range: DAPO, 2503.14476;
              no division by the deviation: Dr. GRPO, 2503.20783; RULER and 2048: OpenPipe ART
 Axes         P seeds, G episodes per seed, N rows, one or more per episode, T tokens
@@ -28,11 +28,12 @@ Axes         P seeds, G episodes per seed, N rows, one or more per episode, T to
 import argparse
 import functools
 import json
+import math
 import random
 import shlex
-import time
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
 from itertools import compress
 from pathlib import Path
 from statistics import fmean
@@ -40,15 +41,26 @@ from statistics import fmean
 import numpy as np
 import torch
 
-from common import Policy, encode_prompt, load_model, load_tokenizer
-from parts import flags, grpo, rollouts, runs
-from parts.answers import scored
-from parts.episodes import Episode, next_prompt, training_rows
-from parts.files import UserError, brief, command, load_function, number, shown_value, write_jsonl
-from parts.grading import ALONE, add_ruler_arguments, order_difference, ruler_groups
+from common import Policy, encode, encode_prompt, end_ids, load_model, load_tokenizer, render
+from parts import grpo, rollouts, runs
+from parts.answers import prompt_room, scored
+from parts.files import (
+    OUT_OF_MEMORY,
+    UserError,
+    brief,
+    command,
+    load_function,
+    number,
+    shown_value,
+    trainer_parser,
+    write_jsonl,
+)
+from parts.grading import add_ruler_arguments, order_difference
 from parts.judging import Judge, add_judge_arguments
+from parts.messages import check_text, visible
 from parts.parallel import all_sum, gather, pick, rank, world
 from parts.sampling import sample
+from parts.texts import text_row
 from watch import add_watch_arguments
 
 RATES = 3e-4, 1e-5, 2e-4  # below 100 M parameters (worked on data/tiny-base), above, with LoRA
@@ -65,11 +77,11 @@ HEADLINE = ("val/score", "val/reward")
 def parse_args(argv=None):
     example = "grpo_agent.py [play] --env my_env.py:MyEnv --out runs/agent"
     text = "GRPO on episodes of several turns; `grpo_agent.py play --policy MODEL` prints some."
-    parser = flags.parser(example, text, "runs/grpo_agent", RATES)
+    parser = trainer_parser(example, text, "runs/grpo_agent", RATES)
     add, whole = parser.add_argument, number(int, at_least=1)
     # fmt: off
     add("command", nargs="?", choices=("train", "play"), default="train", help=argparse.SUPPRESS)
-    add("--env", default="envs/interview.py:Interview", help="FILE:CLASS, see docs/agents.md")
+    add("--env", default="envs/interview.py:Interview", help="FILE:CLASS, see docs/train.md")
     add("--env-args", default="{}", help="keyword arguments of the class as JSON, such as '{\"k\": 4}'")
     add("--reward", choices=("env", "ruler"), default="env", help="the environment's own, or RULER's, which compares a group's episodes")
     add("--val-episodes", type=whole, default=64, help="held-out seeds of a validation, one episode each")
@@ -110,6 +122,152 @@ def environment(args):
     return make
 
 
+# ---- an episode, as the tokens that the policy saw and drew ----
+# Each turn keeps the ids it was drawn after, the ids drawn and their log-probs; the rows that are
+# trained are put together from these, so nothing that was drawn is encoded again:
+#
+# turn 1   prompt ▮drawn                            ▮ an action: trained, with its log-prob
+# turn 2   prompt  drawn context ▮drawn             context: the template's and the environment's
+# row      prompt ▮drawn context ▮drawn             one row, as turn 2 begins with turn 1
+
+
+@dataclass(eq=False)
+class Episode:
+    """One conversation of a policy with an environment."""
+
+    seed: int
+    number: int  # among the episodes of all processes: what its draws come from
+    env: object
+    rng: random.Random  # a baseline's draws
+    messages: list = field(default_factory=list)
+    draws: list = field(default_factory=list)  # (prompt ids, drawn ids, log-probs) of each turn
+    reward: float = 0.0  # the sum over its turns, or RULER's; None: the judge failed
+    advantage: float = None
+    metrics: dict = field(default_factory=dict)  # the environment's last info
+    truncated: bool = False  # a turn was cut, or the context was full
+    reason: str = None  # RULER's
+
+    def texts(self):
+        """What the policy wrote, turn by turn."""
+        return [m["content"] for m in self.messages if m["role"] == "assistant"]
+
+    def tokens(self):
+        """How many the policy drew."""
+        return sum(len(drawn) for _, drawn, _ in self.draws)
+
+    def hear(self, *messages):
+        """What the environment says; ValueError unless these are messages."""
+        check_text({"messages": list(messages)}, "messages")
+        self.messages += messages
+
+    def note(self, reward, info):
+        """Add the reward of a turn and remember its info; ValueError for what is not finite."""
+        self.reward += reward
+        self.metrics |= info
+        if not all(map(math.isfinite, (self.reward, *self.metrics.values()))):
+            raise ValueError(f"reward {reward}, info {info}: expected finite numbers")
+
+    def take_turn(self, text):
+        """One turn: the environment sees what stands behind </think>. Returns whether the episode
+        goes on. text None: the context is full; the episode ends as if its turns had run out."""
+        env, done, self.truncated = self.env, False, self.truncated or text is None
+        if text is not None:
+            self.messages.append({"role": "assistant", "content": text})
+            message, reward, done, info = env.step(visible(text))
+            self.note(reward, info)
+            if not done:
+                self.hear(message)
+        ran_out = text is None or len(self.texts()) >= env.max_turns
+        if ran_out and not done and hasattr(env, "run_out"):
+            self.note(*env.run_out())
+        return not (done or ran_out)
+
+    def transcript(self):
+        """The episode as lines to read, > before the policy's, its reward at the end."""
+        lines = [f"seed {self.seed}"]
+        for m in self.messages:
+            mark = ">" if m["role"] == "assistant" else " "
+            lines.append(f"  {mark} " + m["content"].replace("\n", "\n    "))
+        numbers = (f"  {key} {x:.3g}" for key, x in self.metrics.items() if x)
+        return "\n".join([*lines, f"  reward {self.reward:.2f}{''.join(numbers)}"])
+
+    def rows_to_imitate(self, history):
+        """Rows for sft.py: each turn, after what the policy saw of the episode then."""
+        turns = [i for i, m in enumerate(self.messages) if m["role"] == "assistant"]
+        shown = [shown_messages(self.messages[:i], history) for i in turns]
+        return [{"prompt": p, "completion": [self.messages[i]]} for p, i in zip(shown, turns)]
+
+
+def shown_messages(messages, history):
+    """What a turn sees: all, or system messages, the last k exchanges and the newest message.
+
+    >>> roles = "system user assistant user".split()
+    >>> [m["role"] for m in shown_messages([{"role": role} for role in roles], 0)]
+    ['system', 'user']
+    """
+    if history == "all":
+        return messages
+    exchanges = [m for m in messages if m["role"] != "system"]
+    return [m for m in messages if m["role"] == "system"] + exchanges[-2 * history - 1 :]
+
+
+# ---- its tokens ----
+
+
+def continued_ids(tokenizer, messages, ids):
+    """`ids` of a conversation up to a drawn answer, and those of what the template writes behind
+    it, now that another message follows. Nothing that was drawn is encoded again.
+
+    messages   the conversation; the last but one is the answer
+
+    None if the template shows the past otherwise now (Qwen3 drops the thoughts of earlier turns).
+    """
+    opened = render(tokenizer, messages[:-2], add_generation_prompt=True) + messages[-2]["content"]
+    whole = render(tokenizer, messages, add_generation_prompt=True)
+    if not whole.startswith(opened):
+        return None
+    new, ends = encode(tokenizer, whole[len(opened) :], rendered=True), end_ids(tokenizer)
+    is_drawn = ids[-1] in ends and new[0] in ends  # the end of turn, which the template repeats
+    return ids + new[is_drawn:]
+
+
+def next_prompt(tokenizer, episode):
+    """Ids that the next turn answers: those so far and the new message's. If the history is cut or
+    the template rewrites earlier turns, the prompt is encoded anew."""
+    ids, history = None, episode.env.history
+    if history == "all" and episode.draws:
+        prompt, drawn, _ = episode.draws[-1]
+        ids = continued_ids(tokenizer, episode.messages, prompt + drawn)
+    return ids or encode_prompt(tokenizer, shown_messages(episode.messages, history))
+
+
+def training_rows(draws):
+    """What is trained of an episode: one row where each turn's prompt begins with the row so far,
+    else a row per turn.
+
+    draws     (prompt ids, drawn ids, log-probs) of each turn
+    returns   rows {"ids", "mask", "logps"}, lists of T: mask is True for what the
+              policy drew; log-probs of other tokens are 0
+
+    >>> (row,) = training_rows([([1], [2], [-0.5]), ([1, 2, 3], [4], [-0.1])])
+    >>> row["ids"], row["mask"], row["logps"]
+    ([1, 2, 3, 4], [False, True, False, True], [0.0, -0.5, 0.0, -0.1])
+    """
+    rows = []
+    for prompt, drawn, logps in draws:
+        if not rows or rows[-1]["ids"] != prompt[: len(rows[-1]["ids"])]:
+            rows.append({"ids": [], "mask": [], "logps": []})
+        row = rows[-1]
+        context = prompt[len(row["ids"]) :]  # tokens of the environment and of the template
+        row["ids"] += context + drawn
+        row["mask"] += [False] * len(context) + [True] * len(drawn)
+        row["logps"] += [0.0] * len(context) + logps
+    return rows
+
+
+# ---- the rollout ----
+
+
 def play(args, make, seeds, player, temperature=1.0, seed=0):
     """An `Episode` from each seed; all live ones take a turn together.
 
@@ -145,7 +303,7 @@ def training_seeds(args, step):
 
 def draw_turns(args, policy, tokenizer, live, temperature, seed):
     """A text for each live episode; None where the context is full."""
-    room = rollouts.prompt_room(args, policy.model.config)
+    room = prompt_room(args, policy.model.config)
     prompts = {episode: next_prompt(tokenizer, episode) for episode in live}
     prompts = {episode: ids for episode, ids in prompts.items() if len(ids) <= room}
     drawn = sample(
@@ -164,17 +322,11 @@ def draw_turns(args, policy, tokenizer, live, temperature, seed):
 
 def rule(args, judge, episodes):
     """Put RULER's score in the place of each episode's reward: None where the judge failed, for a
-    whole group. Returns the judge's metrics."""
-    before, g = Counter(judge.counts), args.group_size
-    talks = [episode.messages for episode in episodes]
-    groups = [talks[i : i + g] for i in range(0, len(talks), g)]
-    # rank 0 asks for all
-    settings = judge, args.ruler_rubric, args.judge_passes
-    grades = sum(gather([] if rank() else ruler_groups(groups, *settings)), [])
+    whole group. Returns the judge's metrics. Rank 0 asks for all."""
+    before, talks = Counter(judge.counts), [episode.messages for episode in episodes]
+    grades = gather([] if rank() else grpo.ruler_grades(args, judge, talks))
     for episode, grade in zip(episodes, grades, strict=True):
-        episode.reason = grade.reason or grade.error
-        # equal episodes everywhere: nothing to compare, so nothing to learn
-        episode.reward = 0.0 if grade.error == ALONE else grade.score
+        episode.reward, episode.reason = grade.score, grade.reason or grade.error
     row = judge.metrics(before) | {"judge/order_disagreement": order_difference(grades)}
     return gather([row])[0]
 
@@ -262,19 +414,17 @@ def main(argv=None):
     print(f"step       {args.groups_per_batch} seeds × {g} episodes of {env.name}, each of at most "
           f"{env.max_turns} turns")  # fmt: skip
     guard = rollouts.Guard(run, args.val_episodes)
-    player, seconds = (policy, tokenizer), None
+    player = policy, tokenizer
     if run.step == 0:
-        seeds, start = training_seeds(args, 0)[: 2 * g], time.perf_counter()
+        seeds = training_seeds(args, 0)[: 2 * g]
         episodes = play(args, make, seeds, player, args.temperature, args.seed)
         rows = sum((training_rows(episode.draws) for episode in episodes), [])
         if not rows:
             raise UserError(f"--max-length {args.max_length}: no opening fits in it with a turn")
         rollouts.preflight(run, policy, reference, tokenizer, rollouts.pack(rows, run.device))
-        # two groups, once; an update takes as long again as playing and reading them
-        seconds = (time.perf_counter() - start) * args.groups_per_batch
         evaluate(args, run, guard, player, make)
 
-    for step in run.steps(seconds):
+    for step in run.steps():
         # (1) rollout: G episodes from each of P seeds; all live ones take a turn together
         seeds, draws = training_seeds(args, step), args.seed * 10**6 + step
         episodes = play(args, make, seeds, player, args.temperature, draws)
@@ -295,7 +445,7 @@ def main(argv=None):
         metrics |= grpo.group_row(rewards_PG, advantages_PG) | episode_row(episodes) | spent
         metrics |= rollouts.length_row(*lengths(episodes), int(b["attention_mask"].sum()))
         if getattr(env, "prose", True):
-            metrics |= rollouts.text_row(["\n".join(e.texts()) for e in episodes])
+            metrics |= text_row(["\n".join(e.texts()) for e in episodes])
         guard.log(metrics)
         write_episodes(run, "train", episodes)
         # (5) now and then: episodes from held-out seeds; the alarms of watch.py
@@ -303,9 +453,10 @@ def main(argv=None):
             evaluate(args, run, guard, player, make)
         guard.end_step()
 
-    given = shlex.join(["--env", args.env, "--env-args", args.env_args, "--policy", args.out])
-    return guard.finish(f"python grpo_agent.py play {given} --seed {TEST_SEEDS} --episodes 128")
+    given = "--env", args.env, "--env-args", args.env_args, "--policy", args.out
+    last = "--seed", str(TEST_SEEDS), "--episodes", "128"
+    return guard.finish("grpo_agent.py", "play", *given, *last)
 
 
 if __name__ == "__main__":
-    command(main, flags.OUT_OF_MEMORY)
+    command(main, OUT_OF_MEMORY)

@@ -4,7 +4,7 @@ compared with the other answers to its prompt.
 Objective    maximise E[reward] − β·KL(π‖π_ref); the reward is the graded share of a rubric
 Algorithm    (1) rollout: G answers to each of P prompts, log-probs kept
              (2) grade: programs and the judge decide each criterion; one reward per answer
-                 (parts/rewards.py)
+                 (`Graders` in parts/grpo.py)
              (3) advantages: reward − mean of the group
              (4) update: clipped policy gradient, --num-substeps optimiser steps of whole groups
                  (parts/grpo.py)
@@ -27,6 +27,7 @@ Run          python grpo_rubric.py
              torchrun --nproc-per-node 8 grpo_rubric.py --fsdp --data mine.json
 Writes       a model folder, args.json, metrics.jsonl, samples.jsonl, rollouts.jsonl, checkpoint/,
              judge/ (its replies, and those that could not be read)
+Read with    parts/grpo.py (steps (2) to (4): `Graders`, `group_advantages`, `grpo_loss`, `update`)
 To copy      `group_advantages` and `grpo_loss` of parts/grpo.py need torch, `kl_estimates` of
              parts/sampling.py and `same_shape` of common.py. examples/grpo_minimal.py is the same
              objective in 120 lines; this script is the same, hardened
@@ -37,8 +38,6 @@ Axes         P prompts, G answers per prompt, N = P·G, T tokens
 
 import math
 import random
-import shlex
-import time
 from dataclasses import asdict, dataclass
 
 import numpy as np
@@ -52,14 +51,23 @@ from common import (
     load_config,
     load_tokenizer,
 )
-from parts import flags, grpo, rewards, rollouts, runs
-from parts.answers import scored
-from parts.files import UserError, command, existing_file, number, shown_value
+from parts import grpo, rollouts, runs
+from parts.answers import prompt_room, scored
+from parts.files import (
+    OUT_OF_MEMORY,
+    UserError,
+    command,
+    existing_file,
+    number,
+    shown_value,
+    trainer_parser,
+)
 from parts.grading import order_difference
 from parts.messages import as_chat, prompt_key
 from parts.pairs import say_how_text_is_read
 from parts.rubrics import SPLITS, read_rubrics
 from parts.sampling import sample
+from parts.texts import text_row
 from watch import add_watch_arguments
 
 RATES = 3e-4, 1e-5, 2e-4  # below 100 M parameters, above (both run: reports/), with LoRA (a guess)
@@ -71,7 +79,7 @@ HEADLINE = ("val/score", "val/gold", "reward/mean")  # before and after
 
 def parse_args(argv=None):
     example = "grpo_rubric.py --data FILE [--judge-base-url URL --judge-model MODEL] [flags]"
-    parser = flags.parser(example, "GRPO on graded answers.", "runs/grpo_rubric", RATES)
+    parser = trainer_parser(example, "GRPO on graded answers.", "runs/grpo_rubric", RATES)
     add, share = parser.add_argument, number(above=0, below=1)
     # fmt: off
     add("--data", type=existing_file, default="data/rubrics.json", help="rubric file, JSON or JSONL: prompts, each with its criteria")
@@ -82,11 +90,11 @@ def parse_args(argv=None):
     add("--eval-temperature", type=number(at_least=0), default=0.0, help="temperature of validation answers; 0 is greedy")
     # fmt: on
     grpo.add_group_arguments(parser)
-    rewards.add_reward_arguments(parser)
+    grpo.add_reward_arguments(parser)
     add_watch_arguments(parser)
     args = parser.parse_args(argv)
     grpo.check_groups(args)
-    args.reward = rewards.reward_weights(args)
+    args.reward = grpo.reward_weights(args)
     return args
 
 
@@ -116,7 +124,7 @@ def load_data(args):
           f"test {len(test)}; left out, for they are trained on: {left_out}")  # fmt: skip
     if not train:
         raise UserError(f"--data {args.data}: no row to train on")
-    if "checks" in args.reward and not all(map(rewards.has_checks, train)):
+    if "checks" in args.reward and not all(map(grpo.has_checks, train)):
         raise UserError("--reward checks: a training row has no check that earns points")
     return train, val, test
 
@@ -129,7 +137,7 @@ def row_key(row):
 def read_prompts(args, tokenizer, rows):
     """({task_id: the prompt as the policy reads it, text or messages}, {task_id: its ids, the end
     of those that are too long})"""
-    room = rollouts.prompt_room(args, load_config(args.model))
+    room = prompt_room(args, load_config(args.model))
     texts = sum(isinstance(row.prompt, str) for row in rows)
     say_how_text_is_read(tokenizer, texts, args.chat)
     prompts, ids = {}, {}
@@ -160,7 +168,7 @@ class Models:
     policy: Policy
     tokenizer: object
     ids: dict  # {task_id: the ids of its prompt}
-    graders: rewards.Graders
+    graders: grpo.Graders
 
 
 def total_reward(weights, grades):
@@ -169,7 +177,7 @@ def total_reward(weights, grades):
     weights   {name: weight}; of a reward that only validates 1
     grades    {name: N `Grade`s}
     """
-    scores = rewards.scores_of(grades).items()  # (N,) each
+    scores = grpo.scores_of(grades).items()  # (N,) each
     return sum(weights.get(name, 1.0) * column for name, column in scores)
 
 
@@ -185,7 +193,7 @@ def answer(args, models, rows, n, names, temperature, seed):
     prompts = [models.ids[row.task_id] for row in rows]
     drawn = sample(policy, tokenizer, prompts, n, args.max_new_tokens, temperature, seed)
     rows = [row for row in rows for _ in range(n)]
-    grades = models.graders.grade(rows, drawn.texts, names, n)
+    grades = models.graders.grade(rows, drawn.texts, names)
     return rollouts.rollout_tensors(drawn, policy.model.device) | {
         "rows": rows, "texts": drawn.texts, "finished": drawn.finished, "grades": grades,
         "rewards": total_reward(args.reward, grades),
@@ -197,7 +205,7 @@ def evaluate(args, run, models, rows, name):
     graders = models.graders
     b = answer(args, models, rows, 1, [graders.metric], args.eval_temperature, args.seed)
     scores = [grade.score for grade in b["grades"][graders.metric]]
-    metrics = rollouts.val_row(*rollouts.lengths_of(b)) | rewards.mean_row("val/score", scores)
+    metrics = rollouts.val_row(*rollouts.lengths_of(b)) | grpo.mean_row("val/score", scores)
     metrics["val/n"] -= scores.count(None)
     if graders.gold:
         metrics |= scored("val/gold", graders.gold_scores(rows, b["texts"]))
@@ -216,7 +224,7 @@ def rollout_row(b):
         metrics |= {f"reward/lost/{name}": scores.count(None)}
         if name == "ruler":
             metrics["judge/order_disagreement"] = order_difference(group)
-    return metrics | rollouts.text_row(b["texts"])
+    return metrics | text_row(b["texts"])
 
 
 def write_answers(run, split, b, advantages=None):
@@ -238,7 +246,7 @@ def main(argv=None):
     train, val, test = load_data(args)
     tokenizer = load_tokenizer(args.model)
     prompts, ids = read_prompts(args, tokenizer, train + val + test)
-    graders = rewards.Graders(args, run, prompts, train, val + test)
+    graders = grpo.Graders(args, run, prompts, train, val + test)
 
     policy, reference = rollouts.load_policy(args, run)
     models = Models(policy, tokenizer, ids, graders)
@@ -247,21 +255,17 @@ def main(argv=None):
     optimizer = run.start({"policy": policy}, tokenizer, RATES, per_epoch, encoded)
     print(f"step       {p} prompts × {g} answers = {p * g}, in {args.num_substeps} optimiser steps; "
           f"validation by {graders.metric}")  # fmt: skip
-    guard, seconds = rollouts.Guard(run, len(val)), None
+    guard = rollouts.Guard(run, len(val))
     if run.step == 0:
-        start, rows = time.perf_counter(), train[:2]
-        b = answer(args, models, rows, g, args.reward, args.temperature, args.seed)
-        drawn = time.perf_counter()
+        b = answer(args, models, train[:2], g, args.reward, args.temperature, args.seed)
         rollouts.preflight(run, policy, reference, tokenizer, b)
         rewards_PG = torch.from_numpy(b["rewards"]).view(-1, g)
         advantages_PG = grpo.group_advantages(rewards_PG, args.scale)
-        rewards.show_group(g, b["grades"], b["rewards"], advantages_PG[0])
-        # forward and backward take three times as long as a forward, of which there were two
-        seconds = (drawn - start + 1.5 * (time.perf_counter() - drawn)) * p / len(rows)
+        grpo.show_group(g, b["grades"], b["rewards"], advantages_PG[0])
         if val:
             guard.evaluation(*evaluate(args, run, models, val, "val"))
 
-    for step in run.steps(seconds):
+    for step in run.steps():
         # (1) rollout: G answers to each of P prompts, log-probs kept
         # (2) grade: programs and the judge decide each criterion; one reward per answer
         places, epoch = batch_indices(len(train), p, args.seed, step)
@@ -287,8 +291,8 @@ def main(argv=None):
         metrics, _ = evaluate(args, run, models, test, "test")
         run.log(metrics)
         print(f"test       score {shown_value(metrics, 'test/score')}, n = {len(test)}")
-    return guard.finish(f"python watch.py {shlex.quote(args.out)}")
+    return guard.finish("watch.py", args.out)
 
 
 if __name__ == "__main__":
-    command(main, flags.OUT_OF_MEMORY)
+    command(main, OUT_OF_MEMORY)

@@ -16,7 +16,7 @@ Conventions  a failure of the model (an empty answer) is 0, a failure of a grade
              same answers again send nothing
 Left out     1. several questions for one long rubric   2. custom prompts for the rubric judge
              3. asking twice to measure flips   4. a sandbox: code:tests needs
-             --allow-code-execution   5. other layouts of rows: docs/adapt.md converts them
+             --allow-code-execution   5. other layouts of rows: docs/train.md converts them
              6. answers compared with each other: ruler.py
 Run          python judge.py grade --data data/rubrics.json --responses answers.jsonl
              python judge.py audit --data rated.json --judge-base-url http://localhost:8000/v1

@@ -26,6 +26,8 @@ Run          python ppo.py --reward-model runs/reward
              python ppo.py --prompts my.jsonl --reward-fn my.py:score --critic shared --lora-rank 16
              torchrun --nproc-per-node 8 ppo.py --fsdp --reward-model runs/reward
 Writes       a model folder, args.json, metrics.jsonl, samples.jsonl, rollouts.jsonl, checkpoint/
+Read with    parts/rollouts.py (a rollout is a dict `b` of (B, T) tensors: `draw`, `teacher_forced`)
+             and parts/reward_models.py (`Critic`, `RewardFunction`)
 To copy      the math needs torch, `kl_estimates` of parts/sampling.py and `same_shape` of common.py.
              examples/ppo_minimal.py is the same objective in 120 lines; this is the same, hardened
 Reference    Schulman et al. 2017, arXiv 1707.06347 (clip, eq. 7); GAE: 1506.02438, eq. 16; KL in
@@ -40,8 +42,6 @@ Axes         B answers of a rollout, n of one forward, T tokens (right padded), 
 """
 
 import math
-import shlex
-import time
 from dataclasses import dataclass
 
 import torch
@@ -49,12 +49,21 @@ from torch import nn
 
 import watch
 from common import Policy, batch_indices, encode_prompt, load_config, load_tokenizer, same_shape
-from parts import flags, rollouts, runs
-from parts.answers import score_answers, scored
-from parts.files import UserError, command, existing_file, load_function, number
+from parts import rollouts, runs
+from parts.answers import prompt_room, score_answers, scored
+from parts.files import (
+    OUT_OF_MEMORY,
+    UserError,
+    command,
+    existing_file,
+    load_function,
+    number,
+    trainer_parser,
+)
 from parts.pairs import add_split_arguments
 from parts.reward_models import PolicyWithValues, load_critic, reward_function, start_at
 from parts.sampling import kl_estimates
+from parts.texts import text_row
 
 # --lr below 100 M parameters (3e-4: twice the KL, less reward); above (run once); LoRA: a guess
 RATES = 1e-4, 5e-6, 1e-4
@@ -203,7 +212,7 @@ def adapted_kl_coef(kl_coef, kl, target):
 
 def parse_args(argv=None):
     example = "ppo.py (--reward-model FOLDER | --reward-fn FILE:FUNCTION) [--prompts FILE] [flags]"
-    parser = flags.parser(example, "PPO: policy gradients against a reward.", "runs/ppo", RATES)
+    parser = trainer_parser(example, "PPO: policy gradients against a reward.", "runs/ppo", RATES)
     add, reward = parser.add_argument, parser.add_mutually_exclusive_group(required=True)
     # fmt: off
     add("--prompts", type=existing_file, default="data/prompts.jsonl", help='JSONL of prompts; if rows have a "split", train and val')
@@ -306,18 +315,14 @@ def reward_flag(args):
 
 
 def preflight(args, run, models, rows):
-    """Check the log-probs of a rollout, standardise scores by it, start the critic at their mean;
-    returns the seconds that a step will take.
+    """Check the log-probs of a rollout, standardise scores by it, start the critic at their mean.
 
     So training depends neither on a constant that is added to the reward, nor on its unit: a critic
     that says 0 takes a reward of 5 for good news, the better the fewer tokens remain.
     """
-    start = time.perf_counter()
     b = rollout(args, run, models, rows, args.seed)
-    drawn = time.perf_counter()
     rollouts.preflight(run, models.policy, models.reference, models.tokenizer, b)
-    checked, scores = time.perf_counter() - drawn, b["scores"]
-    mean, deviation = 0.0, 1.0
+    scores, mean, deviation = b["scores"], 0.0, 1.0
     if args.reward_fn or (models.reward.mean, models.reward.std) == (0, 1):  # it has no scale
         mean = scores.mean().item()
         if scores.min() < scores.max():  # where all are equal, their unit is kept
@@ -329,9 +334,6 @@ def preflight(args, run, models, rows):
     start_at(models.critic, expected, b["values"][b["mask"]], deviation)
     print(f"reward     {scores.mean():.4g} over {len(scores)} of {len(rows)} answers of the start; "
           f"trained on is (score − {mean:.4g}) / {deviation:.4g}, the critic starts at {expected:.3g}")  # fmt: skip
-    # a backward takes as long as two forwards; checked are the policy and mostly the reference
-    passes = args.ppo_epochs * (1.5 if models.critic is models.policy else 3)
-    return drawn - start + passes * checked
 
 
 # ---- what is logged ----
@@ -346,7 +348,7 @@ def rollout_row(args, b, kl_ref, kl_coef):
         "reward/unscored_frac": 1 - len(cut) / args.rollouts, **kls,
         "explained_variance": explained_variance(b["returns"], b["values"], b["mask"]),
         **rollouts.length_row(lengths, cut, b["attention_mask"].sum().item()),
-        **rollouts.text_row(b["texts"]),
+        **text_row(b["texts"]),
     }  # fmt: skip
 
 
@@ -375,7 +377,7 @@ def main(argv=None):
     run = runs.Run("ppo", args, SHOW, HEADLINE)
     # prompts and functions are read before a model is loaded
     tokenizer = load_tokenizer(args.model)
-    room = rollouts.prompt_room(args, load_config(args.model))
+    room = prompt_room(args, load_config(args.model))
     gold = load_function(args.gold, "--gold") if args.gold else None
     train, val = rollouts.split_prompts(args, tokenizer)
     models = load_models(args, run, tokenizer, room)
@@ -384,14 +386,14 @@ def main(argv=None):
     own_lr = {} if critic.head.weight.any() else {critic.head: HEAD_LR}  # of a fresh head
     per_epoch = math.ceil(len(train) / args.rollouts)
     optimizer = run.start(modules, tokenizer, RATES, per_epoch, map(models.encode, train), own_lr)
-    guard, seconds = rollouts.Guard(run, len(val)), None
+    guard = rollouts.Guard(run, len(val))
     if run.step == 0:  # not resumed
         rows, _ = rollouts.prompts_of_step(train, args.rollouts, args.seed, 1)
-        seconds = preflight(args, run, models, rows)
+        preflight(args, run, models, rows)
         run.state["kl_coef"] = args.beta
         evaluate(args, guard, models, gold, val)
 
-    for step in run.steps(seconds):
+    for step in run.steps():
         # (1) rollout: one answer to each prompt, its log-probs under policy and reference
         # (2) score: the reward model, or a function, reads the whole answer
         # (3) values: what the critic expects before each token
@@ -435,9 +437,10 @@ def main(argv=None):
                     approx_kl=kl_estimates(old_logps, logps, mask)[1],
                     clip_frac=clipped, value_clip_frac=value_clipped,
                 )  # fmt: skip
+            # summed over the processes, clipped to norm 1
             loss, grad_norm = run.clip(total, f"{batch.tolist()} of step {step}")
-            lr = run.set_lr(step)
-            run.scaler.step(optimizer)
+            lr = run.set_lr(step)  # warm-up, then --schedule
+            run.scaler.step(optimizer)  # optimizer.step(); the scaler acts in fp16 alone
             run.scaler.update()
             means.step(loss=loss, grad_norm=grad_norm, lr=lr)
         guard.log({"epoch": epoch, **means.row(), **rollout_row(args, b, kl_ref, kl_coef)})
@@ -454,10 +457,9 @@ def main(argv=None):
 
     scorer = args.gold or args.reward_fn
     scorer = ("--gold", scorer) if scorer else ("--reward-model", args.reward_model)
-    words = ["--model", args.model, args.out, *["--chat"] * args.chat]
-    words += ["--prompts", args.prompts, *scorer]
-    return guard.finish(f"python evaluate.py compare {shlex.join(words)}")
+    given = *["--chat"] * args.chat, "--prompts", args.prompts, *scorer
+    return guard.finish("evaluate.py", "compare", "--model", args.model, args.out, *given)
 
 
 if __name__ == "__main__":
-    command(main, flags.OUT_OF_MEMORY)
+    command(main, OUT_OF_MEMORY)

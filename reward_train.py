@@ -7,13 +7,13 @@ Algorithm    (1) read pairs; render the prompt; mark the answer tokens
              (4) update: backward, clip the gradient, step
              (5) now and then: held-out accuracy, beside that of "the longer answer wins"
              (6) mean and deviation of the scores, for PPO, into args.json
-             (7) does it score answers that are cut off, or loop, above whole ones?
 Conventions  the loss is the mean over pairs; a tie is half a win for each answer; a fresh head is
              zero, so the loss starts at log 2, and learns at its own rate; scores are not rescaled
              at the end: σ of their difference is a probability
-Left out     1. process rewards, for they need a label per step of an answer
-             2. ensembles: train several seeds, and average their scores
-             3. losses other than the likelihood of the labels
+Left out     1. a check whether it prefers answers that are cut off or loop: evaluate.py reward
+             2. process rewards, for they need a label per step of an answer
+             3. ensembles: train several seeds, and average their scores
+             4. losses other than the likelihood of the labels
 Run          python reward_train.py --pairs data/prefs_train.jsonl data/rank_train.jsonl
              python reward_train.py --model Qwen/Qwen2.5-0.5B-Instruct --pairs mine.jsonl
              torchrun --nproc-per-node 8 reward_train.py --fsdp --model Qwen/Qwen2.5-7B-Instruct
@@ -26,17 +26,15 @@ Axes         B pairs of a batch, b pairs of a forward, n all pairs
 """
 
 import math
-import shlex
-import time
 
 import torch
 import torch.nn.functional as F
 
 import common
 from common import batch_indices, load_tokenizer, same_shape
-from parts import contest, flags, runs
+from parts import contest, runs
 from parts.answers import identity
-from parts.files import UserError, command, number, write_json
+from parts.files import OUT_OF_MEMORY, UserError, command, number, trainer_parser, write_json
 from parts.pairs import Pairs, add_pair_arguments, share_interval
 from parts.parallel import add_up, gather, rank
 from parts.reward_models import load_scorer
@@ -113,7 +111,7 @@ def pair_metrics(chosen_rewards, rejected_rewards, tie, keys):
 
 def parse_args(argv=None):
     example = "reward_train.py --pairs FILE [FILE …] [--model MODEL] [flags]"
-    parser = flags.parser(
+    parser = trainer_parser(
         example, "A Bradley-Terry reward model from preference pairs.", "runs/reward", RATES
     )
     add = parser.add_argument
@@ -195,12 +193,11 @@ def main(argv=None):
     pairs.shared = can_share(scorer.model, run.dtype, *longest)
     per_epoch, tokens = math.ceil(len(pairs.train) / args.batch_size), pairs.tokens()
     args.epochs = args.epochs or math.ceil(LEAST_STEPS / per_epoch)
-    own_lr, seconds = {scorer.model.score: HEAD_LR} if fresh else {}, None
+    own_lr = {scorer.model.score: HEAD_LR} if fresh else {}
     optimizer = run.start({"scorer": scorer}, tokenizer, RATES, per_epoch, pairs.ids(), own_lr)
     if run.step == 0:
-        first, start = pairs.train[: args.batch_size], time.perf_counter()
+        first = pairs.train[: args.batch_size]
         loss = bradley_terry_loss(*score_pairs(run, scorer, pairs, first)).mean().item()
-        seconds = 3 * (time.perf_counter() - start)  # a step has a backward, too
         if fresh:
             place = f"--model {args.model}"
             identity("loss before step one", loss, math.log(2), 1e-4, run.dtype, place)
@@ -210,7 +207,7 @@ def main(argv=None):
         print(f"preflight  loss before step one {loss:.4f}: ok")
         evaluate(run, scorer, pairs, ties)
 
-    for step in run.steps(seconds):
+    for step in run.steps():
         places, epoch = batch_indices(len(pairs.train), args.batch_size, args.seed, step)
         batch, stats, total = pairs.train[places], [], 0.0
         parts = run.micro_batches(batch, tokens)
@@ -226,9 +223,10 @@ def main(argv=None):
             run.scaler.scale(loss).backward()
             total += loss.item()
             stats.append(torch.stack([chosen, rejected, ties[part]]).detach().cpu())
+        # summed over the processes, clipped to norm 1
         loss, grad_norm = run.clip(total, [pairs.places[i] for i in batch[:4]])
-        lr = run.set_lr(step)
-        run.scaler.step(optimizer)
+        lr = run.set_lr(step)  # warm-up, then --schedule
+        run.scaler.step(optimizer)  # optimizer.step(); the scaler acts in fp16 alone
         run.scaler.update()
         update = {"loss": loss, "lr": lr, "grad_norm": grad_norm}
         stats = torch.cat(gather(stats), 1)  # (3, B) of all ranks
@@ -250,9 +248,9 @@ def main(argv=None):
     checked = contest.check_scorer(scorer, prompts, chosen, pairs.pad)
     for sentence in contest.sentences(checked):
         print(sentence)
-    words = shlex.join([args.out, "--pairs", *(args.eval_pairs or ["YOUR_PAIRS.jsonl"])])
-    return run.finish(f"python evaluate.py reward --reward-model {words}")
+    held = args.eval_pairs or ["YOUR_PAIRS.jsonl"]
+    return run.finish("evaluate.py", "reward", "--reward-model", args.out, "--pairs", *held)
 
 
 if __name__ == "__main__":
-    command(main, flags.OUT_OF_MEMORY)
+    command(main, OUT_OF_MEMORY)

@@ -29,8 +29,7 @@ from parts.grading import (
     order_difference,
     ruler_groups,
 )
-from parts.judging import Judge, add_judge_arguments
-from parts.messages import conversation
+from parts.judging import Judge, add_judge_arguments, conversation
 from parts.rubrics import (
     add_output_arguments,
     free_path,

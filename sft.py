@@ -10,7 +10,7 @@ Rows         {"prompt", "completion"} · {"messages"}, of which each answer is t
              {"prompt", "chosen", "rejected"}, of which the chosen answer is
 Conventions  the end token is an answer token; the prompt is masked; of {"text"} all is trained but
              its first token; the loss is in nats per trained token, over all micro-batches and
-             processes of a step; an answer that stands in several rows is trained once
+             processes of a step
 Left out     1. packing, for micro-batches hold rows of similar length
              2. NEFTune, and weights per row or message: no run of ours needed them
 Run          python sft.py --data data/prefs_train.jsonl
@@ -23,10 +23,7 @@ Reference    Ouyang et al. 2022, arXiv 2203.02155, section 3.5 (SFT)
 Axes         B rows of a batch, b rows of a forward, T tokens
 """
 
-import itertools
 import math
-import shlex
-import time
 from collections import Counter
 
 import numpy as np
@@ -34,11 +31,27 @@ import torch
 from torch.nn.utils.rnn import pad_sequence
 
 import common
-from common import Policy, Refused, batch_indices, encode_pair, end_ids, pad_id, pad_rows
-from parts import flags, runs
+from common import Policy, Refused, batch_indices, encode, encode_pair, end_ids, pad_id, pad_rows
+from parts import runs
 from parts.answers import Answers, add_answer_arguments, check_policy
-from parts.files import UserError, command, counts_in_words, existing_file, read_jsonl
-from parts.messages import as_chat, check_answer, check_prompt, check_text, prompt_key, words
+from parts.files import (
+    OUT_OF_MEMORY,
+    UserError,
+    command,
+    counts_in_words,
+    existing_file,
+    read_jsonl,
+    trainer_parser,
+)
+from parts.messages import (
+    as_chat,
+    check_answer,
+    check_prompt,
+    check_text,
+    prompt_key,
+    roles,
+    words,
+)
 from parts.pairs import add_split_arguments, check_pair, say_how_text_is_read, split
 from parts.parallel import all_sum
 
@@ -52,7 +65,7 @@ HEADLINE = ("eval/loss", "val/gold")
 
 def parse_args(argv=None):
     example = "sft.py --data FILE [FILE …] [--model MODEL] [flags]"
-    parser = flags.parser(example, "Supervised fine-tuning: imitate answers.", "runs/sft", RATES)
+    parser = trainer_parser(example, "Supervised fine-tuning: imitate answers.", "runs/sft", RATES)
     add = parser.add_argument
     # fmt: off
     add("--data", nargs="+", type=existing_file, default=["data/prefs_train.jsonl"], help="JSONL files; their rows: see the header")
@@ -69,18 +82,13 @@ def parse_args(argv=None):
 
 def check_row(row):
     """ValueError unless this is a row of the header. Fills in "prompt": of messages all before the
-    first answer, of a text the text; and "turns", the places of the answers in "messages".
-    A preferred answer becomes the completion."""
+    first answer, of a text the text. A preferred answer becomes the completion."""
     if row.get("messages"):
         check_text(row, "messages")
-        turns = row["messages"]
-        if isinstance(turns, str) or turns[0]["role"] == "assistant":
+        answers = [i for i, role in enumerate(roles(row["messages"])) if role == "assistant"]
+        if 0 in answers or isinstance(row["messages"], str):
             raise ValueError('"messages" must be a list that starts with what is answered')
-        if any("weight" in turn for turn in turns):
-            raise ValueError('"weight" of a message is not read: delete turns not to be imitated')
-        assistant = [i for i, turn in enumerate(turns) if turn["role"] == "assistant"]
-        row["turns"] = [i for i in assistant if words([turns[i]])]
-        row["prompt"] = turns[: min(row["turns"], default=1)]
+        row["prompt"] = row["messages"][: min(answers, default=1)]
     elif row.get("completion"):
         check_prompt(row)
         check_answer(row, "completion")
@@ -94,66 +102,50 @@ def check_row(row):
     else:
         forms = '"prompt" and "completion", "messages", "text", or "chosen" and "rejected"'
         raise ValueError(f"expected {forms}, not empty; found {', '.join(row) or 'nothing'}")
-    if row.get("group") is not None:
-        row["group"] = str(row["group"])
+    if isinstance(row.get("group"), list):
+        check_text(row, "group")
 
 
-def encode_answers(tokenizer, row, max_length):
-    """[(prompt ids, answer ids)] of a checked row; of a dialogue from its last answer to its first;
-    of a text all but the first token is the answer."""
+def encode_row(tokenizer, row, max_length):
+    """[(ids, mask)] of a checked row, mask True at the tokens that are trained.
+
+    The answers of a dialogue share one row. A row of its own has an answer that the template writes
+    otherwise once the dialogue goes on (Qwen3 drops its thought), or that is cut.
+    """
     more = {"max_length": max_length, "tools": row.get("tools")}
     if row.get("messages"):
-        turns, places = row["messages"], reversed(row["turns"])
-        return [encode_pair(tokenizer, turns[:i], turns[i : i + 1], **more) for i in places]
-    if row.get("completion"):
-        return [encode_pair(tokenizer, row["prompt"], row["completion"], **more)]
-    ids, ends = common.encode(tokenizer, row["text"], rendered=False), end_ids(tokenizer)
-    if not ids or ids[-1] not in ends:  # a corpus may bring its own
-        ids.append(ends[-1])
-    return [(ids[:1], ids[1:max_length])] if words(row["text"]) and len(ids) > 1 else []
-
-
-def join_answers(answers, trained, counts):
-    """[(ids, mask)], mask True at tokens that are trained: the answers of a dialogue share a row. A
-    row of its own has an answer that the template writes otherwise once the dialogue goes on (Qwen3
-    drops its thought), or that is cut.
-
-    answers   of `encode_answers`: each begins the one before it, if it shares its row
-    trained   hashes of the tokens up to the end of each answer so far, to which these are added;
-              one that is there already is counted and left out: an earlier row trains it
-    """
+        turns = row["messages"]
+        places = [i for i, turn in enumerate(turns) if turn["role"] == "assistant"]
+        answers = [
+            encode_pair(tokenizer, turns[:i], turns[i : i + 1], **more)
+            for i in reversed(places)
+            if words(turns[i : i + 1])
+        ]
+    elif row.get("completion"):
+        answers = [encode_pair(tokenizer, row["prompt"], row["completion"], **more)]
+    else:  # of a text all but the first token is the answer
+        ids, ends = encode(tokenizer, row["text"], rendered=False), end_ids(tokenizer)
+        if not {*ids[-1:]} & {*ends}:  # a corpus may bring its own
+            ids.append(ends[-1])
+        is_blank = not words(row["text"]) or len(ids) < 2
+        answers = [] if is_blank else [(ids[:1], ids[1:max_length])]
     rows = []
-    for prompt, answer in answers:
+    for prompt, answer in answers:  # the last one first, which the others begin
         ids = prompt + answer
-        written = hash(tuple(ids))
-        if written in trained:
-            counts["answers of earlier rows"] += 1
-            continue
-        trained.add(written)
         if not rows or rows[-1][0][: len(ids)] != ids:
             rows.append((ids, [False] * len(ids)))
         rows[-1][1][len(prompt) : len(ids)] = [True] * len(answer)
     return rows
 
 
-def question(tokenizer, text):
-    """What the user says in a text that the chat template wrote; of any other all of it."""
-    if not tokenizer.chat_template:
-        return text
-    turn = [{"role": "user", "content": "QUESTION"}]
-    opened = common.render(tokenizer, turn, add_generation_prompt=True)
-    before, _, after = opened.partition("QUESTION")
-    return text.removeprefix(before).partition(after)[0] if after else text
-
-
-def conversations(keys, is_text):
-    """Of each row the key of its conversation, which stays on one side of the split: a row of text
-    that begins with another one's goes on with it, as a log does in which each turn is a row."""
-    first, found = "", {}
-    for key in sorted(itertools.compress(keys, is_text)):
+def conversations(keys):
+    """Of each row the key of its conversation, which stays on one side of the split: a row that
+    begins with another one goes on with it, as a log does in which each turn is a row."""
+    first, found = None, {}
+    for key in sorted(keys):
         first = first if first and key.startswith(first) else key
         found[key] = first
-    return [found.get(key, key) for key in keys]
+    return [found[key] for key in keys]
 
 
 class Rows:
@@ -162,67 +154,55 @@ class Rows:
     a prompt to show; train, held: the row numbers on each side of the split."""
 
     def __init__(self, args, tokenizer, max_length):
-        usable, counts, trained = [], Counter(), set()
+        usable, counts, texts = [], Counter(), 0
         for name in args.data:
             for line, row in read_jsonl(name, check_row, numbered=True, flag="--data"):
                 counts["rows"] += 1
-                key, is_text = prompt_key(row), isinstance(row["prompt"], str)
-                if is_text and not row.get("completion"):
-                    key = prompt_key(row | {"prompt": question(tokenizer, row["text"])})
-                elif is_text:
-                    counts["prompts given as text"] += 1
-                    if args.chat:
-                        as_chat(row, "prompt", "completion")
+                texts += isinstance(row["prompt"], str) and "completion" in row
+                if args.chat and "completion" in row:
+                    as_chat(row, "prompt", "completion")
                 try:
-                    answers = encode_answers(tokenizer, row, max_length)
+                    encoded = encode_row(tokenizer, row, max_length)
                 except Refused as error:
                     counts[f"dropped: {error}"] += 1
                     continue
-                counts["dropped: nothing to train"] += not answers
-                for ids, mask in join_answers(answers, trained, counts):
+                counts["dropped: nothing to train"] += not encoded
+                for ids, mask in encoded:
                     is_long = len(ids) >= max_length
                     counts[f"cut to --max-length {max_length}, or just as long"] += is_long
                     arrays = np.array(ids, np.int32), torch.tensor(mask)
-                    usable.append((*arrays, f"{name}:{line}", key, row["prompt"], is_text))
+                    usable.append((*arrays, f"{name}:{line}", prompt_key(row), row["prompt"]))
         if not usable:
             raise UserError(f"--data: no usable row ({counts_in_words(counts)})")
-        self.ids, self.masks, self.places, self.keys, self.prompts, is_text = zip(*usable)
+        self.ids, self.masks, self.places, self.keys, self.prompts = zip(*usable)
         self.tokens, self.pad = np.array([*map(len, self.ids)]), pad_id(tokenizer)
-        keys = conversations(self.keys, is_text)
-        self.train, self.held = split(keys, [False] * len(keys), args.eval_fraction)
+        self.train, self.held = split(conversations(self.keys), [False], args.eval_fraction)
         sides = f"training {len(self.train)}, held out {len(self.held)}"
         print(f"data       {counts_in_words(counts)}; {sides}")
-        say_how_text_is_read(tokenizer, counts["prompts given as text"], args.chat)
+        say_how_text_is_read(tokenizer, texts, args.chat)
 
     def batch(self, indices, device):
         """(ids, attention_mask, answer_mask), (b, T) each."""
         ids = [self.ids[i] for i in indices]
-        ids, attention_mask, _ = pad_rows(ids, [()] * len(ids), self.pad)
+        ids, attention_mask, _ = pad_rows(ids, [()] * len(ids), self.pad, device)
         answer_mask = pad_sequence([self.masks[i] for i in indices], True)
-        return [x.to(device) for x in (ids, attention_mask, answer_mask)]
+        return ids, attention_mask, answer_mask.to(device)
 
 
 # ---- evaluation ----
 
 
 @torch.no_grad()
-def mean_loss(run, policy, rows, indices):
-    """−log π per trained token of the rows with these numbers, of all ranks."""
-    loss = tokens = 0
-    for part in run.micro_batches(indices, rows.tokens):
-        batch = rows.batch(part, run.device)
-        logps, _ = policy(*batch)
-        loss -= logps.sum().item()
-        tokens += batch[-1].sum().item()
-    return all_sum(loss) / all_sum(tokens)
-
-
 def evaluate(run, policy, rows, answers):
-    """Log the loss of held-out rows; sample answers and their score."""
+    """Log the loss of held-out rows, per trained token; sample answers and their score."""
     metrics, samples = answers(policy)
+    loss = tokens = 0
+    for part in run.micro_batches(rows.held, rows.tokens):
+        batch = rows.batch(part, run.device)
+        loss -= policy(*batch)[0].sum().item()
+        tokens += batch[-1].sum().item()
     if len(rows.held):
-        metrics["eval/loss"] = mean_loss(run, policy, rows, rows.held)
-        metrics["eval/n"] = len(rows.held)
+        metrics |= {"eval/loss": all_sum(loss) / all_sum(tokens), "eval/n": len(rows.held)}
     run.evaluation(metrics, samples)
 
 
@@ -242,16 +222,13 @@ def main(argv=None):
     source = args.model, run.device, run.dtype
     model = common.load_model(*source, trainable=True, lora_rank=args.lora_rank, seed=args.seed)
     policy, per_epoch = Policy(model, run.dtype), math.ceil(len(rows.train) / args.batch_size)
-    optimizer, seconds = run.start({"policy": policy}, tokenizer, RATES, per_epoch, rows.ids), None
+    optimizer = run.start({"policy": policy}, tokenizer, RATES, per_epoch, rows.ids)
     if run.step == 0:
         check_policy(policy, tokenizer, *rows.batch(rows.train[:1], run.device), "--model")
-        start = time.perf_counter()
-        loss = mean_loss(run, policy, rows, rows.train[: args.batch_size])
-        seconds = 3 * (time.perf_counter() - start)  # a step has a backward, too
-        print(f"preflight  log-probs are the model's, loss before step one {loss:.4f}: ok")
+        print("preflight  log-probs are the model's: ok")
         evaluate(run, policy, rows, answers)
 
-    for step in run.steps(seconds):
+    for step in run.steps():
         order = args.seed, step, args.keep_order
         places, epoch = batch_indices(len(rows.train), args.batch_size, *order)
         batch, total = rows.train[places], 0.0
@@ -265,9 +242,10 @@ def main(argv=None):
             # (4) update: backward, clip the gradient, step
             run.scaler.scale(loss).backward()
             total += loss.item()
+        # summed over the processes, clipped to norm 1
         loss, grad_norm = run.clip(total, [rows.places[i] for i in batch[:4]])
-        lr = run.set_lr(step)
-        run.scaler.step(optimizer)
+        lr = run.set_lr(step)  # warm-up, then --schedule
+        run.scaler.step(optimizer)  # optimizer.step(); the scaler acts in fp16 alone
         run.scaler.update()
         counts = {"tokens": rows.tokens[batch].sum(), "trained_tokens": trained}
         run.log({"epoch": epoch, "loss": loss, "lr": lr, "grad_norm": grad_norm, **counts})
@@ -275,9 +253,9 @@ def main(argv=None):
         if run.evaluates(step):
             evaluate(run, policy, rows, answers)
 
-    words = ["--model", args.out, *["--chat"] * args.chat, "--pairs", "YOUR_PAIRS.jsonl"]
-    return run.finish(f"python dpo.py {shlex.join(words)}")
+    chat = ["--chat"] * args.chat
+    return run.finish("dpo.py", "--model", args.out, *chat, "--pairs", "YOUR_PAIRS.jsonl")
 
 
 if __name__ == "__main__":
-    command(main, flags.OUT_OF_MEMORY)
+    command(main, OUT_OF_MEMORY)

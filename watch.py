@@ -30,8 +30,7 @@ from pathlib import Path
 from statistics import fmean, median
 from typing import NamedTuple
 
-from parts.files import UserError, command, number, parser, read_record
-from parts.logs import read_log
+from parts.files import UserError, command, number, parser, read_jsonl, read_record
 
 DEVIATIONS = 3  # a change counts beyond this many standard deviations of one value
 OF_THE_GAIN = 0.1  # and a fall, beyond this share of what had been gained
@@ -302,6 +301,16 @@ def promise(args, validates=True):
 # {"step": 10, "reward/mean": 0.41, …}, and if it evaluates {"step": 10, "val/score": 0.44, …}
 
 
+def check_step(row):
+    if not isinstance(row.get("step"), int):
+        raise ValueError('expected a whole number "step"; delete this line')
+
+
+def read_log(path):
+    """The rows of a metrics.jsonl, which a run may still be writing."""
+    return [*read_jsonl(path, check_step, log=True)]
+
+
 def main(argv=None):
     cli = parser("watch.py RUN [flags]", "What the alarms say of a run, from its log.")
     cli.add_argument("log", type=Path, help="run folder, or its metrics.jsonl")
@@ -312,7 +321,7 @@ def main(argv=None):
 
     # (1) read the log
     path = args.log / "metrics.jsonl" if args.log.is_dir() else args.log
-    rows, torn = read_log(path)
+    rows = read_log(path)
     if not rows:
         raise UserError(f"{path}: no complete row; wait for the run's first step")
     # (2), (3) measure, and where each rule began to hold
@@ -321,9 +330,7 @@ def main(argv=None):
     # (4) the answer first
     head = [f"Stop: {stop}." if stop else "No reason to stop."]
     head += [*progress(path.parent, rows, stop), *validation(rows)]
-    lines = [*head, "", *map(str, found), unjudged(rows, args)]
-    if torn:
-        lines.append(f"{path}, line {len(rows) + 1}: cut off by a kill, and left out")
+    lines = [*head, "", *map(str, found)]
     if args.html:
         write_page(args, path.parent, rows, found, lines)
     else:
@@ -344,11 +351,10 @@ def write_page(args, folder, rows, found, sentences):
     for key in CHARTS:
         if curve := rows_with(rows, key):
             axes = page.chart(key, x="step")
-            values = [row[key] for row in curve]
-            axes.plot([row["step"] for row in curve], values, color=page.colour(key))
+            steps, values = zip(*((row["step"], row[key]) for row in curve))
+            axes.plot(steps, values, color=page.colour(key))
             for alarm in found:
                 axes.axvline(alarm.step, color=SOFT, linestyle=":")
-                axes.annotate(alarm.rule, (alarm.step, max(values)), color=SOFT)
     page.write()
 
 
@@ -377,12 +383,6 @@ def validation(rows):
         yield f"This run has only {count} evaluations; R1, R2 and R3 need {FEWEST}: {fix}."
     if n < LEAST:
         yield f"R2 and R3 need n of {LEAST} or more."
-
-
-def unjudged(rows, args):
-    """Which rules had nothing to judge by."""
-    names = ", ".join(name for name, rule in RULES.items() if not [*rule(rows, args)])
-    return f"Rules without the data or the flag that they need: {names or 'none'}."
 
 
 # ---- 10. the guard ----

@@ -48,15 +48,16 @@ def generate(policy, tokenizer, prompt_ids, max_new_tokens, temperature, seed=0,
     Under torchrun every process draws all answers, so that their number changes none.
     """
     model, ends, pad, answers = policy.model, end_ids(tokenizer), pad_id(tokenizer), []
-    settings = dict(max_new_tokens=max_new_tokens, eos_token_id=ends, pad_token_id=pad, top_k=0)
-    if temperature:  # else the most likely token, which is the default
-        settings |= dict(do_sample=True, temperature=temperature)
     torch.manual_seed(seed)
     with parallel.decoding(policy), parallel.autocast(model.device, policy.dtype):
         for start in range(0, len(prompt_ids), rows):
             prompts = prompt_ids[start : start + rows]
             ids, mask, _ = pad_rows(prompts, [()] * len(prompts), pad, model.device, "left")
-            drawn = model.generate(ids, attention_mask=mask, **settings)
+            drawn = model.generate(
+                ids, attention_mask=mask, max_new_tokens=max_new_tokens, top_k=0,
+                do_sample=temperature > 0, temperature=temperature or 1.0,
+                eos_token_id=ends, pad_token_id=pad,
+            )  # fmt: skip
             for row in drawn[:, ids.shape[1] :].tolist():
                 length = next((t for t, i in enumerate(row, 1) if i in ends), None)
                 answers.append(row[:length])
@@ -72,12 +73,11 @@ def score_answers(function, flag, rows, prompts, texts):
     try:
         # [:] refuses a dict and a set, which would be read by key; + 0.0 a text such as "1"
         scores = [x if x is None else float(x + 0.0) for x in given[:]]
-        is_right = len(scores) == len(texts) and all(math.isfinite(x or 0) for x in scores)
+        if len(scores) != len(texts) or not all(math.isfinite(x or 0) for x in scores):
+            raise ValueError
     except (TypeError, ValueError, LookupError):
-        is_right = False
-    if not is_right:
         expected = f"expected a finite number or None for each of {len(texts)} answers"
-        raise UserError(f"{flag}: returned {given!r:.200}; {expected}")
+        raise UserError(f"{flag}: returned {given!r:.200}; {expected}") from None
     return parallel.gather(scores)
 
 
@@ -95,6 +95,15 @@ def scored(key, scores):
     return {key: mean, f"{key}_low": mean - half, f"{key}_high": mean + half}
 
 
+def prompt_room(args, config):
+    """The most tokens of a prompt that leave room for an answer; UserError if there are none."""
+    room = min(args.max_length, max_positions(config)) - args.max_new_tokens
+    if room < 1:
+        wrong = "leaves no room for a prompt in --max-length, or in the model's positions"
+        raise UserError(f"--max-new-tokens: {wrong}")
+    return room
+
+
 class Answers:
     """The sample answers of an evaluation: to --prompts that are not trained on, else to the rows
     `shown`, which are not scored.
@@ -105,50 +114,47 @@ class Answers:
     def __init__(self, run, tokenizer, config, shown, trained):
         args, self.run, self.tokenizer, self.rows = run.args, run, tokenizer, shown
         self.gold = load_function(args.gold, "--gold") if args.gold else None
-        room = min(args.max_length, max_positions(config)) - args.max_new_tokens
-        if room < 1:
-            wrong = "leaves no room for a prompt in --max-length, or in the model's positions"
-            raise UserError(f"--max-new-tokens: {wrong}")
         if args.gold and not args.prompts:
             raise UserError("--gold scores answers to prompts: add --prompts FILE")
         if args.prompts:
             rows = read_prompts(args.prompts, "--prompts", args.chat)
             rows = [row for row in rows if row.get("split") == "val"] or rows
             unseen = [row for row in rows if prompt_key(row) not in trained]
+            if not unseen:
+                raise UserError(f"--prompts {args.prompts}: all of them are also trained on")
             if len(unseen) < len(rows):
-                seen = f"{len(rows) - len(unseen)} of {len(rows)} prompts are also trained on"
-                fate = "are left out" if unseen else "are answered: val/ is of no held-out prompts"
-                print(f"prompts    {seen} and {fate}")
-            self.rows = some_prompts(unseen or rows, MOST_PROMPTS)
+                seen = f"{len(rows) - len(unseen)} of {len(rows)} prompts"
+                print(f"prompts    {seen} are also trained on, and left out")
+            self.rows = some_prompts(unseen, MOST_PROMPTS)
+        room = prompt_room(args, config)
         self.ids = [encode_prompt(tokenizer, row["prompt"], room) for row in self.rows]
 
     def __call__(self, policy, reference=None):
-        """(metrics, two samples): scored are answers at --eval-temperature; shown are greedy ones,
-        the model's first choice. reference: of val/kl, the policy's start."""
-        args, decode, ids = self.run.args, self.tokenizer.batch_decode, self.ids
-        shown = generate(policy, self.tokenizer, ids[:2], args.max_new_tokens, temperature=0)
-        texts = zip(decode(ids[:2]), decode(shown, skip_special_tokens=True))
-        samples = [{"prompt": prompt, "answer": answer} for prompt, answer in texts]
+        """(metrics, two samples), of answers at --eval-temperature. reference: of val/kl, the
+        policy's start."""
+        args, ids, tokenizer = self.run.args, self.ids, self.tokenizer
+        settings = args.max_new_tokens, args.eval_temperature, args.seed
+        answers, ends = generate(policy, tokenizer, ids, *settings), end_ids(tokenizer)
+        texts = tokenizer.batch_decode(answers, skip_special_tokens=True)
+        shown = zip(tokenizer.batch_decode(ids[:2]), texts)
+        samples = [{"prompt": prompt, "answer": answer} for prompt, answer in shown]
         if not args.prompts:
             return {}, samples
-        settings = args.max_new_tokens, args.eval_temperature, args.seed
-        answers, ends = generate(policy, self.tokenizer, ids, *settings), end_ids(self.tokenizer)
         metrics = {"val/n": len(ids), "val/cut": np.mean([a[-1] not in ends for a in answers])}
         if self.gold:
-            texts = decode(answers, skip_special_tokens=True)
             prompts = [row["prompt"] for row in self.rows]
             scores = score_answers(self.gold, "--gold", self.rows, prompts, texts)
             metrics |= scored("val/gold", scores)
         if reference and args.eval_temperature:
-            settings = self.run, pad_id(self.tokenizer), args.eval_temperature
-            metrics["val/kl"] = kl_to_start(policy, reference, ids, answers, *settings)
+            pad = pad_id(tokenizer)
+            metrics["val/kl"] = kl_to_start(self.run, policy, reference, ids, answers, pad)
         return metrics, samples
 
 
-def kl_to_start(policy, reference, prompts, answers, run, pad, temperature):
+def kl_to_start(run, policy, reference, prompts, answers, pad):
     """KL(π‖π_ref) per answer, in nats: the mean of log π − log π_ref over the policy's own answers,
     at the temperature they were drawn at. It is what evaluate.py compares policies at."""
-    both, total = [*zip(prompts, answers)], 0.0
+    both, temperature, total = [*zip(prompts, answers)], run.args.eval_temperature, 0.0
     for part in run.micro_batches(range(len(both)), [len(p) + len(a) for p, a in both]):
         rows = pad_rows(*zip(*(both[i] for i in part)), pad, run.device)  # (b, T) each
         logps, _ = policy(*rows, temperature)
@@ -163,15 +169,14 @@ def kl_to_start(policy, reference, prompts, answers, run, pad, temperature):
 
 @torch.no_grad()
 def check_policy(policy, tokenizer, ids, attention_mask, answer_mask, flag):
-    """UserError unless our log-probs of the first row are those of the model's own logits; prints
-    the row, token by token."""
+    """UserError unless our log-probs of the first row are those by which the model itself computes
+    its loss; prints the row, token by token."""
     seen = attention_mask[0]
     ids, mask = ids[:1, seen], answer_mask[:1, seen]  # (1, n)
     logps = policy(ids, torch.ones_like(mask), mask)[0]
     with parallel.autocast(ids.device, policy.dtype):
-        logits = policy.model(ids).logits[:, :-1].float()  # (1, n−1, V)
-    own = logits.log_softmax(-1).gather(-1, ids[:, 1:, None]).squeeze(-1)  # (1, n−1)
-    gap = (logps[:, 1:] - own)[mask[:, 1:]].abs().mean().item()
+        own_loss = policy.model(ids, labels=ids.masked_fill(~mask, -100)).loss.item()
+    gap = logps.sum().item() / mask.sum().item() + own_loss
     identity("gap between our log-probs and the model's", gap, 0, 1e-4, policy.dtype, flag)
     row = ["▮" * trained + tokenizer.decode(token) for token, trained in zip(ids[0], mask[0])]
     print("row        ▮ before each trained token:", "".join(row)[-1200:].replace("\n", "⏎"))

@@ -15,7 +15,7 @@ import math
 from pathlib import Path
 
 from parts.files import UserError, read_record
-from parts.logs import read_log
+from watch import read_log
 
 # cost: its key in metrics.jsonl
 COSTS = {"pairs": "n", "reward calls": "episodes", "tokens": "answer_tokens", "seconds": "time_s"}
@@ -38,7 +38,7 @@ def read_run(folder):
     if record is None:
         return None
     args, curve = record["args"], []
-    rows = read_log(log)[0] if log.is_file() else []
+    rows = read_log(log) if log.is_file() else []
     spent = dict.fromkeys(COSTS, 0 if rows else math.nan)  # without its log a cost is unknown
     if args.get("reward_model") and not args.get("pairs"):  # with pairs, in DPO, it only watches
         before = read_run(args["reward_model"])

@@ -1,5 +1,5 @@
-"""parts/files.py: JSONL, whole-or-not writing, model cards, errors in one line, types of flags; no
-torch."""
+"""parts/files.py: JSONL, whole-or-not writing, model cards, errors in one line, and flags: their types
+and those that all trainers share; no torch."""
 
 import contextlib
 import json
@@ -17,7 +17,10 @@ class UserError(ValueError):
     """What the user can fix: `command` prints it as one line on stderr and exits with status 2."""
 
 
-CARD_MARK = "<!-- written by FeedbackLoop -->"
+OUT_OF_MEMORY = (  # what helps a trainer
+    "; lower --micro-tokens, or add --grad-checkpoint or --lora-rank 16. If answers were being "
+    "drawn, lower --max-new-tokens or --max-length"
+)
 PRIVATE = 0o600  # mode of a file that holds personal data: votes, profiles, decisions
 
 
@@ -66,8 +69,9 @@ def _no_constant(name):
     raise ValueError(f"{name} is not JSON; use null")
 
 
-def read_jsonl(path, check=None, numbered=False, flag=""):
-    """Yield the rows of a JSONL file; with `numbered`, (line number, row). Blank lines are skipped.
+def read_jsonl(path, check=None, numbered=False, flag="", log=False):
+    """Yield the rows of a JSONL file; with `numbered`, (line number, row). Blank lines are skipped;
+    of a `log`, which a run may be writing, also a last line that is not complete.
 
     UserError("flag file:line: reason") for a line that is no JSON object, and for a ValueError that
     check(row) raises.
@@ -77,13 +81,14 @@ def read_jsonl(path, check=None, numbered=False, flag=""):
         raise UserError(f"{shown}: no such file; expected JSONL, one object per line")
     with open(path, "rb") as file:  # binary: splits at \n only (a text may hold U+2028)
         for line_number, line in enumerate(file, 1):
-            if not line.strip(b"\xef\xbb\xbf \t\r\n"):
+            is_torn = log and not line.endswith(b"\n")
+            if is_torn or not line.strip(b"\xef\xbb\xbf \t\r\n"):
                 continue
             try:
                 row = parse_json(line.decode("utf-8-sig"))
                 if not isinstance(row, dict):
                     raise ValueError(
-                        'expected an object per line, such as {"prompt": "…"}; docs/faq.md converts '
+                        'expected an object per line, such as {"prompt": "…"}; docs/data.md converts '
                         "CSV, JSON arrays and parquet"
                     )
                 if check:
@@ -138,11 +143,9 @@ def write_jsonl(path, rows, append=False, mode=0o644):
     """Write rows (dicts) as UTF-8 JSONL. Without `append` the file is complete or not there; with
     it each row is one write, so a kill can tear only the last line."""
     Path(path).parent.mkdir(parents=True, exist_ok=True)
-
-    def opener(name, flags):
-        return os.open(name, flags, mode)
-
-    with open(path, "ab", 0, opener=opener) if append else replacing(path, mode) as file:
+    if append:
+        Path(path).touch(mode)
+    with open(path, "ab", 0) if append else replacing(path, mode) as file:
         for row in rows:
             file.write((json.dumps(finite(row), ensure_ascii=False) + "\n").encode())
 
@@ -185,18 +188,14 @@ def shown_value(row, key):
 
 
 def write_card(folder, record, numbers, step, ended):
-    """README.md of a run folder, the model card that the hub and reviewers read; one that no run
-    wrote is left alone."""
-    path, stage = folder / "README.md", record["stage"]
-    if path.exists() and CARD_MARK not in path.read_text(encoding="utf-8"):
-        return print(f"{path} is your own and stays: no model card is written")
-    model, numbers = record["args"]["model"], "\n".join(numbers) or "Nothing was held out."
+    """README.md of a run folder, the model card that the hub and reviewers read."""
+    stage, model = record["stage"], record["args"]["model"]
+    numbers = "\n    ".join(numbers) or "Nothing was held out."
     text = f"""---
 library_name: transformers
 base_model: {model}
 tags: [feedbackloop, {stage}]
 ---
-{CARD_MARK}
 
 # {folder.resolve().name}
 `{model}` after step {step} of `{stage}.py`.{f" The run ended early: {ended}." if ended else ""} Its
@@ -207,13 +206,13 @@ licence is that of its base; the licence of the data is for you to state.
 ## Numbers
 `eval/` is of held-out rows, `val/` of answers to prompts; docs/metrics.md says what each is.
 
-    {numbers.replace(chr(10), chr(10) + "    ")}
+    {numbers}
 
 ## What was not measured
 Whether it treats people alike, and how it does on prompts unlike those of its data. It decides
 nothing about a person: someone who can answer for it has to do that.
 """
-    with replacing(path) as file:
+    with replacing(folder / "README.md") as file:
         file.write(text.encode())
 
 
@@ -230,11 +229,11 @@ def parser(usage, description):
 
 
 class _Help(ArgumentDefaultsHelpFormatter):
-    """--reward-model MODEL, --max-new-tokens N; a default is shown where there is one."""
+    """--reward-model MODEL, --max-new-tokens TOKENS; a default is shown where there is one."""
 
     def _get_default_metavar_for_optional(self, action):
-        words = {None: action.dest.split("_")[-1].upper(), existing_file: "FILE"}
-        return words.get(action.type, "N")
+        word = action.dest.split("_")[-1].upper()
+        return word if len(word) < 9 else "N"
 
     def _get_help_string(self, action):
         is_said = action.nargs == 0 or action.default in (None, "", []) or "default" in action.help
@@ -264,6 +263,41 @@ def existing_file(text):
     if not Path(text).is_file():
         raise ArgumentTypeError(f"{text}: no such file")
     return text
+
+
+def trainer_parser(example, description, out, rates):
+    """The parser of a trainer, with the flags that all trainers share.
+
+    rates   the default --lr below 100 M parameters, above, and with LoRA
+    """
+    made = parser(example, description)
+    group, whole = made.add_argument_group("flags of all trainers"), number(int, above=0)
+    add, add_either = group.add_argument, group.add_mutually_exclusive_group().add_argument
+    # fmt: off
+    add("--out", default=out, help="run folder, which is also a model folder")
+    add("--model", default="data/tiny-base", help="model folder or hub id")
+    add("--epochs", type=whole, help="passes over the training rows (default: as many as make 24 steps)")
+    add("--steps", type=whole, help="optimiser steps; overrides --epochs")
+    add("--batch-size", type=whole, default=32, help="rows per optimiser step, 8 to 128")
+    add("--micro-tokens", type=whole, help="padded tokens per forward: memory and speed (default: CPU 512, GPU 8192)")
+    add("--lr", type=number(above=0), help="learning rate (default: {:g} below 100 M parameters, else {:g}; LoRA {:g})".format(*rates))
+    add("--schedule", metavar="NAME", choices=("constant", "linear", "cosine"), default="cosine", help="constant, linear or cosine")
+    add("--warmup", type=number(at_least=0, below=1), default=0.05, help="share of the steps during which --lr rises")
+    add("--max-length", type=number(int, above=1), default=1024, help="most tokens of prompt and answer together")
+    add("--seed", type=number(int, at_least=0, below=2**63), default=0, help="seed of every random choice")
+    add("--lora-rank", type=number(int, at_least=0), default=0, help="train adapters of this rank, 8 to 64, instead of all weights")
+    add("--grad-checkpoint", action="store_true", help="recompute activations: less memory, some 30 %% more time")
+    add("--dtype", metavar="NAME", choices=("auto", "fp32", "bf16", "fp16"), default="auto", help="default: fp32 on a CPU, bf16 on a GPU")
+    add("--device", default="auto", help="auto, cpu, cuda, cuda:1, mps")
+    add("--fsdp", action="store_true", help="under torchrun: shard weights, gradients and moments over the GPUs")
+    add("--eval-every", type=number(int, at_least=0), default=50, help="steps between evaluations; 0: at the end alone")
+    add("--save-every", type=whole, default=100, help="steps between checkpoints")
+    add("--stop-after", type=whole, help="stop cleanly after this step; --resume continues")
+    add("--wandb-project", help="also log to this project of Weights & Biases (needs the package wandb)")
+    add_either("--resume", action="store_true", help="continue the run in --out")
+    add_either("--overwrite", action="store_true", help="replace the run in --out")
+    # fmt: on
+    return made
 
 
 def counts_in_words(counts):

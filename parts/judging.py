@@ -25,7 +25,6 @@ from tqdm import tqdm
 from urllib3.util import Retry
 
 from parts.files import PRIVATE, UserError, brief, number, write_jsonl
-from parts.messages import conversation
 
 OPENAI = "https://api.openai.com/v1"
 LOCAL = ("localhost", "127.0.0.1", "::1")
@@ -36,6 +35,12 @@ FIXES = {  # of what no other question to the same server can change
 }
 SCHEMA = re.compile("response_format|json.?schema", re.I)  # the field, in a server's refusal
 WINDOW = 256  # tokens: no server reads less of a prompt than this
+
+
+def conversation(prompt, answer):
+    """A prompt (text or messages) and an answer as messages."""
+    prompt = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
+    return [*prompt, {"role": "assistant", "content": answer}]
 
 
 # ---- the flags ----

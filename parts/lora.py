@@ -91,9 +91,9 @@ def save_adapter(model, folder, source):
     """Write a folder in PEFT's layout. source: the base, a folder or hub id."""
     layers = lora_layers(model)
     state = {
-        f"base_model.model.{key}": value.cpu()
-        for key, value in model.state_dict().items()
-        if ".lora_" in key or key == "score.weight"
+        f"base_model.model.{name}": weight.detach().cpu()
+        for name, weight in model.named_parameters()
+        if weight.requires_grad
     }
     folder.mkdir(exist_ok=True)
     save_file(state, folder / "adapter_model.safetensors", metadata={"format": "pt"})

@@ -6,7 +6,6 @@ need not wait for it.
 import hashlib
 
 ROLES = ("system", "developer", "user", "assistant", "tool")
-HUMAN, ASSISTANT = "\n\nHuman:", "\n\nAssistant:"  # of Anthropic's HH texts
 
 # ---- what a row must hold ----
 
@@ -14,8 +13,6 @@ HUMAN, ASSISTANT = "\n\nHuman:", "\n\nAssistant:"  # of Anthropic's HH texts
 def check_text(row, key):
     """ValueError unless row[key] is a text, or messages of a role and a text each, not blank."""
     value = row.get(key)
-    if not isinstance(value, (str, list)):
-        raise ValueError(f'"{key}": expected text or a list of messages, found {value!r:.60}')
     for message in value if isinstance(value, list) else ():
         if not isinstance(message, dict) or message.get("role") not in ROLES:
             raise ValueError(f'"{key}": each message needs a "role", one of {", ".join(ROLES)}')
@@ -23,8 +20,10 @@ def check_text(row, key):
             message["content"] = message.get("content") or ""
         if not isinstance(message.get("content"), str):
             raise ValueError(f'"{key}": each message needs a "content" that is one text')
-    if not words(value):
-        raise ValueError(f'"{key}" is empty; fill it in or delete the line')
+    if not isinstance(value, (str, list)) or not words(value):
+        raise ValueError(
+            f'"{key}" is {value!r:.60}; expected text or a list of messages, not empty'
+        )
 
 
 def check_prompt(row):
@@ -32,9 +31,7 @@ def check_prompt(row):
     check_text(row, "prompt")
     if roles(row["prompt"])[-1:] == ["assistant"]:
         raise ValueError('"prompt" must end with a message to answer, not with the assistant\'s')
-    if isinstance(row.get("group"), (int, float)):
-        row["group"] = str(row["group"])
-    if row.get("group") is not None:
+    if isinstance(row.get("group"), list):
         check_text(row, "group")
 
 
@@ -58,12 +55,6 @@ def as_chat(row, *keys):
         if isinstance(row[key], str):
             role = "user" if key == "prompt" else "assistant"
             row[key] = [{"role": role, "content": row[key]}]
-
-
-def conversation(prompt, answer):
-    """A prompt (text or messages) and an answer as messages."""
-    prompt = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
-    return [*prompt, {"role": "assistant", "content": answer}]
 
 
 # ---- what is read ----
@@ -93,32 +84,9 @@ def words(text_or_messages):
     return "".join(text.split()).casefold()
 
 
-def last_line(label, text):
-    """What stands behind "Label:" in the last line of a text, Markdown's marks aside, or "".
-
-    >>> last_line("answer", "It is B.\\n**Answer:** B."), last_line("answer", "Answer: B\\nOr C.")
-    ('B', '')
-    """
-    marks = " \t*_`#>."
-    found, _, rest = text.rstrip().rpartition("\n")[2].partition(":")
-    return rest.strip(marks) if found.strip(marks).lower() == label else ""
-
-
-def recommendation(text, words):
-    """The decision of an answer, one of the words: the last line is "Recommendation: word", and
-    nothing else. Else there is none (None), whatever the answer says.
-
-    >>> words = ("advance", "hold", "reject")
-    >>> [recommendation(text, words) for text in ("Recommendation: Hold.", "Unlikely to advance.")]
-    ['hold', None]
-    """
-    decided = last_line("recommendation", text).lower()
-    return next((word for word in words if word.lower() == decided), None)
-
-
 def prompt_key(row):
     """What decides on which side of a split a row stands: the words of its prompt up to the end of
-    the first user's message, whatever its form; of its "group", a prompt too, if it has one.
+    the first user's message, whatever its form; of its "group", a prompt or a name, if it has one.
 
     So one prompt as text and as messages is one prompt, and a conversation that was logged at every
     turn is one conversation.
@@ -129,8 +97,8 @@ def prompt_key(row):
     'whatis2+2?'
     """
     prompt = row["prompt"] if row.get("group") is None else row["group"]
-    if isinstance(prompt, str):
-        return words(prompt.removeprefix(HUMAN).partition(ASSISTANT)[0])
+    if not isinstance(prompt, list):
+        return words(str(prompt))
     first = next((n for n, role in enumerate(roles(prompt), 1) if role == "user"), None)
     return words(prompt[:first])
 

@@ -1,31 +1,21 @@
 """parts/pairs.py: what a row must hold; preference pairs: checked, encoded, split by their prompt.
 
 A pair, as TRL writes it: {"prompt": …, "chosen": …, "rejected": …}, each a text, or each a list of
-{"role", "content"}; without "prompt" both sides begin with it. "tie": true where neither is better;
-"group": rows of one group stay on one side of the split.
+{"role", "content"}. "tie": true where neither is better; "group": rows of one group stay on one
+side of the split.
 """
 
 import math
-import os
 from collections import Counter
 
 import numpy as np
 
 from common import Refused, encode_pair, max_positions, pad_id, pad_rows
 from parts.files import UserError, counts_in_words, existing_file, number, read_jsonl
-from parts.messages import (
-    ASSISTANT,
-    as_chat,
-    check_answer,
-    check_prompt,
-    check_text,
-    hash_fraction,
-    prompt_key,
-)
+from parts.messages import as_chat, check_answer, check_prompt, hash_fraction, prompt_key
 from parts.parallel import share
 
 SIDES = ("prompt", "chosen", "rejected")
-SCORES = ("score_chosen", "score_rejected")  # as UltraFeedback has them; compared, not trained on
 
 
 def add_pair_arguments(parser, default="data/prefs_train.jsonl"):
@@ -49,34 +39,12 @@ def add_split_arguments(parser):
 
 
 def check_pair(row):
-    """ValueError unless this is a preference row; fills in a missing "prompt"."""
-    if row.get("prompt") is None:
-        check_text(row, "chosen")
-        check_text(row, "rejected")
-        row["prompt"], row["chosen"], row["rejected"] = split_prompt(row["chosen"], row["rejected"])
+    """ValueError unless this is a preference row."""
     check_prompt(row)
     check_answer(row, "chosen")
     check_answer(row, "rejected")
     if row.get("tie") not in (None, True, False):
         raise ValueError(f'"tie" is {row["tie"]!r}; expected true or false')
-
-
-def split_prompt(chosen, rejected):
-    """(prompt, chosen, rejected) of two whole dialogues: the prompt is all but the last message; of
-    texts (Anthropic's HH) their common beginning up to the last "Assistant:".
-
-    >>> split_prompt("\\n\\nHuman: 2+2?\\n\\nAssistant: 4", "\\n\\nHuman: 2+2?\\n\\nAssistant: 5")[1:]
-    (' 4', ' 5')
-    """
-    prompt = chosen[:-1]
-    if isinstance(chosen, str) and isinstance(rejected, str):
-        prompt = "".join(os.path.commonprefix([chosen, rejected]).rpartition(ASSISTANT)[:2])
-    if not prompt or prompt != rejected[: len(prompt)]:
-        raise ValueError(
-            '"prompt" is missing, and "chosen" and "rejected" do not begin with the same messages '
-            'or, as texts, with the same text up to "Assistant:"'
-        )
-    return prompt, chosen[len(prompt) :], rejected[len(prompt) :]
 
 
 def say_how_text_is_read(tokenizer, texts, chat):
@@ -160,9 +128,6 @@ class Pairs:
                     continue
                 is_long = len(ids[0]) + max(map(len, ids[1:])) >= max_length
                 counts[f"cut to --max-length {max_length}, or just as long"] += is_long
-                scores = [row[key] for key in SCORES if isinstance(row.get(key), (int, float))]
-                is_below = len(scores) == 2 and scores[0] <= scores[1]
-                counts["score_chosen not above score_rejected"] += is_below
                 ids = [np.array(side, np.int32) for side in ids]
                 usable.append((*ids, f"{name}:{line}", key, row, flag == "--eval-pairs"))
         if not usable:

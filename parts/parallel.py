@@ -176,9 +176,11 @@ def decoding(policy):
             module.reshard()
 
 
-def full_state(model):
-    """{name: whole tensor on the CPU}, frozen weights included; on rank 0 alone."""
-    options = StateDictOptions(full_state_dict=True, cpu_offload=True)
+def full_state(model, trained=False):
+    """{name: whole tensor on the CPU}, if `trained` without frozen weights; on rank 0 alone."""
+    options = StateDictOptions(
+        full_state_dict=True, cpu_offload=True, ignore_frozen_params=trained
+    )  # fmt: skip
     return get_model_state_dict(model, options=options)
 
 

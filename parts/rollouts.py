@@ -13,20 +13,15 @@ their place and keeps the others as `sampler_logps`.
 """
 
 import copy
-from itertools import pairwise
 from statistics import fmean
 
 import numpy as np
 import torch
-from torch.distributed.checkpoint.state_dict import (
-    StateDictOptions,
-    get_model_state_dict,
-    set_model_state_dict,
-)
+from torch.distributed.checkpoint.state_dict import StateDictOptions, set_model_state_dict
 from torch.nn.utils.rnn import pad_sequence
 
 import watch
-from common import Policy, load_model, max_positions
+from common import Policy, load_model
 from parts import parallel, runs
 from parts.answers import MOST_PROMPTS, check_policy, identity, read_prompts, some_prompts
 from parts.files import UserError, number
@@ -51,15 +46,6 @@ def add_rollout_arguments(parser):
 
 
 # ---- prompts ----
-
-
-def prompt_room(args, config):
-    """The most tokens of a prompt that leave room for an answer; UserError if there are none."""
-    room = min(args.max_length, max_positions(config)) - args.max_new_tokens
-    if room < 1:
-        wrong = "leaves no room for a prompt in --max-length, or in the model's positions"
-        raise UserError(f"--max-new-tokens: {wrong}")
-    return room
 
 
 def split_prompts(args, tokenizer):
@@ -247,42 +233,7 @@ def val_row(lengths, is_cut):
     return {"val/n": len(lengths), "val/length": fmean(lengths), "val/cut": fmean(is_cut)}
 
 
-def is_repetitive(text):
-    """True if in some window of 1000 characters less than 15 % of the 8-grams are distinct.
-
-    "I see. I see. …" has 7 distinct ones; of the 8-grams of prose, even said twice, half are.
-    >>> [is_repetitive(text) for text in ("I see. " * 40, "Led two audits, then two more.", "")]
-    [True, False, False]
-    """
-    windows = (text[start : start + 1000] for start in range(0, len(text), 500))
-    return any(
-        len(window) > 90  # shorter texts cannot tell
-        and len({window[i : i + 8] for i in range(len(window) - 7)}) < 0.15 * len(window)
-        for window in windows
-    )
-
-
-def text_row(texts):
-    """The metrics of text/*, which rule R7 of watch.py reads: the share of repetitive answers;
-    distinct word pairs / word pairs, None where there is no pair.
-
-    >>> text_row(["No no no", "no no no"])
-    {'text/repetition': 0.0, 'text/distinct_2': 0.5}
-    """
-    pairs = [pair for text in texts for pair in pairwise(text.split())]
-    return {
-        "text/repetition": fmean(map(is_repetitive, texts)),
-        "text/distinct_2": len({*pairs}) / len(pairs) if pairs else None,
-    }
-
-
 # ---- validation: which weights are written, and when the run ends ----
-
-
-def trained_state(policy):
-    """{name: whole tensor on the CPU} of the trained weights, a copy; on rank 0 alone."""
-    options = StateDictOptions(full_state_dict=True, cpu_offload=True, ignore_frozen_params=True)
-    return copy.deepcopy(get_model_state_dict(policy, options=options))
 
 
 def go_on(run):
@@ -321,7 +272,8 @@ class Guard:
         run.evaluation(metrics, samples)
         best_step = parallel.gather([watch.best_step(run.rows())])[0]  # rank 0 has written the rows
         if self.restore == "best" and best_step == run.step:
-            run.state["best"] = {"step": run.step, "weights": trained_state(run.policy)}
+            weights = copy.deepcopy(parallel.full_state(run.policy, trained=True))
+            run.state["best"] = {"step": run.step, "weights": weights}
 
     def end_step(self):
         """Print this step's alarms; end the run if a rule says so, or if a step as dear as the
@@ -348,11 +300,11 @@ class Guard:
         set_model_state_dict(run.policy, best["weights"], options=options)
         return best["step"]
 
-    def finish(self, next):
+    def finish(self, *next):
         """`Run.finish` with the best weights. The exit status is watch's if a rule ended the run."""
         run, step, ended = self.run, self.restore_best(), self.run.state.get("ended")
         if ended:
             print(f"stopped after step {run.step}: {ended}")
         start = ": no step improved on the start" * (step == 0)
         print(f"saved are the {self.restore} weights, of step {step}{start}")
-        return run.finish(next, step) or watch.exit_code(ended)
+        return run.finish(*next, step=step) or watch.exit_code(ended)

@@ -17,7 +17,8 @@ from pathlib import Path
 from checks import check_arguments
 from parts import files
 from parts.files import PRIVATE, UserError
-from parts.messages import check_prompt, conversation
+from parts.judging import conversation
+from parts.messages import check_prompt
 
 SPLITS = ("train", "validation", "test")
 SPLIT_OF = {"": "", "val": "validation"} | {name: name for name in SPLITS}  # a row's own "split"

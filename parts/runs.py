@@ -13,7 +13,7 @@ A stage's `main` shows its algorithm; `Run` is the rest, and calls no loss, samp
         run.scaler.step(optimizer)
         run.scaler.update()
         run.log({"loss": loss, …})                   # one row of metrics.jsonl
-    return run.finish("python evaluate.py …")        # the model; numbers before and after
+    return run.finish("evaluate.py", …)              # the model; numbers before and after
 
 What a later step reads is a function of (seed, step) or is in `run.state`; so a killed run that is
 resumed ends with the weights of one that was never stopped, bit for bit on a CPU.
@@ -25,6 +25,7 @@ Writes       args.json, metrics.jsonl, samples.jsonl, checkpoint/step-N.pt (the 
 import hashlib
 import math
 import os
+import shlex
 import shutil
 import signal
 import sys
@@ -49,12 +50,11 @@ from parts.files import (
     write_json,
     write_jsonl,
 )
-from parts.flags import LEAST_STEPS, lr_factor
 from parts.parallel import all_sum, gather, rank
 
+LEAST_STEPS = 24  # without --epochs, a small file is repeated until it makes this many steps
 MAX_GRAD_NORM = 1.0
 LOSS_SCALE = 2.0**10  # of fp16; torch's 65536 overflows in the first steps of most models
-MOST_SKIPS = 11  # in a row; each overflow halves the scale, this one brings it below 1
 MICRO_TOKENS = {"cpu": 512}  # by default; 8192 elsewhere
 CHECKPOINTS = "checkpoint/step-*.pt"
 LOGS = "metrics.jsonl", "samples.jsonl", "rollouts.jsonl"
@@ -63,6 +63,21 @@ WRITTEN = *LOGS, "checkpoint", "adapter", "model*.safetensors*"  # what --overwr
 MAY_DIFFER = """out resume overwrite eval_every save_every stop_after wandb_project fsdp device
     micro_tokens grad_checkpoint""".split()
 GOES_ON = "steps", "judge_budget", "target"
+
+
+def lr_factor(step, steps, warmup, schedule):
+    """Share of the rate at `step`, from 1: 1) linear warm-up 2) constant, linear or cosine decay.
+
+    >>> [round(lr_factor(step, 4, 0.25, "linear"), 2) for step in (1, 2, 3, 4)]
+    [1.0, 1.0, 0.67, 0.33]
+    """
+    rising = math.ceil(warmup * steps)
+    if step <= rising:
+        return step / rising
+    done = (step - rising - 1) / max(1, steps - rising)
+    if schedule == "cosine":
+        return 0.5 * (1 + math.cos(math.pi * done))
+    return 1 - done if schedule == "linear" else 1.0
 
 
 class Run:
@@ -80,21 +95,46 @@ class Run:
         args.micro_tokens = args.micro_tokens or MICRO_TOKENS.get(self.device.type, 8192)
         half = self.dtype == torch.float16
         self.scaler = torch.amp.GradScaler(self.device.type, LOSS_SCALE, enabled=half)
-        self.step = self.skips = self.caught = 0
+        self.step = self.caught = 0
         self.state, self.wandb, self.is_open = {}, None, False
         self.bar, self.last = tqdm(disable=True), time.perf_counter()
         torch.manual_seed(args.seed)
         versions = {name: version(name) for name in ("torch", "transformers", "tokenizers")}
         self.record = dict(stage=stage, command=sys.argv, args=vars(args), versions=versions)
         self.old = read_record(self.out, "--out")
-        check_out(args, stage, self.old)
+        self._check_out()
+
+    def _check_out(self):
+        """Refuse an --out in use, and a --resume of another run, whose flags are those that --resume
+        leaves out. Nothing in --out is touched."""
+        args, out, old, now = self.args, self.out, self.old, vars(self.args)
+        if args.resume:
+            stage = self.record["stage"]
+            if not old or old["stage"] != stage or not any(out.glob(CHECKPOINTS)):
+                raise UserError(f"--resume: {out} holds no run of {stage}.py with a checkpoint")
+            for key, was in old["args"].items():
+                if key in MAY_DIFFER:
+                    continue
+                if now.get(key) is None:
+                    now[key] = was
+                elif now[key] != was and key not in GOES_ON:
+                    flag = f"--{key.replace('_', '-')}"
+                    raise UserError(f"--resume: {flag} was {was!r}, is {now[key]!r}")
+        elif old and not args.overwrite:
+            raise UserError(
+                f"--out {out}: holds a run; pass --resume, --overwrite or another --out"
+            )
+        elif not old and out.exists() and any(out.iterdir()):
+            raise UserError(f"--out {out}: holds files that are no run; choose another folder")
+        elif Path(args.model).resolve() == out.resolve():
+            raise UserError(f"--overwrite: {out} is also --model; choose another folder")
 
     def start(self, modules, tokenizer, rates, per_epoch, encoded, own_lr=None):
         """The optimiser, AdamW over the trained weights; sets `planned`, the number of steps; with
         --resume loads the newest checkpoint.
 
         modules     {name: nn.Module}; the model of the first one is written at the end
-        rates       default learning rates, see `flags.parser`
+        rates       default learning rates, see `files.trainer_parser`
         per_epoch   optimiser steps, or rollouts, that an epoch has
         encoded     arrays of ids that are trained on; a resumed run must have the same
         own_lr      {module: rate} of a fresh head, which hardly moves at the trunk's rate
@@ -103,10 +143,8 @@ class Run:
         self.modules, (self.policy, *_) = nn.ModuleDict(modules), modules.values()
         ids = np.concatenate([*encoded, [common.pad_id(tokenizer)]]).astype(np.int32)
         if ids.max() >= self.policy.model.get_input_embeddings().num_embeddings:
-            raise UserError(
-                f"--model: token {ids.max()} of the tokenizer has no row in its embedding; call "
-                "resize_token_embeddings, and save the model"
-            )
+            wrong = f"--model: token {ids.max()} of the tokenizer has no row in its embedding"
+            raise UserError(f"{wrong}; call resize_token_embeddings, and save the model")
         self.record["encoded"] = hashlib.sha256(ids).hexdigest()
         if args.resume and self.old.get("encoded") != self.record["encoded"]:
             wrong = "the rows are other tokens now: the data, the tokenizer or its library changed"
@@ -150,17 +188,12 @@ class Run:
         (out / "checkpoint").mkdir(parents=True, exist_ok=True)
         (out / "config.json").unlink(missing_ok=True)  # until the run ends it is no model
         write_json(out / "args.json", self.record)
-        for name in LOGS:
-            if (out / name).is_file():
-                os.truncate(out / name, self.state["bytes"].get(name, 0))
+        for name, size in self.state.get("bytes", {}).items():
+            os.truncate(out / name, size)
 
-    def steps(self, seconds=None):
-        """Yield each remaining step; save checkpoints, and stop when asked.
-        seconds: what a step will take, as measured before the first one."""
+    def steps(self):
+        """Yield each remaining step; save checkpoints, and stop when asked."""
         last = self.step if self.state.get("ended") else self.planned
-        if seconds:
-            minutes = math.ceil(seconds * last / parallel.world() / 60)
-            parallel.say(f"time       {last} steps, about {minutes} min without evaluations")
         before = {n: signal.signal(n, self._catch) for n in (signal.SIGINT, signal.SIGTERM)}
         left = range(self.step + 1, last + 1)
         self.bar = parallel.progress(left, "training", last, self.step)
@@ -198,8 +231,8 @@ class Run:
 
     def clip(self, loss, rows):
         """(loss, gradient norm): both summed over the ranks; the gradients of each module are
-        clipped to norm 1, and the first one's norm before is returned. In fp16 the scaler skips a
-        step that is not finite; elsewhere, or MOST_SKIPS in a row, a UserError names the rows.
+        clipped to norm 1, and the first one's norm before is returned. A UserError names the rows
+        if one is not finite; but in fp16 the scaler skips that step and halves its scale, down to 1.
         """
         loss, weights = all_sum(loss), self.modules.parameters()
         if not self.args.fsdp:  # which has summed its shards already
@@ -208,8 +241,7 @@ class Run:
         clip = nn.utils.clip_grad_norm_
         norm, *_ = [clip(m.parameters(), MAX_GRAD_NORM) for m in self.modules.values()]
         norm = (norm.full_tensor() if hasattr(norm, "full_tensor") else norm).item()
-        self.skips = 0 if math.isfinite(loss + norm) else self.skips + 1
-        if self.skips == (MOST_SKIPS if self.scaler.is_enabled() else 1):
+        if not math.isfinite(loss + norm) and self.scaler.get_scale() <= 1:  # 1 but in fp16
             wrong = f"loss {loss:g}, gradient norm {norm:g}: not finite"
             raise UserError(f"{wrong}; rows {rows}. Lower --lr, or look at these rows")
         return loss, norm
@@ -264,7 +296,8 @@ class Run:
         """checkpoint/step-N.pt, with whole weights, so that another number of ranks can go on."""
         weights = parallel.checkpoint_state(self.modules, self.optimizer)
         if not rank():
-            logs = {path.name: path.stat().st_size for path in self.out.glob("*.jsonl")}
+            files = map(self.out.joinpath, LOGS)
+            logs = {file.name: file.stat().st_size for file in files if file.exists()}
             saved = self.step, self.state | {"bytes": logs}, weights, self.scaler.state_dict()
             with replacing(self.out / "checkpoint" / f"step-{self.step:07d}.pt") as file:
                 torch.save(saved, file)
@@ -281,19 +314,17 @@ class Run:
         self.scaler.load_state_dict(scaler)
         print(f"resumed    at step {self.step}")
 
-    def finish(self, next, step=math.inf):
+    def finish(self, *next, step=math.inf):
         """Write the model and its card, print each headline number before and after, and the
-        next command. step: where the written weights are from, if not from the end.
+        next command, given as its words. step: where the written weights are from, if not the last.
         Returns the exit status: 0, or 128 + the number of the signal that stopped the run."""
         common.save_model(self.policy.model, self.tokenizer, self.out, self.args.model)
         all_sum(0)  # no rank leaves before the folder is complete
         if self.wandb:
             self.wandb.finish()
         if self.unfinished():
-            print(
-                f"stopped after step {self.step} of {self.planned}; its weights are in {self.out}"
-            )
-            print("continue with the same command and --resume")
+            at = f"step {self.step} of {self.planned}; its weights are in {self.out}"
+            print(f"stopped after {at}\ncontinue with the same command and --resume")
             return self.caught and 128 + self.caught
         self.step, numbers = min(step, self.step), []
         rows = self.rows()
@@ -305,30 +336,9 @@ class Run:
             print("\n".join(numbers))
         if not rank():
             write_card(self.out, self.record, numbers, self.step, self.state.get("ended"))
-        print(f"wrote {self.out}: the model, README.md, args.json, logs, checkpoint/\nnext: {next}")
+        print(f"wrote {self.out}: the model, README.md, args.json, logs, checkpoint/")
+        print(f"next: python {shlex.join(next)}")
         return 0
-
-
-def check_out(args, stage, old):
-    """Refuse an --out in use, and a --resume of another run than `old`, whose flags are those that
-    --resume leaves out. Nothing in --out is touched."""
-    out, now = Path(args.out), vars(args)
-    if args.resume:
-        if not old or old["stage"] != stage or not any(out.glob(CHECKPOINTS)):
-            raise UserError(f"--resume: {out} holds no run of {stage}.py with a checkpoint")
-        for key, was in old["args"].items():
-            if key in MAY_DIFFER:
-                continue
-            if now.get(key) is None:
-                now[key] = was
-            elif now[key] != was and key not in GOES_ON:
-                raise UserError(f"--resume: --{key.replace('_', '-')} was {was!r}, is {now[key]!r}")
-    elif old and not args.overwrite:
-        raise UserError(f"--out {out}: holds a run; pass --resume, --overwrite or another --out")
-    elif not old and out.exists() and any(out.iterdir()):
-        raise UserError(f"--out {out}: holds files that are no run; choose another folder")
-    elif Path(args.model).resolve() == out.resolve():
-        raise UserError(f"--overwrite: {out} is also --model; choose another folder")
 
 
 def recompute_activations(model):

@@ -11,7 +11,7 @@ import torch
 import common
 import grpo_agent as g
 from conftest import REPO
-from parts import runs
+from parts import grpo, runs
 from parts.rubrics import Grade
 from tiny import CHATML, TEMPLATE, cases, error_of, tiny_model, tiny_tokenizer, words
 
@@ -219,7 +219,7 @@ def test_what_ruler_returns_is_what_is_trained(monkeypatch):
     """A group that the judge failed has no reward, never 0; equal episodes have the same one."""
 
     def rule(groups, *rest):
-        errors, rows = {"lost": "HTTP 503", "same": g.ALONE}, []
+        errors, rows = {"lost": "HTTP 503", "same": grpo.ALONE}, []
         for group in groups:
             said = [messages[-1]["content"] for messages in group]
             error = errors.get(said[0])
@@ -236,7 +236,7 @@ def test_what_ruler_returns_is_what_is_trained(monkeypatch):
         return [(episode.reward, episode.reason) for episode in episodes]
 
     judge = SimpleNamespace(counts=Counter(), metrics=lambda spent: {})
-    monkeypatch.setattr(g, "ruler_groups", rule)
+    monkeypatch.setattr(grpo, "ruler_groups", rule)
     rewards, reasons = zip(*graded("good bad same same"))
     assert rewards == (0.9, 0.1, 0, 0) and reasons[0] == "it is 0.9"
     assert [reward for reward, _ in graded("lost good good bad")] == [None, None, 0.9, 0.1]
@@ -250,7 +250,7 @@ def test_a_budget_ends_the_run_and_more_of_it_goes_on(folder, tmp_path, monkeypa
         return [[Grade(len(str(m)) % 7 / 7, reason="") for m in group] for group in groups]
 
     judge = SimpleNamespace(counts=Counter(), metrics=lambda spent: {"judge/usd": 1.0})
-    monkeypatch.setattr(g, "ruler_groups", rule)
+    monkeypatch.setattr(grpo, "ruler_groups", rule)
     monkeypatch.setattr(g, "Judge", lambda *given: judge)
     flags = "--reward ruler --judge-price 1,1 --steps 9 --restore last --judge-budget"
     once, twice = tmp_path / "once", tmp_path / "twice"
@@ -398,18 +398,16 @@ def test_play_shows_a_model(folder, capsys):
     assert f"interview, {folder}, seed 3" in capsys.readouterr().out
 
 
-def test_an_episode_that_is_seen_whole_is_one_row(tmp_path):
-    """As one row per turn its first turns were read again with each later one: four times the
-    tokens. The same answers are trained, and a held-out turn no longer stands in a training row."""
+def test_what_is_played_can_be_imitated(tmp_path):
+    """A row per turn, after what the policy saw of the episode then."""
     file = tmp_path / "episodes.jsonl"
     argv = "play --env envs/inbox.py:Inbox --policy exhaustive --episodes 3 --write"
     g.main(words(*argv.split(), file))
     rows = read(file)
-    assert len(rows) == 3 and all([*row] == ["messages"] for row in rows)
-    for row in rows:
-        calls = [json.loads(m["content"]) for m in row["messages"] if m["role"] == "assistant"]
-        assert "search" in calls[0] and "answer" in calls[-1] and row["messages"][-1]["content"]
-    assert g.Episode(1, 0, None, None, rows[0]["messages"][:2]).rows_to_imitate("all") == []
+    calls = [json.loads(row["completion"][0]["content"]) for row in rows]
+    assert len({row["prompt"][1]["content"] for row in rows}) == 3
+    assert "search" in calls[0] and "answer" in calls[-1]
+    assert all(row["prompt"][-1]["role"] == "user" for row in rows)
 
 
 # ---- what is refused ----

@@ -306,7 +306,7 @@ How would you handle {}? | 0 |
 I see. | 0 |
 """)
 def test_faults_and_what_they_cost(text, fine, faults):
-    """As docs/agents.md says. (The replies: test_data.py's hash of the corpus.)"""
+    """As docs/train.md says. (The replies: test_data.py's hash of the corpus.)"""
     env = with_states()
     *_, info = env.step(text.format(*env.competencies, long=" on some day or other " * 9))
     assert [key[6:] for key, n in info.items() if key[:6] == "fault/" and n] == faults.split()

@@ -15,9 +15,9 @@ from hypothesis import strategies as st
 from checks import CHECKS, check_arguments, decide
 from conftest import REPO
 from parts.grading import grade_answers
-from parts.messages import recommendation
 from parts.rubrics import Criterion, Row
 from parts.run_code import run_tests
+from parts.texts import recommendation
 
 
 def holds(check, answer, negate=False, /, **arguments):

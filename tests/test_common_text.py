@@ -11,11 +11,12 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import common
-from parts import answers, files, logs
+import watch
+from parts import answers, files
 from parts.files import UserError
 from parts.messages import prompt_key
-from parts.pairs import Pairs, check_pair, held_out, share_interval, split_prompt
-from tiny import CHATML, cases, pair_rows, table, tiny_model, tiny_tokenizer, write_rows
+from parts.pairs import Pairs, held_out, share_interval
+from tiny import CHATML, cases, pair_rows, tiny_model, tiny_tokenizer, write_rows
 
 settings.register_profile(
     "tests", deadline=None, max_examples=60, suppress_health_check=[HealthCheck.too_slow]
@@ -102,7 +103,7 @@ def test_any_bytes_are_rows_or_one_line(tmp_path_factory, data):
     file = write_bytes(folder, data, "args.json")
     for row in one_line(lambda: list(files.read_jsonl(file))) or ():
         json.dumps(row, ensure_ascii=False).encode()
-    one_line(lambda: logs.read_log(file))
+    one_line(lambda: watch.read_log(file))
     one_line(lambda: files.read_record(folder))
 
 
@@ -113,7 +114,7 @@ JSON = st.recursive(
     | st.dictionaries(st.sampled_from(["role", "content", "tool_calls", "x"]), inner, max_size=3),
     max_leaves=6,
 )  # fmt: skip
-KEYS = "prompt chosen rejected tie group tools score_chosen score_rejected task split".split()
+KEYS = "prompt chosen rejected tie group tools task split".split()
 
 
 @given(
@@ -309,41 +310,22 @@ def test_micro_batches_are_the_batch(lengths, most):
 # ---- what a row must hold ----
 
 
-# Anthropic's layout: the blank before the answer belongs to the answer
-SPLIT = table(r"""
-"\n\nHuman: Hi\n\nAssistant:" | " Yes, do" | " Yesterday"
-"\n\nHuman: Hi\n\nAssistant: So?\n\nHuman: Go\n\nAssistant:" | " a" | " b"
-""")
-SPLIT += [[[user("a"), *more], said("d"), said("e")] for more in ([], [*said("b"), user("c")])]
-
-
-@pytest.mark.parametrize("prompt, chosen, rejected", SPLIT)
-def test_split_prompt(prompt, chosen, rejected):
-    """Messages: all but the last. Texts: up to the last "Assistant:" of both."""
-    whole = [prompt + chosen, prompt + rejected]
-    assert split_prompt(*whole) == (prompt, chosen, rejected)
-    row = {"chosen": whole[0], "rejected": whole[1]}
-    check_pair(row)
-    assert row == {"prompt": prompt, "chosen": chosen, "rejected": rejected}
-
-
 @cases(r"""
 base | change | reason
-none | {"prompt": "Assess", "completion": "hold"} | chosen
-none | {"chosen": "alpha", "rejected": "beta"} | Assistant
-none | {"chosen": "alpha", "rejected": [{"role": "assistant", "content": "x"}]} | "prompt" is missing
+none | {"prompt": "Assess", "completion": "hold"} | "chosen" is None
+none | {"chosen": "alpha", "rejected": "beta"} | "prompt" is None
 good | {"rejected": None} | "rejected"
-good | {"rejected": " \n "} | "rejected" is empty
-good | {"prompt": " "} | "prompt" is empty
+good | {"rejected": " \n "} | not empty
+good | {"prompt": " "} | not empty
 good | {"chosen": {"role": "assistant", "content": "x"}} | "chosen"
 good | {"prompt": 5} | "prompt"
 good | {"chosen": [{"role": "assistant", "content": "x"}]} | both be text or both be
 good | {"tie": "yes"} | "tie"
 good | {"tie": []} | "tie"
-good | {"group": {"a": 1}} | "group"
+good | {"group": ["a"]} | "group"
 good | {"chosen": "half \ud800"} | surrogate
 chat | {"prompt": []} | "prompt"
-chat | {"chosen": [{"role": "assistant", "content": ""}]} | "chosen" is empty
+chat | {"chosen": [{"role": "assistant", "content": ""}]} | not empty
 chat | {"chosen": [{"role": "assistant", "content": "x"}, {"role": "user", "content": "x"}]} | one message
 chat | {"prompt": [{"role": "assistant", "content": "x"}]} | assistant
 chat | {"prompt": [{"role": "boss", "content": "x"}]} | "role"
@@ -400,17 +382,6 @@ def test_no_usable_row_stops_and_says_why(tmp_path, tokenizer, reason, rows):
         read(tokenizer, write_rows(tmp_path / "bad.jsonl", rows))
 
 
-def test_scores_against_the_label_are_counted(tmp_path, tokenizer, capsys):
-    """UltraFeedback's columns: where the chosen one is not rated above, a label may be the other."""
-    scores = [(8.0, 2), (3, 3), (1, 4.5), (None, 2)]
-    rows = [
-        {**GOOD, "prompt": f"{i}", "score_chosen": a, "score_rejected": b}
-        for i, (a, b) in enumerate(scores)
-    ]
-    assert len(read(tokenizer, write_rows(tmp_path / "p.jsonl", rows)).train) == 4
-    assert "score_chosen not above score_rejected 2" in capsys.readouterr().out
-
-
 # ---- the split ----
 
 HI = [user("Hi"), *said("Yes?")]
@@ -420,8 +391,6 @@ HI = [user("Hi"), *said("Yes?")]
 name | a | b | same
 form | "What is 2+2?" | [("user", "What is 2+2?")] | True
 blanks and case | "What is 2+2?" | " what\\n is 2+2? " | True
-HH | "\\n\\nHuman: What?\\n\\nAssistant:" | [("user", "What?")] | True
-HH, later | "\\n\\nHuman: What?\\n\\nAssistant: Eh\\n\\nHuman: So?\\n\\nAssistant:" | [("user", "What?")] | True
 each turn | [("user", "Hi"), ("assistant", "Yes?"), ("user", "Who?")] | [("user", "Hi")] | True
 system | [("system", "Be fair."), ("user", "Hi")] | [("user", "Hi")] | False
 other | "What is 2+2?" | "What is 2+3?" | False

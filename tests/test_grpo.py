@@ -11,7 +11,7 @@ import torch
 import common
 import grpo_rubric
 from common import Policy
-from parts import grpo, rewards, rollouts, runs
+from parts import grpo, rollouts, runs
 from parts.files import UserError
 from parts.sampling import sample
 from tiny import tiny_model
@@ -406,7 +406,7 @@ def test_what_a_run_leaves(files, tmp_path, capsys):
     assert [row["step"] for row in log if "val/score" in row] == [0, 2, 3]
     assert [row["step"] for row in log if "test/score" in row] == [3]
     assert {"train", "val", "test"} == {a["split"] for a in answers}
-    for line in ("advantage, centred", "time  ", "test       score"):
+    for line in ("advantage, centred", "test       score"):
         assert line in printed
     common.load_model(tmp_path / "run", "cpu", torch.float32)
 
@@ -429,7 +429,7 @@ def test_resume_to_the_bit(files, tmp_path):
 
 def test_a_lost_grade_is_no_zero(files, tmp_path, monkeypatch):
     """The reward of an answer that could not be graded is in no mean and in no gradient."""
-    real = rewards.grade_answers
+    real = grpo.grade_answers
 
     def grade(rows, texts, *rest, **more):
         grades = real(rows, texts, *rest, **more)
@@ -437,7 +437,7 @@ def test_a_lost_grade_is_no_zero(files, tmp_path, monkeypatch):
             lost.score, lost.error = None, "lost"
         return grades
 
-    monkeypatch.setattr(rewards, "grade_answers", grade)
+    monkeypatch.setattr(grpo, "grade_answers", grade)
     row = train(files, tmp_path / "run", "--steps 1 --restore last")[0]
     kept = [a for a in read(tmp_path / "run" / "rollouts.jsonl") if a["split"] == "train"]
     assert [a["reward"] is None for a in kept] == [False, True, False, False] * 4

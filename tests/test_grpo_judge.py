@@ -13,6 +13,7 @@ from transformers import AutoModelForCausalLM
 
 import grpo_rubric
 from judge_server import Rule, fault
+from parts import grpo
 from parts.files import UserError
 from parts.grading import ALONE
 from test_grpo import read
@@ -299,6 +300,10 @@ def test_a_reward_model_scores_what_it_reads(uniform, scorer, tmp_path, capsys):
     assert len(set(scored)) > 2 and len(train) == 8  # become three tokens each: not read to the end
     row = next(row for row in log if "reward/model" in row)
     assert row["reward/mean"] == pytest.approx(sum(scored) / len(scored), abs=1e-4)
+    long = grpo.Graders.model_grades
+    model = grpo.reward_function(scorer, torch.device("cpu"), torch.float32)
+    grades = long(type("G", (), {"model": model}), ["Ask 1."] * 2, ["a", "b " * 60])
+    assert grades[0].score is not None and (grades[1].score, bool(grades[1].error)) == (None, True)
 
 
 # ---- a judge that can be fooled ----

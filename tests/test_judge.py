@@ -19,7 +19,7 @@ from parts.grading import (
     ruler_calls,
     ruler_groups,
 )
-from parts.messages import conversation
+from parts.judging import conversation
 from parts.rubrics import mean_interval, read_row
 from tiny import error_of, write_rows
 

@@ -90,8 +90,8 @@ def test_kl_of_sample_answers(tokenizer, llama_folder):
                 logps = (model(ids).logits[0, :-1] / 2).log_softmax(-1)
                 logps = logps.gather(-1, ids[0, 1:, None])[len(prompt) - 1 :]
                 expected += sign * logps.sum().item() / len(prompts)
-        given = prompts, found, run, tokenizer.pad_token_id, 2.0
-        kl = answers.kl_to_start(policy, reference, *given)
+        given = prompts, found, tokenizer.pad_token_id
+        kl = answers.kl_to_start(run, policy, reference, *given)
     assert kl == pytest.approx(expected, rel=1e-5) and abs(expected) > 0.1
 
 

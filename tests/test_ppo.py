@@ -303,7 +303,6 @@ def test_preflight_says_what_a_user_asks(world, tmp_path, capsys):
     passed = [x for x in said.splitlines() if x.startswith("preflight")]
     assert len(passed) == 1 and passed[0].endswith("ok")
     assert f"critic     starts as a copy of --model {world['llama']}" in said
-    assert "time       1 steps, about 1 min" in said
     assert "next: python evaluate.py compare --model" in said
     assert f"--prompts {world['prompts']} --gold {world['functions']}:vowels\n" in said
 

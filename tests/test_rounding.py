@@ -13,7 +13,6 @@ from safetensors.torch import load_file
 import common
 from common import Policy
 from conftest import REPO
-from parts import rounding
 from parts.files import read_jsonl
 from tiny import tiny_model
 
@@ -112,7 +111,7 @@ def test_only_what_is_trained_in_bf16_is_spread(stored):
 def test_the_first_forward_is_the_models(family, tmp_path, monkeypatch):
     folder = stored_in_bf16(tiny_model(family, tmp_path), tmp_path / "stored")
     rows, logps = common.pad_rows([[*range(5, 11)]], [[*range(11, 25)]], 0), []
-    for spread in (rounding.spread_weights, lambda model, seed: None):
+    for spread in (common.spread_weights, lambda model, seed: None):
         monkeypatch.setattr(common, "spread_weights", spread)
         with torch.no_grad():
             logps.append(policy_of(folder, torch.bfloat16)(*rows)[0])
@@ -134,7 +133,7 @@ def test_the_spread_is_even_between_the_middles():
         start = (torch.randn(400, 400, generator=generator) * scale).bfloat16()
         model, weight = model_of(start.float())
         for seed in range(3):  # a second stage spreads again, and piles nothing up at the middles
-            rounding.spread_weights(model, seed)
+            common.spread_weights(model, seed)
             assert torch.equal(weight.bfloat16(), start)
         above = torch.nextafter(start.abs(), torch.tensor(torch.inf, dtype=torch.bfloat16))
         offset = (weight - start.float()) / (above.float() - start.float().abs())

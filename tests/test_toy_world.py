@@ -20,7 +20,7 @@ import common
 import dpo
 import ppo
 from common import Policy
-from parts import flags, grpo, runs
+from parts import files, grpo, runs
 from parts.pairs import Pairs
 from parts.reward_models import PolicyWithValues
 
@@ -227,7 +227,7 @@ def test_sampled_ppo():
 @pytest.mark.parametrize("substeps, steps, bound", [(1, 400, 0.005), (2, 250, 0.005)])
 def test_grpo_update_lands_on_the_optimum(substeps, steps, bound, monkeypatch, tmp_path):
     """With a KL to the start, by groups of eight answers: π*(β) where β is ⅞ of it."""
-    parser = flags.parser("toy", "", str(tmp_path), (0.03, 0.03, 0.03))
+    parser = files.trainer_parser("toy", "", str(tmp_path), (0.03, 0.03, 0.03))
     grpo.add_group_arguments(parser)
     argv = f"--beta {BETA * 7 / 8} --num-substeps {substeps} --steps {steps} --lr 0.03"
     args = parser.parse_args([*argv.split(), *SAMPLED])

@@ -119,7 +119,7 @@ def test_sft_loss_before_step_one_is_cross_entropy(trained, llama_folder, capsys
     assert steps(log, "loss") == [pytest.approx(expected, abs=1e-5)]
     assert steps(log, "trained_tokens") == [n] and steps(log, "tokens") == [ids.numel()]
     text = capsys.readouterr().out
-    assert f"loss before step one {expected:.4f}: ok" in text and text.count("▮<|end|>") == 1
+    assert "preflight  log-probs are the model's: ok" in text and text.count("▮<|end|>") == 1
 
 
 def test_reward_preflight_is_log_2(trained, reward_folder, capsys):
@@ -362,18 +362,14 @@ SNAPSHOTS = {  # a chat log, where each turn was logged with its history, in two
 
 
 @pytest.mark.parametrize("form", SNAPSHOTS)
-def test_a_conversation_is_on_one_side(form, encoded, tokenizer, capsys):
-    """Rows with the same first question are one conversation; an answer that stands in several rows
-    is trained once. Else the held-out loss measures memory."""
+def test_a_conversation_is_on_one_side(form, encoded, tokenizer):
+    """Rows with the same first question are one conversation. Else the held-out loss measures
+    memory."""
     given = [row for i in range(24) for row in SNAPSHOTS[form](i)]
     rows = encoded(given, "--eval-fraction 0.3")
     assert len(rows.train) and len(rows.held)
     name = [re.search(r"Candidate (\d+)", tokenizer.decode(ids))[1] for ids in rows.ids]
     assert not {name[i] for i in rows.train} & {name[i] for i in rows.held}
-    texts = "".join(trained_texts(rows, tokenizer))
-    assert all(texts.count(f"{i:02} to {k}.") == 1 for i in range(24) for k in range(3))
-    repeated = "answers of earlier rows 72" in capsys.readouterr().out
-    assert repeated == (form == "messages")
 
 
 TURNS = [("Which", "First."), ("Why", "Since."), ("Sure", "Yes.")]
@@ -393,25 +389,21 @@ def text_log(form, i, k):
 @pytest.mark.parametrize("key", ["text", "prompt"])
 @pytest.mark.parametrize("form", TEXT_LOGS)
 def test_a_conversation_logged_as_text_is_on_one_side(form, key, encoded, tokenizer):
-    """Each turn is a row with its history; in rows of "text" the template's form tells two answers
-    to the same question, too."""
+    """Each turn is a row with its history."""
     given = []
     for i in range(24):
         for k in (2, 1, 3):
             prompt, answer = text_log(form, i, k)
             row = {"prompt": prompt, "completion": answer}
             given.append(row if key == "prompt" else {"text": prompt + answer})
-        if (form, key) == ("template", "text"):
-            given.append({"text": text_log(form, i, 1)[0] + "Another.<|end|>"})
     rows = encoded(given, "--eval-fraction 0.3")
     name = [re.search(r"Which (\d+)", tokenizer.decode(ids))[1] for ids in rows.ids]
     assert len(rows.held) and len(rows.train) + len(rows.held) == len(given)
     assert not {name[i] for i in rows.train} & {name[i] for i in rows.held}
 
 
-@pytest.mark.parametrize("group", ["a", 5, ["a", "b"]])
+@pytest.mark.parametrize("group", ["a", 5, [{"role": "user", "content": "a"}]])
 def test_a_group_of_any_type_is_one(group, encoded):
-    """A list ended in a traceback."""
     rows = encoded([{"text": f"{i} is it", "group": group} for i in range(4)], "--eval-fraction 0")
     assert len(set(rows.keys)) == 1
 
@@ -549,7 +541,7 @@ def test_prompts_and_gold(trained, tmp_path, llama_folder):
 
     sampled, greedy = drawn(1.0, seed=0), drawn(0)
     assert sampled != drawn(1.0, seed=1) and greedy == drawn(0, rows=4)
-    sampled = [answers.visible(text) for text in sampled]
+    first_answer, sampled = sampled[0], [answers.visible(text) for text in sampled]
     shares = [sum(c in "aeiou" for c in answer) / len(answer) for answer in sampled if answer]
     half = 1.96 * np.std(shares, ddof=1) / len(shares) ** 0.5
     expected = [np.mean(shares), np.mean(shares) - half, np.mean(shares) + half]
@@ -563,7 +555,7 @@ def test_prompts_and_gold(trained, tmp_path, llama_folder):
         assert found == pytest.approx(expected, abs=1e-4) and first["val/n"] == 6
         if stage is dpo:
             assert abs(first["val/kl"]) < 1e-4 and abs(last["val/kl"]) > 1e-3
-        assert read(tmp_path / "out/samples.jsonl")[0]["answer"] == greedy[0], "the first choice"
+        assert read(tmp_path / "out/samples.jsonl")[0]["answer"] == first_answer
 
 
 @pytest.mark.parametrize("stage", [sft, dpo], ids=lambda stage: stage.__name__)

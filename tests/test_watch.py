@@ -12,7 +12,7 @@ import pytest
 
 import watch
 from conftest import REPO
-from parts.rollouts import is_repetitive, text_row
+from parts.texts import is_repetitive, text_row
 from tiny import cases, error_of, table, write_rows
 
 sys.path.insert(0, str(REPO / "bench"))
@@ -285,13 +285,12 @@ def test_what_was_held_out_is_known_and_a_finished_run_is_finished(stage, key, v
     rows = [row | {"eval/n": 347} if key in row else row for row in rows]
     status, out = run(capsys, folder_of(tmp_path, rows, {"margin": "none", "pairs": ["p.jsonl"]}))
     lines = out.splitlines()
-    assert status == 0 and lines[:4] == [
+    assert status == 0 and lines == [
         "No reason to stop.",
         "Finished: step 12.",
         f"Validation: {key}, n = 347, 3 evaluations; best (median of 3) at step 12.",
-        "This run has only 3 evaluations; R1, R2 and R3 need 6: use --eval-every 2.",
-    ]
-    assert "R1 plateau, R2 over_optimised, R3 val_regression, R6 dead_groups" in lines[-1]
+        "This run has only 3 evaluations; R1, R2 and R3 need 6: use --eval-every 2.", "",
+    ]  # fmt: skip
 
 
 @cases(SUPERVISED)
@@ -345,10 +344,10 @@ def test_what_is_no_log(tmp_path, content, words):
     assert words in error_of(watch.main, [str(path)])
 
 
-def test_the_cut_off_line_of_a_log_is_said(tmp_path, capsys):
+def test_the_cut_off_line_of_a_log_is_left_out(tmp_path):
     path = Path(write_rows(tmp_path / "metrics.jsonl", made({"reward/mean": [0.5] * 3})))
     path.write_text(path.read_text() + '{"step": 4, "reward/me')
-    assert "line 4: cut off" in run(capsys, path)[1]
+    assert len(watch.read_log(path)) == 3
 
 
 def test_the_args_of_another_tool(tmp_path):
@@ -406,15 +405,15 @@ def test_repetition():
 
 
 def test_the_page(tmp_path, capsys):
-    """What is printed, and curves in which the alarms are marked; a NaN of another tool's log is no
-    point of a curve, and a folder's name is text."""
+    """What is printed, and curves in which the alarms are marked; a value that is missing is no point
+    of a curve, and a folder's name is text."""
     run = tmp_path / "<b>run"
     run.mkdir()
     rows = [
         {"step": k, "reward/mean": k / 20, "length/mean": 40 * (1 + 2 * (k // 6))}
         for k in range(12)
     ]
-    rows[3]["reward/mean"] = math.nan
+    rows[3]["reward/mean"] = None
     (run / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     assert watch.main([str(run), "--html"]) == 0
     said, page = capsys.readouterr().out, (run / "watch/report.html").read_text("utf-8")

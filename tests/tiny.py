@@ -26,7 +26,7 @@ from transformers import (
 )
 
 INIT_RANGE = 0.3  # logits then have a deviation of about 1.7 nats in every family
-# the families that docs/adapt.md names, with Gemma 2 for its capped logits and Gemma 3's windows
+# the families that docs/train.md names, with Gemma 2 for its capped logits and Gemma 3's windows
 _SIZE = dict(hidden_size=32, num_hidden_layers=2, num_attention_heads=4)
 _ROPE = dict(_SIZE, intermediate_size=64, num_key_value_heads=2)
 FAMILIES = {
