@@ -41,14 +41,13 @@ import numpy as np
 import torch
 
 from common import Policy, encode_prompt, load_model, load_tokenizer
-from parts import flags, grpo, rollouts, runs
+from parts import engine, flags, grpo, rollouts, runs, sampling
 from parts.answers import scored
 from parts.comparing import ALONE, add_ruler_arguments, order_difference, ruler_groups
 from parts.episodes import Episode, next_prompt, training_rows
 from parts.files import UserError, brief, command, load_function, number, shown_value, write_jsonl
 from parts.judging import Judge, add_judge_arguments
 from parts.parallel import all_sum, gather, pick, rank, world
-from parts.sampling import sample
 from watch import add_watch_arguments
 
 RATES = 3e-4, 1e-5, 2e-4  # below 100 M parameters (worked on data/tiny-base), above, with LoRA
@@ -113,7 +112,7 @@ def environment(args):
 def play(args, make, seeds, player, temperature=1.0, seed=0):
     """An `Episode` from each seed; all live ones take a turn together.
 
-    player   (policy, tokenizer), or a baseline of the environment: (env, rng) → text
+    player   (sample, policy, tokenizer), or a baseline of the environment: (env, rng) → text
 
     An episode depends on its seed, its number and `seed` alone, not on who is played beside it.
     With several processes each plays its share and receives all episodes.
@@ -143,7 +142,7 @@ def training_seeds(args, step):
     return seeds.repeat(args.group_size).tolist()
 
 
-def draw_turns(args, policy, tokenizer, live, temperature, seed):
+def draw_turns(args, sample, policy, tokenizer, live, temperature, seed):
     """A text for each live episode; None where the context is full."""
     room = rollouts.prompt_room(args, policy.model.config)
     prompts = {episode: next_prompt(tokenizer, episode) for episode in live}
@@ -232,7 +231,7 @@ def play_command(args, make):
         flag = f"--policy, a model folder or one of {', '.join(env.baselines)};"
         device, dtype = pick(args.device, args.dtype)
         model = load_model(args.policy, device, dtype, flag=flag)
-        player = Policy(model, dtype), load_tokenizer(args.policy, flag)
+        player = sampling.sample, Policy(model, dtype), load_tokenizer(args.policy, flag)
     episodes = play(args, make, seeds, player, args.eval_temperature, args.seed)
     for episode in episodes[:SHOWN]:
         print(f"{env.name}, {args.policy}, {episode.transcript()}")
@@ -262,7 +261,7 @@ def main(argv=None):
     print(f"step       {args.groups_per_batch} seeds × {g} episodes of {env.name}, each of at most "
           f"{env.max_turns} turns")  # fmt: skip
     guard = rollouts.Guard(run, args.val_episodes)
-    player, seconds = (policy, tokenizer), None
+    player, seconds = (engine.sampler(args, run), policy, tokenizer), None
     if run.step == 0:
         seeds, start = training_seeds(args, 0)[: 2 * g], time.perf_counter()
         episodes = play(args, make, seeds, player, args.temperature, args.seed)

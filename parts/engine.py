@@ -1,0 +1,276 @@
+"""parts/engine.py: rollouts from vLLM servers, on other GPUs or machines.
+
+An `Engine` takes the place of `sampling.sample` in a trainer with --lora-rank. Before it asks, it
+writes the adapter into a folder that the servers see, loads it into each of them, and unloads the
+one before. Prompts go as token ids and answers come as token ids, so no text passes a tokenizer
+twice.
+
+The log-probs that train are our own. A server computes by other kernels, often in another precision,
+so its draws are of a policy that is not quite ours; each token of the loss is weighted:
+
+w = min(π / π_server, C)     without gradient; C = --is-clip
+[Yao et al. 2025, "Your Efficient RL Framework Secretly Brings You Off-Policy RL Training"]
+
+Left out     sending weights over NCCL: all weights at each step need the engine's own code inside
+             this process's group; an adapter is a file of some megabytes
+"""
+
+import hashlib
+import itertools
+import math
+import os
+import shutil
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import numpy as np
+import requests
+import torch
+from requests.adapters import HTTPAdapter
+from urllib3.util import Retry
+
+from common import end_ids, pad_id, pad_rows
+from parts import parallel, sampling
+from parts.files import UserError, brief, number
+from parts.lora import save_adapter
+
+TIMEOUT = 10, 1800  # seconds to connect, and to wait for a reply
+IN_FLIGHT = 64  # requests to each server at a time
+# what a server would else take from the model's own generation_config.json
+PLAIN = {"top_p": 1.0, "top_k": -1, "min_p": 0.0, "repetition_penalty": 1.0}
+
+
+def add_engine_arguments(parser):
+    """The flags of rollouts that come from servers."""
+    add = parser.add_argument_group("rollouts from servers").add_argument
+    # fmt: off
+    add("--rollouts-from", metavar="URL", nargs="+", help="vLLM servers that answer in place of this process; needs --lora-rank")
+    add("--adapter-dir", metavar="FOLDER", help="where adapters are written for the servers, which must see it (default: OUT/adapters)")
+    add("--is-clip", type=number(above=0), default=2.0, help="C: a token's weight is π / π of the server, at most this")
+    # fmt: on
+
+
+def sampler(args, run):
+    """What draws answers: `sampling.sample`, or an `Engine`. Then a checkpoint of adapters follows
+    each step: if no server is left, the run can go on from there."""
+    if not args.rollouts_from:
+        return sampling.sample
+    if not args.lora_rank:
+        wrong = "servers take adapters, not whole weights; add --lora-rank 16"
+        raise UserError(f"--rollouts-from: {wrong}")
+    args.save_every = 1
+    return Engine(args, run)
+
+
+def is_weights(logps, server_logps, mask, clip):
+    """w = min(π / π_server, C), all (N, T); 1 outside the mask. No gradient.
+
+    >>> logps, server = torch.tensor([[-1.0, -1.0]]), torch.tensor([[-1.5, -3.0]])
+    >>> is_weights(logps, server, torch.ones(1, 2, dtype=torch.bool), clip=2.0)
+    tensor([[1.6487, 2.0000]])
+    """
+    ratio = (logps.detach() - server_logps).exp().clamp(max=clip)
+    return torch.where(mask, ratio, 1.0)
+
+
+class Engine:
+    """Servers that answer with the policy's adapter.
+
+    down       {URL: why it is not asked}; it is tried again when the next adapter is loaded
+    waiting    {URL: requests that it has not answered}
+    """
+
+    def __init__(self, args, run):
+        self.run, self.urls = (
+            run,
+            [url.rstrip("/").removesuffix("/v1") for url in args.rollouts_from],
+        )
+        self.folder = Path(args.adapter_dir or run.out / "adapters").resolve()
+        self.source, self.name = args.model, None  # name: of the adapter that is loaded
+        self.down, self.waiting, self.lock = {}, dict.fromkeys(self.urls, 0), threading.Lock()
+        self.session, retry = requests.Session(), Retry(
+            3, allowed_methods=None, status_forcelist=(429, 502, 503), backoff_factor=0.5,
+            raise_on_status=False,
+        )  # fmt: skip
+        for scheme in ("http://", "https://"):
+            adapter = HTTPAdapter(pool_maxsize=IN_FLIGHT, max_retries=retry)
+            self.session.mount(scheme, adapter)
+
+    def __call__(
+        self, policy, tokenizer, prompt_ids, n=1, max_new_tokens=128, temperature=1.0, seed=0,
+        rows=None, numbers=None, alone=False,
+    ):  # fmt: skip
+        """As `sampling.sample`, with the servers' log-probs; one request for each prompt.
+
+        The seed of a request is a function of `seed` and the number of its first answer, so a run
+        that is resumed asks the same. Whether the same answers come, the server decides: its sums
+        depend on what else it computes at that time.
+        """
+        if not self.name and not parallel.rank():
+            self.check(policy, tokenizer, prompt_ids[0])
+        self.load(policy)
+        ends = end_ids(tokenizer)
+
+        def ask(p):
+            key = numbers[p] if numbers else p * n
+            body = self.request(prompt_ids[p], ends, n, max_new_tokens, temperature)
+            return p, self.post(body | {"seed": request_seed(seed, key)})
+
+        every = range(len(prompt_ids))
+        mine = every if alone else every[parallel.rank() :: parallel.world()]
+        with ThreadPoolExecutor(IN_FLIGHT * len(self.urls)) as pool:
+            drawn = list(parallel.progress(pool.map(ask, mine), "asking", len(mine), delay=3))
+        drawn = sorted(drawn if alone else parallel.gather(drawn))
+        ids, logps = zip(*(answer for _, answers in drawn for answer in answers))
+        finished = [row[-1] in ends for row in ids]
+        texts = [tokenizer.decode(row, skip_special_tokens=True) for row in ids]
+        prompts = [p for p in prompt_ids for _ in range(n)]
+        return sampling.Rollout(prompts, [*ids], [*logps], finished, texts)
+
+    # ---- the adapter ----
+
+    def load(self, policy):
+        """Write the policy's adapter and load it into every server, if it is another than the one
+        that is loaded. Its name carries the step and a digest of its weights: the same name is the
+        same model, also for keys and values that a server keeps. Every rank must ask."""
+        self.vocabulary = policy.model.get_input_embeddings().num_embeddings
+        weights = [w for name, w in policy.model.named_parameters() if ".lora_" in name]
+        digest = hashlib.sha256(torch.cat([w.detach().flatten() for w in weights]).cpu().numpy())
+        name = f"step-{self.run.step}-{digest.hexdigest()[:12]}"
+        name = parallel.gather([name])[0]
+        if name.split("-")[-1] == (self.name or "").split("-")[-1]:
+            return
+        if not parallel.rank():
+            self.write(policy.model, name)
+            for url in self.urls:
+                self.exchange(url, name)
+            if self.name:
+                shutil.rmtree(self.folder / self.name, ignore_errors=True)
+        self.down, self.name = parallel.gather([self.down])[0], name
+
+    def write(self, model, name):
+        """The adapter in PEFT's layout: whole, or not there."""
+        folder, half = self.folder / name, self.folder / f"{name}.part"
+        if not folder.exists():
+            shutil.rmtree(half, ignore_errors=True)
+            half.mkdir(parents=True)
+            save_adapter(model, half, self.source)
+            half.rename(folder)
+
+    def exchange(self, url, name):
+        """Load an adapter into a server, unload the last one. A server that was down is taken back
+        when it confirms; one that was not must confirm."""
+        path, words = str(self.folder / name), None
+        try:
+            body = {"lora_name": name, "lora_path": path, "load_inplace": True}
+            reply = self.session.post(f"{url}/v1/load_lora_adapter", json=body, timeout=TIMEOUT)
+            words = None if reply.ok else f"{reply.status_code} {brief(reply.text, 300)}"
+            if self.name and not words:
+                body = {"lora_name": self.name}  # a server that was started anew has none
+                self.session.post(f"{url}/v1/unload_lora_adapter", json=body, timeout=TIMEOUT)
+        except requests.RequestException as error:
+            words = brief(error, 300)
+        if words and url not in self.down:
+            hint = f"does it see {path}, and run with --enable-lora and VLLM_ALLOW_RUNTIME_LORA_UPDATING?"
+            raise UserError(f"--rollouts-from {url}: did not load the adapter: {words}; {hint}")
+        if not words and self.down.pop(url, None):
+            parallel.say(f"engine     {url} answers again")
+
+    # ---- a request ----
+
+    def request(self, prompt, ends, n, max_new_tokens, temperature):
+        return {
+            "model": self.name, "prompt": prompt, "n": n, "max_tokens": max_new_tokens,
+            "temperature": temperature, "stop_token_ids": ends, "logprobs": 0,
+            "return_token_ids": True, **PLAIN,
+        }  # fmt: skip
+
+    def post(self, body):
+        """`read_answers` of the server with the shortest queue. One that fails is asked no more,
+        and its prompts are asked of the others."""
+        while True:
+            with self.lock:
+                alive = [url for url in self.urls if url not in self.down]
+                if not alive:
+                    reasons = "; ".join(f"{url}: {why}" for url, why in self.down.items())
+                    raise UserError(
+                        f"--rollouts-from: no server is left; {reasons}. Start one, then --resume"
+                    )
+                url = min(alive, key=self.waiting.get)
+                self.waiting[url] += 1
+            try:
+                return self.complete(url, body)
+            except (requests.RequestException, ValueError, LookupError, TypeError) as error:
+                with self.lock:
+                    if url not in self.down:
+                        self.down[url] = brief(error, 200)
+                        parallel.say(f"engine     {url} is left out: {self.down[url]}")
+            finally:
+                with self.lock:
+                    self.waiting[url] -= 1
+
+    def complete(self, url, body):
+        reply = self.session.post(f"{url}/v1/completions", json=body, timeout=TIMEOUT)
+        if reply.status_code in (400, 422):  # every other server would say the same
+            raise UserError(f"--rollouts-from {url}: {reply.status_code} {brief(reply.text, 300)}")
+        if not reply.ok:
+            raise ValueError(f"{reply.status_code} {brief(reply.text, 200)}")
+        return read_answers(reply.json(), body, self.vocabulary)
+
+    @torch.no_grad()
+    def check(self, policy, tokenizer, prompt, tokens=16):
+        """UserError unless our forward gives each server's answer to a prompt, greedy and drawn,
+        the log-probs that the server gives it; prints how our own sampler's greedy one agrees."""
+        self.load(policy)
+        given = policy, tokenizer, [prompt], 1, tokens
+        (own,) = sampling.sample(*given, temperature=0, alone=True).answer_ids
+        for url, temperature in itertools.product(self.urls, (0, self.run.args.temperature)):
+            body = self.request(prompt, end_ids(tokenizer), 1, tokens, temperature)
+            ((answer, server_logps),) = self.complete(url, body)
+            rows = pad_rows([prompt], [answer], pad_id(tokenizer), policy.model.device)
+            logps = policy(*rows, temperature or 1.0)[0][rows[2]].cpu()
+            gap = (logps - torch.tensor(server_logps)).abs().mean().item()
+            if not gap < (1e-3 if policy.dtype == torch.float32 else 0.1):
+                wrong = f"its log-probs differ from ours by {gap:.2g} a token"
+                hint = f"serve {self.source} with --dtype {policy.dtype} and --logprobs-mode processed_logprobs"
+                raise UserError(f"--rollouts-from {url}: {wrong}; {hint}")
+            if not temperature:
+                equal = len(os.path.commonprefix([own, answer]))
+                print(f"engine     {url}: log-probs within {gap:.1e}, {equal} of {len(own)} greedy "
+                      "tokens as our own sampler's")  # fmt: skip
+
+
+def request_seed(seed, number):
+    """One int of 31 bits for (seed, number of the answer); answer g of a request has seed + g.
+
+    >>> request_seed(0, 8), request_seed(1, 8)
+    (679961476, 105894079)
+    """
+    return int(np.random.default_rng([seed, number]).integers(2**31 - 2**10))
+
+
+def read_answers(reply, body, vocabulary):
+    """[(ids, log-probs)] of the n answers of a reply; ValueError for one that is not whole."""
+    choices = sorted(reply["choices"], key=lambda choice: choice["index"])
+    if [choice["index"] for choice in choices] != [*range(body["n"])]:
+        raise ValueError(f"{len(choices)} answers, expected {body['n']}")
+    answers = []
+    for choice in choices:
+        ids, logps = choice["token_ids"], choice["logprobs"]["token_logprobs"]
+        ended, most = choice["finish_reason"] == "stop", body["max_tokens"]
+        if not 0 < len(ids) == len(logps) <= most:
+            raise ValueError(f"{len(ids)} token ids with {len(logps)} log-probs, of at most {most}")
+        if not all(type(i) is int and 0 <= i < vocabulary for i in ids):
+            raise ValueError("a token id that the model does not have")
+        if not all(math.isfinite(x) and x <= 0 for x in logps):
+            raise ValueError("a log-prob is no finite number up to 0")
+        ends = [i for i in ids if i in body["stop_token_ids"]]
+        if ends != ids[-1:] * ended:
+            raise ValueError(f"an answer that {choice['finish_reason']!r} ended has end ids {ends}")
+        if not ended and len(ids) < most:
+            raise ValueError(
+                f"an answer is cut at {len(ids)} of {most} tokens: raise --max-model-len"
+            )
+        answers.append((ids, logps))
+    return answers
