@@ -54,7 +54,7 @@ from parts.answers import score_answers, scored
 from parts.files import UserError, command, existing_file, load_function, number
 from parts.pairs import add_split_arguments
 from parts.reward_models import PolicyWithValues, load_critic, reward_function, start_at
-from parts.sampling import kl_estimates
+from parts.sampling import is_weights, kl_estimates
 
 # --lr below 100 M parameters (3e-4: twice the KL, less reward); above (run once); LoRA: a guess
 RATES = 1e-4, 5e-6, 1e-4
@@ -431,7 +431,7 @@ def main(argv=None):
                 )
                 if args.rollouts_from:
                     drawn = old_logps, rollouts.drawn_logps(mb), mask
-                    policy_losses = engine.is_weights(*drawn, args.is_clip) * policy_losses
+                    policy_losses = is_weights(*drawn, args.is_clip) * policy_losses
                 # a sum over this part, divided by the actions of the whole optimiser step
                 loss = (policy_losses + VALUE_COEF * value_losses).sum() / actions
                 run.scaler.scale(loss).backward()

@@ -1,9 +1,8 @@
 """parts/engine.py: rollouts from vLLM servers, on other GPUs or machines.
 
-An `Engine` takes the place of `sampling.sample` in a trainer with --lora-rank. Before it asks, it
-writes the adapter into a folder that the servers see, loads it into each of them, and unloads the
-one before. Prompts go as token ids and answers come as token ids, so no text passes a tokenizer
-twice.
+An `Engine` takes the place of `sampling.sample` in a trainer with --lora-rank. It writes the adapter
+into a folder that the servers see and loads it into each of them. Prompts go as token ids and
+answers come as token ids, so no text passes a tokenizer twice.
 
 The log-probs that train are our own. A server computes by other kernels, often in another precision,
 so its draws are of a policy that is not quite ours; each token of the loss is weighted:
@@ -17,7 +16,6 @@ Left out     sending weights over NCCL: all weights at each step need the engine
 
 import hashlib
 import itertools
-import math
 import os
 import shutil
 import threading
@@ -39,6 +37,7 @@ TIMEOUT = 10, 1800  # seconds to connect, and to wait for a reply
 IN_FLIGHT = 64  # requests to each server at a time
 # what a server would else take from the model's own generation_config.json
 PLAIN = {"top_p": 1.0, "top_k": -1, "min_p": 0.0, "repetition_penalty": 1.0}
+FAILURES = requests.RequestException, ValueError, LookupError, TypeError  # of a server or its reply
 
 
 def add_engine_arguments(parser):
@@ -63,39 +62,23 @@ def sampler(args, run):
     return Engine(args, run)
 
 
-def is_weights(logps, server_logps, mask, clip):
-    """w = min(π / π_server, C), all (N, T); 1 outside the mask. No gradient.
-
-    >>> logps, server = torch.tensor([[-1.0, -1.0]]), torch.tensor([[-1.5, -3.0]])
-    >>> is_weights(logps, server, torch.ones(1, 2, dtype=torch.bool), clip=2.0)
-    tensor([[1.6487, 2.0000]])
-    """
-    ratio = (logps.detach() - server_logps).exp().clamp(max=clip)
-    return torch.where(mask, ratio, 1.0)
-
-
 class Engine:
     """Servers that answer with the policy's adapter.
 
-    down       {URL: why it is not asked}; it is tried again when the next adapter is loaded
-    waiting    {URL: requests that it has not answered}
+    name, digest   of the adapter that is loaded, and of its weights
+    down           {URL: why it is not asked}; it is tried again when the next adapter is loaded
+    waiting        {URL: requests that it has not answered}
     """
 
     def __init__(self, args, run):
-        self.run, self.urls = (
-            run,
-            [url.rstrip("/").removesuffix("/v1") for url in args.rollouts_from],
-        )
+        self.run, self.source, self.digest, self.name = run, args.model, None, None
+        self.urls = [url.rstrip("/").removesuffix("/v1") for url in args.rollouts_from]
         self.folder = Path(args.adapter_dir or run.out / "adapters").resolve()
-        self.source, self.name = args.model, None  # name: of the adapter that is loaded
         self.down, self.waiting, self.lock = {}, dict.fromkeys(self.urls, 0), threading.Lock()
-        self.session, retry = requests.Session(), Retry(
-            3, allowed_methods=None, status_forcelist=(429, 502, 503), backoff_factor=0.5,
-            raise_on_status=False,
-        )  # fmt: skip
+        again = dict(allowed_methods=None, status_forcelist=(429, 502, 503), raise_on_status=False)
+        retry, self.session = Retry(3, backoff_factor=0.5, **again), requests.Session()
         for scheme in ("http://", "https://"):
-            adapter = HTTPAdapter(pool_maxsize=IN_FLIGHT, max_retries=retry)
-            self.session.mount(scheme, adapter)
+            self.session.mount(scheme, HTTPAdapter(pool_maxsize=IN_FLIGHT, max_retries=retry))
 
     def __call__(
         self, policy, tokenizer, prompt_ids, n=1, max_new_tokens=128, temperature=1.0, seed=0,
@@ -107,10 +90,10 @@ class Engine:
         that is resumed asks the same. Whether the same answers come, the server decides: its sums
         depend on what else it computes at that time.
         """
-        if not self.name and not parallel.rank():
-            self.check(policy, tokenizer, prompt_ids[0])
+        ends, is_first = end_ids(tokenizer), not self.name
         self.load(policy)
-        ends = end_ids(tokenizer)
+        if is_first and not parallel.rank():
+            self.check(policy, tokenizer, prompt_ids[0])
 
         def ask(p):
             key = numbers[p] if numbers else p * n
@@ -123,10 +106,7 @@ class Engine:
             drawn = list(parallel.progress(pool.map(ask, mine), "asking", len(mine), delay=3))
         drawn = sorted(drawn if alone else parallel.gather(drawn))
         ids, logps = zip(*(answer for _, answers in drawn for answer in answers))
-        finished = [row[-1] in ends for row in ids]
-        texts = [tokenizer.decode(row, skip_special_tokens=True) for row in ids]
-        prompts = [p for p in prompt_ids for _ in range(n)]
-        return sampling.Rollout(prompts, [*ids], [*logps], finished, texts)
+        return sampling.rollout_of(tokenizer, prompt_ids, n, [*ids], [*logps])
 
     # ---- the adapter ----
 
@@ -135,28 +115,24 @@ class Engine:
         that is loaded. Its name carries the step and a digest of its weights: the same name is the
         same model, also for keys and values that a server keeps. Every rank must ask."""
         self.vocabulary = policy.model.get_input_embeddings().num_embeddings
-        weights = [w for name, w in policy.model.named_parameters() if ".lora_" in name]
-        digest = hashlib.sha256(torch.cat([w.detach().flatten() for w in weights]).cpu().numpy())
-        name = f"step-{self.run.step}-{digest.hexdigest()[:12]}"
-        name = parallel.gather([name])[0]
-        if name.split("-")[-1] == (self.name or "").split("-")[-1]:
+        weights = [w.flatten() for name, w in policy.model.named_parameters() if ".lora_" in name]
+        digest = hashlib.sha256(torch.cat(weights).detach().cpu().numpy()).hexdigest()[:12]
+        digest = parallel.gather([digest])[0]
+        if digest == self.digest:
             return
+        name, old = f"step-{self.run.step}-{digest}", self.name
         if not parallel.rank():
-            self.write(policy.model, name)
+            folder, half = self.folder / name, self.folder / f"{name}.part"
+            shutil.rmtree(folder, ignore_errors=True)
+            half.mkdir(parents=True, exist_ok=True)
+            save_adapter(policy.model, half, self.source)  # PEFT's layout
+            half.rename(folder)  # whole, or not there
             for url in self.urls:
                 self.exchange(url, name)
-            if self.name:
-                shutil.rmtree(self.folder / self.name, ignore_errors=True)
+            if old:
+                shutil.rmtree(self.folder / old, ignore_errors=True)
         self.down, self.name = parallel.gather([self.down])[0], name
-
-    def write(self, model, name):
-        """The adapter in PEFT's layout: whole, or not there."""
-        folder, half = self.folder / name, self.folder / f"{name}.part"
-        if not folder.exists():
-            shutil.rmtree(half, ignore_errors=True)
-            half.mkdir(parents=True)
-            save_adapter(model, half, self.source)
-            half.rename(folder)
+        self.digest = digest
 
     def exchange(self, url, name):
         """Load an adapter into a server, unload the last one. A server that was down is taken back
@@ -166,14 +142,18 @@ class Engine:
             body = {"lora_name": name, "lora_path": path, "load_inplace": True}
             reply = self.session.post(f"{url}/v1/load_lora_adapter", json=body, timeout=TIMEOUT)
             words = None if reply.ok else f"{reply.status_code} {brief(reply.text, 300)}"
-            if self.name and not words:
-                body = {"lora_name": self.name}  # a server that was started anew has none
+            if self.name and not words:  # a server that was started anew has none
+                body = {"lora_name": self.name}
                 self.session.post(f"{url}/v1/unload_lora_adapter", json=body, timeout=TIMEOUT)
         except requests.RequestException as error:
             words = brief(error, 300)
         if words and url not in self.down:
-            hint = f"does it see {path}, and run with --enable-lora and VLLM_ALLOW_RUNTIME_LORA_UPDATING?"
-            raise UserError(f"--rollouts-from {url}: did not load the adapter: {words}; {hint}")
+            needs = (
+                "--enable-lora, VLLM_ALLOW_RUNTIME_LORA_UPDATING=True and a view of --adapter-dir"
+            )
+            raise UserError(
+                f"--rollouts-from {url}: did not load {path}: {words}; it needs {needs}"
+            )
         if not words and self.down.pop(url, None):
             parallel.say(f"engine     {url} answers again")
 
@@ -193,19 +173,17 @@ class Engine:
             with self.lock:
                 alive = [url for url in self.urls if url not in self.down]
                 if not alive:
-                    reasons = "; ".join(f"{url}: {why}" for url, why in self.down.items())
-                    raise UserError(
-                        f"--rollouts-from: no server is left; {reasons}. Start one, then --resume"
-                    )
+                    wrong = "no server is left; start one, then --resume"
+                    raise UserError(f"--rollouts-from: {wrong}. {brief(str(self.down), 600)}")
                 url = min(alive, key=self.waiting.get)
                 self.waiting[url] += 1
             try:
                 return self.complete(url, body)
-            except (requests.RequestException, ValueError, LookupError, TypeError) as error:
+            except FAILURES as error:
                 with self.lock:
                     if url not in self.down:
-                        self.down[url] = brief(error, 200)
-                        parallel.say(f"engine     {url} is left out: {self.down[url]}")
+                        parallel.say(f"engine     {url} is left out: {brief(error, 200)}")
+                    self.down[url] = brief(error, 200)
             finally:
                 with self.lock:
                     self.waiting[url] -= 1
@@ -222,23 +200,24 @@ class Engine:
     def check(self, policy, tokenizer, prompt, tokens=16):
         """UserError unless our forward gives each server's answer to a prompt, greedy and drawn,
         the log-probs that the server gives it; prints how our own sampler's greedy one agrees."""
-        self.load(policy)
         given = policy, tokenizer, [prompt], 1, tokens
         (own,) = sampling.sample(*given, temperature=0, alone=True).answer_ids
         for url, temperature in itertools.product(self.urls, (0, self.run.args.temperature)):
             body = self.request(prompt, end_ids(tokenizer), 1, tokens, temperature)
-            ((answer, server_logps),) = self.complete(url, body)
+            try:
+                ((answer, server_logps),) = self.complete(url, body)
+            except FAILURES as error:
+                raise UserError(f"--rollouts-from {url}: {brief(error, 300)}") from None
             rows = pad_rows([prompt], [answer], pad_id(tokenizer), policy.model.device)
             logps = policy(*rows, temperature or 1.0)[0][rows[2]].cpu()
             gap = (logps - torch.tensor(server_logps)).abs().mean().item()
             if not gap < (1e-3 if policy.dtype == torch.float32 else 0.1):
-                wrong = f"its log-probs differ from ours by {gap:.2g} a token"
-                hint = f"serve {self.source} with --dtype {policy.dtype} and --logprobs-mode processed_logprobs"
-                raise UserError(f"--rollouts-from {url}: {wrong}; {hint}")
+                wrong = f"its log-probs differ from ours by {gap:.2g} a token; serve {self.source}"
+                hint = f"with --dtype {policy.dtype} and --logprobs-mode processed_logprobs"
+                raise UserError(f"--rollouts-from {url}: {wrong} {hint}")
             if not temperature:
-                equal = len(os.path.commonprefix([own, answer]))
-                print(f"engine     {url}: log-probs within {gap:.1e}, {equal} of {len(own)} greedy "
-                      "tokens as our own sampler's")  # fmt: skip
+                same = f"{len(os.path.commonprefix([own, answer]))} of {len(own)} greedy tokens"
+                print(f"engine     {url}: log-probs within {gap:.1e}, {same} as our own sampler's")
 
 
 def request_seed(seed, number):
@@ -261,10 +240,8 @@ def read_answers(reply, body, vocabulary):
         ended, most = choice["finish_reason"] == "stop", body["max_tokens"]
         if not 0 < len(ids) == len(logps) <= most:
             raise ValueError(f"{len(ids)} token ids with {len(logps)} log-probs, of at most {most}")
-        if not all(type(i) is int and 0 <= i < vocabulary for i in ids):
-            raise ValueError("a token id that the model does not have")
-        if not all(math.isfinite(x) and x <= 0 for x in logps):
-            raise ValueError("a log-prob is no finite number up to 0")
+        if not all(type(i) is int and 0 <= i < vocabulary for i in ids) or not min(logps) > -1e9:
+            raise ValueError("a token id that the model does not have, or no finite log-prob")
         ends = [i for i in ids if i in body["stop_token_ids"]]
         if ends != ids[-1:] * ended:
             raise ValueError(f"an answer that {choice['finish_reason']!r} ended has end ids {ends}")

@@ -7,10 +7,10 @@ import numpy as np
 import torch
 
 from common import same_shape
-from parts import engine, parallel, rollouts
+from parts import parallel, rollouts
 from parts.files import UserError, number
 from parts.lora import adapter_off
-from parts.sampling import kl_estimates
+from parts.sampling import is_weights, kl_estimates
 
 # ---- the math ----
 
@@ -53,7 +53,7 @@ def grpo_loss(
     advantages                          (N,)
     normalizer   the tokens of the whole optimiser step, of which these rows may be a part, answers
                  of advantage 0 included; by default those of mask
-    weights      (N, T) factors of the tokens, without gradient: `engine.is_weights`
+    weights      (N, T) factors of the tokens, without gradient: `is_weights`
     returns      the loss, and {name: (N, T)} for the log, 0 outside the mask
 
     By hand: ρ = e^½ = 1.6487 with A = 1 is clipped at 1.28.
@@ -145,7 +145,7 @@ def update(args, run, policy, reference, optimizer, b, groups, advantages, names
             weights = ref_logps = None
             if args.rollouts_from:
                 drawn = old_logps, rollouts.drawn_logps(mb), mb["mask"]
-                weights = engine.is_weights(*drawn, args.is_clip)  # (n, T)
+                weights = is_weights(*drawn, args.is_clip)  # (n, T)
             if args.beta:
                 with torch.no_grad(), adapter_off(reference):
                     ref_logps, _ = reference(*given)

@@ -202,7 +202,7 @@ def test_the_weighted_loss_by_hand():
     """Two tokens: π/π_server is e^½, and e² which C cuts to 2; A = 1, ρ = 1."""
     logps = torch.tensor([[-1.0, -1.0]], requires_grad=True)
     mask = torch.ones(1, 2, dtype=torch.bool)
-    weights = engine.is_weights(logps, torch.tensor([[-1.5, -3.0]]), mask, 2.0)
+    weights = sampling.is_weights(logps, torch.tensor([[-1.5, -3.0]]), mask, 2.0)
     assert weights.tolist() == [pytest.approx([1.6487213, 2.0])] and not weights.requires_grad
     loss, _ = grpo.grpo_loss(logps, logps.detach(), torch.ones(1), mask, weights=weights)
     assert loss.item() == pytest.approx(-(1.6487213 + 2) / 2)
@@ -221,7 +221,7 @@ def test_the_estimate_is_unbiased_where_c_is_large(clip, biased):
     (expected,) = torch.autograd.grad(
         (logps[:, 0].exp() * rewards).sum(), logits, retain_graph=True
     )
-    weights = engine.is_weights(logps, server[:, None], mask, clip)
+    weights = sampling.is_weights(logps, server[:, None], mask, clip)
     # each token as often as the server draws it: its probability multiplies the token's loss
     shares = weights * server.exp()[:, None]
     loss, _ = grpo.grpo_loss(logps, logps.detach(), rewards, mask, normalizer=1, weights=shares)
