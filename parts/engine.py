@@ -10,8 +10,7 @@ so its draws are of a policy that is not quite ours; each token of the loss is w
 w = min(π / π_server, C)     without gradient; C = --is-clip
 [Yao et al. 2025, "Your Efficient RL Framework Secretly Brings You Off-Policy RL Training"]
 
-Left out     sending weights over NCCL: all weights at each step need the engine's own code inside
-             this process's group; an adapter is a file of some megabytes
+Left out     all weights over NCCL, which needs the engine's own code inside this process's group
 """
 
 import hashlib
@@ -51,14 +50,13 @@ def add_engine_arguments(parser):
 
 
 def sampler(args, run):
-    """What draws answers: `sampling.sample`, or an `Engine`. Then a checkpoint of adapters follows
-    each step: if no server is left, the run can go on from there."""
+    """What draws answers: `sampling.sample`, or an `Engine`."""
     if not args.rollouts_from:
         return sampling.sample
     if not args.lora_rank:
         wrong = "servers take adapters, not whole weights; add --lora-rank 16"
         raise UserError(f"--rollouts-from: {wrong}")
-    args.save_every = 1
+    args.save_every = 1  # adapters are small; if no server is left, the run goes on from here
     return Engine(args, run)
 
 
