@@ -155,7 +155,7 @@ class Engine:
         if not words and self.down.pop(url, None):
             parallel.say(f"engine     {url} answers again")
 
-    # ---- a request ----
+    # ---- requests ----
 
     def request(self, prompt, ends, n, max_new_tokens, temperature):
         return {
