@@ -42,7 +42,7 @@ import numpy as np
 import torch
 
 from common import Policy, encode, encode_prompt, end_ids, load_model, load_tokenizer, render
-from parts import grpo, rollouts, runs
+from parts import engine, grpo, rollouts, runs, sampling
 from parts.answers import prompt_room, scored
 from parts.files import (
     OUT_OF_MEMORY,
@@ -59,7 +59,6 @@ from parts.grading import add_ruler_arguments, order_difference
 from parts.judging import Judge, add_judge_arguments
 from parts.messages import check_text, visible
 from parts.parallel import all_sum, gather, pick, rank, world
-from parts.sampling import sample
 from parts.texts import text_row
 from watch import add_watch_arguments
 
@@ -271,7 +270,7 @@ def training_rows(draws):
 def play(args, make, seeds, player, temperature=1.0, seed=0):
     """An `Episode` from each seed; all live ones take a turn together.
 
-    player   (policy, tokenizer), or a baseline of the environment: (env, rng) → text
+    player   (sample, policy, tokenizer), or a baseline of the environment: (env, rng) → text
 
     An episode depends on its seed, its number and `seed` alone, not on who is played beside it.
     With several processes each plays its share and receives all episodes.
@@ -301,7 +300,7 @@ def training_seeds(args, step):
     return seeds.repeat(args.group_size).tolist()
 
 
-def draw_turns(args, policy, tokenizer, live, temperature, seed):
+def draw_turns(args, sample, policy, tokenizer, live, temperature, seed):
     """A text for each live episode; None where the context is full."""
     room = prompt_room(args, policy.model.config)
     prompts = {episode: next_prompt(tokenizer, episode) for episode in live}
@@ -384,7 +383,7 @@ def play_command(args, make):
         flag = f"--policy, a model folder or one of {', '.join(env.baselines)};"
         device, dtype = pick(args.device, args.dtype)
         model = load_model(args.policy, device, dtype, flag=flag)
-        player = Policy(model, dtype), load_tokenizer(args.policy, flag)
+        player = sampling.sample, Policy(model, dtype), load_tokenizer(args.policy, flag)
     episodes = play(args, make, seeds, player, args.eval_temperature, args.seed)
     for episode in episodes[:SHOWN]:
         print(f"{env.name}, {args.policy}, {episode.transcript()}")
@@ -414,7 +413,7 @@ def main(argv=None):
     print(f"step       {args.groups_per_batch} seeds × {g} episodes of {env.name}, each of at most "
           f"{env.max_turns} turns")  # fmt: skip
     guard = rollouts.Guard(run, args.val_episodes)
-    player = policy, tokenizer
+    player = engine.sampler(args, run), policy, tokenizer
     if run.step == 0:
         seeds = training_seeds(args, 0)[: 2 * g]
         episodes = play(args, make, seeds, player, args.temperature, args.seed)

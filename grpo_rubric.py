@@ -51,7 +51,7 @@ from common import (
     load_config,
     load_tokenizer,
 )
-from parts import grpo, rollouts, runs
+from parts import engine, grpo, rollouts, runs
 from parts.answers import prompt_room, scored
 from parts.files import (
     OUT_OF_MEMORY,
@@ -66,7 +66,6 @@ from parts.grading import order_difference
 from parts.messages import as_chat, prompt_key
 from parts.pairs import say_how_text_is_read
 from parts.rubrics import SPLITS, read_rubrics
-from parts.sampling import sample
 from parts.texts import text_row
 from watch import add_watch_arguments
 
@@ -169,6 +168,7 @@ class Models:
     tokenizer: object
     ids: dict  # {task_id: the ids of its prompt}
     graders: grpo.Graders
+    sample: object  # draws answers: our sampler, or servers
 
 
 def total_reward(weights, grades):
@@ -191,7 +191,8 @@ def answer(args, models, rows, n, names, temperature, seed):
     """
     policy, tokenizer = models.policy, models.tokenizer
     prompts = [models.ids[row.task_id] for row in rows]
-    drawn = sample(policy, tokenizer, prompts, n, args.max_new_tokens, temperature, seed)
+    limits = args.max_new_tokens, temperature
+    drawn = models.sample(policy, tokenizer, prompts, n, *limits, seed)
     rows = [row for row in rows for _ in range(n)]
     grades = models.graders.grade(rows, drawn.texts, names)
     return rollouts.rollout_tensors(drawn, policy.model.device) | {
@@ -249,7 +250,7 @@ def main(argv=None):
     graders = grpo.Graders(args, run, prompts, train, val + test)
 
     policy, reference = rollouts.load_policy(args, run)
-    models = Models(policy, tokenizer, ids, graders)
+    models = Models(policy, tokenizer, ids, graders, engine.sampler(args, run))
     p, g = min(args.groups_per_batch, len(train)), args.group_size
     per_epoch, encoded = math.ceil(len(train) / p), [ids[row.task_id] for row in train]
     optimizer = run.start({"policy": policy}, tokenizer, RATES, per_epoch, encoded)

@@ -49,7 +49,7 @@ from torch import nn
 
 import watch
 from common import Policy, batch_indices, encode_prompt, load_config, load_tokenizer, same_shape
-from parts import rollouts, runs
+from parts import engine, rollouts, runs
 from parts.answers import prompt_room, score_answers, scored
 from parts.files import (
     OUT_OF_MEMORY,
@@ -62,7 +62,7 @@ from parts.files import (
 )
 from parts.pairs import add_split_arguments
 from parts.reward_models import PolicyWithValues, load_critic, reward_function, start_at
-from parts.sampling import kl_estimates
+from parts.sampling import is_weights, kl_estimates
 from parts.texts import text_row
 
 # --lr below 100 M parameters (3e-4: twice the KL, less reward); above (run once); LoRA: a guess
@@ -250,6 +250,7 @@ class Models:
     reward: object  # (prompts, answers, rows) → scores
     tokenizer: object
     room: int  # the most tokens of a prompt
+    sample: object  # draws answers: our sampler, or servers
 
     def encode(self, row):
         return encode_prompt(self.tokenizer, row["prompt"], self.room, row.get("tools"))
@@ -273,7 +274,8 @@ def load_models(args, run, tokenizer, room):
     critic = policy
     if args.critic == "separate":
         critic = load_critic(args, run, reward, tokenizer)
-    return Models(policy, critic, reference, reward, tokenizer, room)
+    sample = engine.sampler(args, run)
+    return Models(policy, critic, reference, reward, tokenizer, room, sample)
 
 
 # ---- the rollout ----
@@ -290,7 +292,8 @@ def rollout(args, run, models, rows, seed):
     """
     # (1) rollout: one answer to each prompt, its log-probs under policy and reference
     ids = list(map(models.encode, rows))
-    answers, b = rollouts.draw(run, models.policy, models.reference, models.tokenizer, ids, seed)
+    given = models.sample, models.policy, models.reference, models.tokenizer, ids, seed
+    answers, b = rollouts.draw(run, *given)
     # (2) score: the reward model, or a function, reads the whole answer
     prompts, flag = [row["prompt"] for row in rows], reward_flag(args)
     scores = score_answers(models.reward, flag, rows, prompts, answers.texts)
@@ -357,8 +360,9 @@ def evaluate(args, guard, models, gold, rows):
     which the KL needs, and with the same random numbers each time."""
     if not rows:
         return
-    policy, tokenizer, ids = models.policy, models.tokenizer, list(map(models.encode, rows))
-    answers, b = rollouts.draw(guard.run, policy, models.reference, tokenizer, ids, args.seed)
+    ids = list(map(models.encode, rows))
+    given = models.sample, models.policy, models.reference, models.tokenizer, ids, args.seed
+    answers, b = rollouts.draw(guard.run, *given)
     given = rows, [row["prompt"] for row in rows], answers.texts
     metrics = scored("val/score", score_answers(models.reward, reward_flag(args), *given))
     if gold:
@@ -427,6 +431,9 @@ def main(argv=None):
                 value_losses, value_clipped = ppo_value_loss(
                     values, mb["values"], mb["returns"], mask, VALUE_CLIP
                 )
+                if args.rollouts_from:
+                    drawn = old_logps, rollouts.drawn_logps(mb), mask
+                    policy_losses = is_weights(*drawn, args.is_clip) * policy_losses
                 # a sum over this part, divided by the actions of the whole optimiser step
                 loss = (policy_losses + VALUE_COEF * value_losses).sum() / actions
                 run.scaler.scale(loss).backward()

@@ -22,7 +22,7 @@ from parts.lora import adapter_off
 from parts.messages import visible
 from parts.reward_models import reward_function
 from parts.rubrics import Grade, mean_interval
-from parts.sampling import kl_estimates
+from parts.sampling import is_weights, kl_estimates
 
 REWARDS = ("rubric", "checks", "ruler", "model")
 
@@ -55,7 +55,7 @@ def group_advantages(rewards_PG, scale="center"):
 
 def grpo_loss(
     logps, old_logps, advantages, mask, ref_logps=None,
-    clip_low=0.2, clip_high=0.28, beta=0.0, normalizer=None,
+    clip_low=0.2, clip_high=0.28, beta=0.0, normalizer=None, weights=None,
 ):  # fmt: skip
     """L = Σ max(−A·ρ, −A·clip(ρ, 1−ε_low, 1+ε_high)) + β·ρ·k3, over tokens, ÷ normalizer
 
@@ -67,6 +67,7 @@ def grpo_loss(
     advantages                          (N,)
     normalizer   the tokens of the whole optimiser step, of which these rows may be a part, answers
                  of advantage 0 included; by default those of mask
+    weights      (N, T) factors of the tokens, without gradient: `is_weights`
     returns      the loss, and {name: (N, T)} for the log, 0 outside the mask
 
     By hand: ρ = e^½ = 1.6487 with A = 1 is clipped at 1.28.
@@ -75,7 +76,7 @@ def grpo_loss(
     >>> round(loss.item(), 4), columns["clip_frac"].item()
     (-1.28, 1)
     """
-    same_shape(logps=logps, old_logps=old_logps, mask=mask, ref_logps=ref_logps)
+    same_shape(logps=logps, old_logps=old_logps, mask=mask, ref_logps=ref_logps, weights=weights)
     same_shape(advantages=advantages, rows=mask[:, 0])
     log_ratio = torch.where(mask, logps - old_logps, 0.0)  # (N, T)
     ratio = log_ratio.clamp(-20, 20).exp()  # exp(89) is inf in fp32
@@ -86,6 +87,8 @@ def grpo_loss(
     if beta:
         columns["kl/token"], columns["kl/k3"] = kl_estimates(logps, ref_logps, mask)
         losses = losses + beta * ratio * columns["kl/k3"]
+    if weights is not None:
+        losses = weights * losses
     columns = {name: torch.where(mask, x.detach(), 0) for name, x in columns.items()}
     return torch.where(mask, losses, 0.0).sum() / (normalizer or mask.sum().clamp(min=1)), columns
 
@@ -153,13 +156,16 @@ def update(args, run, policy, reference, optimizer, b, groups, advantages, names
             given = mb["ids"], mb["attention_mask"], mb["mask"], args.temperature
             logps, entropies = policy(*given)  # (n, T)
             old_logps = logps.detach() if args.num_substeps == 1 else mb["logps"]
-            ref_logps = None
+            weights = ref_logps = None
+            if args.rollouts_from:
+                drawn = old_logps, rollouts.drawn_logps(mb), mb["mask"]
+                weights = is_weights(*drawn, args.is_clip)  # (n, T)
             if args.beta:
                 with torch.no_grad(), adapter_off(reference):
                     ref_logps, _ = reference(*given)
             loss, columns = grpo_loss(
                 logps, old_logps, advantages[part].to(logps), mb["mask"], ref_logps,
-                clip_high=args.clip_high, beta=args.beta, normalizer=tokens,
+                clip_high=args.clip_high, beta=args.beta, normalizer=tokens, weights=weights,
             )  # fmt: skip
             run.scaler.scale(loss).backward()
             total += loss.item()

@@ -22,13 +22,12 @@ from torch.nn.utils.rnn import pad_sequence
 
 import watch
 from common import Policy, load_model
-from parts import parallel, runs
+from parts import engine, parallel, runs
 from parts.answers import MOST_PROMPTS, check_policy, identity, read_prompts, some_prompts
 from parts.files import UserError, number
 from parts.lora import adapter_off
 from parts.messages import as_chat, prompt_key
 from parts.pairs import held_out, say_how_text_is_read
-from parts.sampling import sample
 
 MANY_CUT = 0.05  # share of cut answers beyond which the limit should be raised
 LEAST_VALIDATION = 8  # answers; fewer are no ground to choose weights by
@@ -43,6 +42,7 @@ def add_rollout_arguments(parser):
     add("--max-new-tokens", type=number(int, at_least=1), default=96, help="most tokens of an answer, or of a turn")
     add("--restore", choices=("best", "last"), help=f"weights to save: best on validation (default with {LEAST_VALIDATION} rows) or last")
     # fmt: on
+    engine.add_engine_arguments(parser)
 
 
 # ---- prompts ----
@@ -101,9 +101,9 @@ def load_policy(args, run, kind=Policy):
 
 
 @torch.no_grad()
-def draw(run, policy, reference, tokenizer, prompt_ids, seed):
+def draw(run, sample, policy, reference, tokenizer, prompt_ids, seed):
     """(a `sampling.Rollout` of one answer to each prompt; its tensors `b`, with `ref_logps`, and of
-    each answer `finished` (N,): ended by an end token, not cut)"""
+    each answer `finished` (N,): ended by an end token, not cut). sample: see `engine.sampler`"""
     limits = run.args.max_new_tokens, run.args.temperature
     rollout = sample(policy, tokenizer, prompt_ids, 1, *limits, seed)
     b = rollout_tensors(rollout, run.device)
@@ -158,13 +158,16 @@ def reference_logps(run, reference, b):
 
 
 def rescore(run, policy, b):
-    """In half precision, make `logps` those of `teacher_forced` and keep the sampler's.
-
-    In fp32 the two are equal to 1e-6, and no forward is spent.
-    """
-    if run.dtype != torch.float32:
+    """In half precision, or where servers drew, make `logps` those of `teacher_forced` and keep the
+    sampler's. Our own sampler's are equal to 1e-6 in fp32, and no forward is spent."""
+    if run.dtype != torch.float32 or run.args.rollouts_from:
         b["sampler_logps"] = b["logps"]
         b["logps"] = teacher_forced(run, policy, b)
+
+
+def drawn_logps(b):
+    """(N, T) the log-probs that the sampler, or a server, gave its own draws."""
+    return b.get("sampler_logps", b["logps"])
 
 
 def preflight(run, policy, reference, tokenizer, b):
@@ -172,7 +175,7 @@ def preflight(run, policy, reference, tokenizer, b):
     reference (None: there is none); shows one answer with its actions marked."""
     flag = f"--model {run.args.model}"
     check_policy(policy, tokenizer, *(b[key] for key in ROWS), flag)
-    logps, sampled = teacher_forced(run, policy, b), b.get("sampler_logps", b["logps"])
+    logps, sampled = teacher_forced(run, policy, b), drawn_logps(b)
     start = reference_logps(run, reference, b)
     for name, other in (("sampler and forward", sampled), ("policy and reference", start)):
         gap = (logps - other)[b["mask"]].abs().mean().item()
@@ -189,28 +192,33 @@ class UpdateMeans:
 
     def __init__(self):
         self.tokens, self.steps = [], []  # of each micro-batch; of each optimiser step
+        self.mismatch = []  # |log π − log π of what drew| of each token, before the first step
 
     def add(self, mb, logps, **columns):
         """After a forward. mb: a micro-batch of the rollout; logps, columns: (n, T), 0 outside the
         mask, "ratio" among them."""
         sums = {key: column.detach().float().sum().item() for key, column in columns.items()}
-        gaps = (logps.detach() - mb.get("sampler_logps", mb["logps"])).abs()
-        gap = 0.0 if self.steps else gaps.max().item()  # later the policy is another
-        self.tokens.append((mb["mask"].sum().item(), columns["ratio"].max().item(), gap, sums))
+        self.tokens.append((mb["mask"].sum().item(), columns["ratio"].max().item(), sums))
+        if not self.steps:  # later the policy is another
+            self.mismatch += (logps.detach() - drawn_logps(mb))[mb["mask"]].abs().tolist()
 
     def step(self, **numbers):
         """After an optimiser step: loss, grad_norm, lr."""
         self.steps.append(numbers)
 
     def row(self):
-        """{key: mean}, "ratio/max" and "sample_gap"; nothing if no token was updated."""
+        """{key: mean}, "ratio/max" and "rollout/mismatch"; nothing if no token was updated."""
         if not self.steps:
             return {}
         row = {key: fmean(step[key] for step in self.steps) for key in self.steps[0]}
-        tokens, ratios, gaps, sums = zip(*parallel.gather(self.tokens))
+        tokens, ratios, sums = zip(*parallel.gather(self.tokens))
         row |= {key: sum(x[key] for x in sums) / sum(tokens) for key in sums[0]}
-        row["ratio/mean"] = row.pop("ratio")
-        return row | {"ratio/max": max(ratios), "sample_gap": max(gaps)}
+        mismatch = parallel.gather(self.mismatch)
+        return row | {
+            "ratio/mean": row.pop("ratio"), "ratio/max": max(ratios),
+            "rollout/mismatch": fmean(mismatch),
+            "rollout/mismatch_p99": np.quantile(mismatch, 0.99).item(),
+        }  # fmt: skip
 
 
 def lengths_of(b):

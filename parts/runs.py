@@ -61,7 +61,7 @@ LOGS = "metrics.jsonl", "samples.jsonl", "rollouts.jsonl"
 WRITTEN = *LOGS, "checkpoint", "adapter", "model*.safetensors*"  # what --overwrite removes
 # of a run that is resumed: what may be another, and what makes one that had ended go on
 MAY_DIFFER = """out resume overwrite eval_every save_every stop_after wandb_project fsdp device
-    micro_tokens grad_checkpoint""".split()
+    micro_tokens grad_checkpoint rollouts_from adapter_dir""".split()
 GOES_ON = "steps", "judge_budget", "target"
 
 

@@ -66,9 +66,15 @@ def sample(
             drawn += zip(index, *decode(policy, prompts, n, uniform, ends, temperature))
     answers = sorted(drawn if alone else gather(drawn))
     ids, logps = [ids for _, ids, _ in answers], [logps for *_, logps in answers]
+    return rollout_of(tokenizer, prompt_ids, n, ids, logps)
+
+
+def rollout_of(tokenizer, prompt_ids, n, ids, logps):
+    """A `Rollout` of n answers to each prompt, in order."""
+    ends, prompts = end_ids(tokenizer), [p for p in prompt_ids for _ in range(n)]
     finished = [row[-1] in ends for row in ids]
     texts = [tokenizer.decode(row, skip_special_tokens=True) for row in ids]
-    return Rollout([p for p in prompt_ids for _ in range(n)], ids, logps, finished, texts)
+    return Rollout(prompts, ids, logps, finished, texts)
 
 
 def decode(policy, prompts, n, uniform, ends, temperature):
@@ -121,3 +127,14 @@ def kl_estimates(logps, ref_logps, mask):
     same_shape(logps=logps, ref_logps=ref_logps, mask=mask)
     d = torch.where(mask, logps - ref_logps, 0.0)
     return d, torch.expm1(-d.clamp(min=-20)) + d.clamp(min=-20)
+
+
+def is_weights(logps, server_logps, mask, clip):
+    """w = min(π / π_server, C), all (N, T); 1 outside the mask. No gradient.
+
+    >>> logps, server = torch.tensor([[-1.0, -1.0]]), torch.tensor([[-1.5, -3.0]])
+    >>> is_weights(logps, server, torch.ones(1, 2, dtype=torch.bool), clip=2.0)
+    tensor([[1.6487, 2.0000]])
+    """
+    ratio = (logps.detach() - server_logps).exp().clamp(max=clip)
+    return torch.where(mask, ratio, 1.0)

@@ -1,0 +1,81 @@
+"""A vLLM server in this process: our own sampler behind vLLM's routes, with adapters and faults."""
+
+import threading
+from pathlib import Path
+
+import torch
+from flask import Flask, jsonify, request
+from safetensors.torch import load_file
+from werkzeug.serving import make_server
+
+import common
+from parts import sampling
+
+
+class EngineServer:
+    """One server on a free port.
+
+    loaded   names of the adapters that it holds now; history: of all it was ever given
+    draws    {request seed: (seed, number of the first answer)}, so that a request gets the random
+             numbers that our own sampler would use
+    spoil    what turns a right reply, a dict, into a wrong one; or a (text, status)
+    """
+
+    def __init__(self, base, rank):
+        self.tokenizer, self.rank = common.load_tokenizer(base), rank
+        self.base, self.lock = base, threading.Lock()
+        self.loaded, self.history, self.draws, self.spoil = {}, [], {}, None
+        self.prompts, self.load_reply = [], None
+        app = Flask(__name__)
+        app.post("/v1/load_lora_adapter")(self.load)
+        app.post("/v1/unload_lora_adapter")(self.unload)
+        app.post("/v1/completions")(self.complete)
+        self.server = make_server("127.0.0.1", 0, app, threaded=True)
+        self.url = f"http://127.0.0.1:{self.server.port}"
+        threading.Thread(target=self.server.serve_forever, daemon=True).start()
+
+    def stop(self):
+        self.server.shutdown()
+        self.server.server_close()
+
+    def load(self):
+        if self.load_reply:
+            return self.load_reply
+        body = request.json
+        weights = load_file(Path(body["lora_path"]) / "adapter_model.safetensors")
+        with self.lock:
+            model = common.load_model(
+                self.base, torch.device("cpu"), torch.float32, True, self.rank
+            )
+            state = {key.removeprefix("base_model.model."): x for key, x in weights.items()}
+            assert not model.load_state_dict(state, strict=False).unexpected_keys
+            self.loaded[body["lora_name"]] = common.Policy(model, torch.float32)
+            self.history.append(body["lora_name"])
+        return "Success"
+
+    def unload(self):
+        self.loaded.pop(request.json["lora_name"], None)
+        return "Success"
+
+    def complete(self):
+        body = request.json
+        if body["model"] not in self.loaded:
+            return jsonify(error={"message": f"{body['model']} does not exist"}), 404
+        seed, number = self.draws.get(body.get("seed"), (body.get("seed", 0), 0))
+        with self.lock:
+            self.prompts.append(body["prompt"])
+            drawn = sampling.sample(
+                self.loaded[body["model"]], self.tokenizer, [body["prompt"]], body["n"],
+                body["max_tokens"], body["temperature"], seed,
+                numbers=range(number, number + body["n"]), alone=True,
+            )  # fmt: skip
+        reply = {
+            "choices": [
+                {"index": i, "token_ids": ids, "logprobs": {"token_logprobs": logps},
+                 "finish_reason": "stop" if ended else "length"}
+                for i, (ids, logps, ended) in enumerate(
+                    zip(drawn.answer_ids, drawn.logps, drawn.finished)
+                )
+            ]
+        }  # fmt: skip
+        return self.spoil(reply) if self.spoil else reply
