@@ -416,7 +416,8 @@ def main(argv=None):
     player = engine.sampler(args, run), policy, tokenizer
     if run.step == 0:
         seeds = training_seeds(args, 0)[: 2 * g]
-        episodes = play(args, make, seeds, player, args.temperature, args.seed)
+        with run.timed(1 / args.groups_per_batch):  # two groups; an update takes as long again
+            episodes = play(args, make, seeds, player, args.temperature, args.seed)
         rows = sum((training_rows(episode.draws) for episode in episodes), [])
         if not rows:
             raise UserError(f"--max-length {args.max_length}: no opening fits in it with a turn")

@@ -258,8 +258,9 @@ def main(argv=None):
           f"validation by {graders.metric}")  # fmt: skip
     guard = rollouts.Guard(run, len(val))
     if run.step == 0:
-        b = answer(args, models, train[:2], g, args.reward, args.temperature, args.seed)
-        rollouts.preflight(run, policy, reference, tokenizer, b)
+        with run.timed(2 / p):
+            b = answer(args, models, train[:2], g, args.reward, args.temperature, args.seed)
+            rollouts.preflight(run, policy, reference, tokenizer, b)
         rewards_PG = torch.from_numpy(b["rewards"]).view(-1, g)
         advantages_PG = grpo.group_advantages(rewards_PG, args.scale)
         grpo.show_group(g, b["grades"], b["rewards"], advantages_PG[0])

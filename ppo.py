@@ -393,7 +393,8 @@ def main(argv=None):
     guard = rollouts.Guard(run, len(val))
     if run.step == 0:  # not resumed
         rows, _ = rollouts.prompts_of_step(train, args.rollouts, args.seed, 1)
-        preflight(args, run, models, rows)
+        with run.timed(1 / 2):  # a rollout and two readings; a step has an update in their place
+            preflight(args, run, models, rows)
         run.state["kl_coef"] = args.beta
         evaluate(args, guard, models, gold, val)
 

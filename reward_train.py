@@ -197,7 +197,8 @@ def main(argv=None):
     optimizer = run.start({"scorer": scorer}, tokenizer, RATES, per_epoch, pairs.ids(), own_lr)
     if run.step == 0:
         first = pairs.train[: args.batch_size]
-        loss = bradley_terry_loss(*score_pairs(run, scorer, pairs, first)).mean().item()
+        with run.timed(1 / 3):  # a backward takes two forwards
+            loss = bradley_terry_loss(*score_pairs(run, scorer, pairs, first)).mean().item()
         if fresh:
             place = f"--model {args.model}"
             identity("loss before step one", loss, math.log(2), 1e-4, run.dtype, place)

@@ -226,6 +226,9 @@ def main(argv=None):
     if run.step == 0:
         check_policy(policy, tokenizer, *rows.batch(rows.train[:1], run.device), "--model")
         print("preflight  log-probs are the model's: ok")
+        with run.timed(1 / 3), torch.no_grad():  # a backward takes two forwards
+            for part in run.micro_batches(rows.train[: args.batch_size], rows.tokens):
+                policy(*rows.batch(part, run.device))
         evaluate(run, policy, rows, answers)
 
     for step in run.steps():

@@ -93,6 +93,14 @@ def say(line):
         print(line, flush=True)
 
 
+def recompute_activations(model):
+    """Gradient checkpointing. Only modules that ask for it are in training mode: no dropout."""
+    model.gradient_checkpointing_enable({"use_reentrant": False})
+    model.enable_input_require_grads()  # with --lora-rank the embeddings have no gradient
+    for module in model.modules():
+        module.training = hasattr(module, "gradient_checkpointing")
+
+
 # ---- numbers and rows over the processes ----
 
 

@@ -22,6 +22,7 @@ Writes       args.json, metrics.jsonl, samples.jsonl, checkpoint/step-N.pt (the 
              end the model, its card README.md, with LoRA adapter/. Left out: weight decay
 """
 
+import contextlib
 import hashlib
 import math
 import os
@@ -121,9 +122,8 @@ class Run:
                     flag = f"--{key.replace('_', '-')}"
                     raise UserError(f"--resume: {flag} was {was!r}, is {now[key]!r}")
         elif old and not args.overwrite:
-            raise UserError(
-                f"--out {out}: holds a run; pass --resume, --overwrite or another --out"
-            )
+            ways = "--resume, --overwrite or another --out"
+            raise UserError(f"--out {out}: holds a run; pass {ways}")
         elif not old and out.exists() and any(out.iterdir()):
             raise UserError(f"--out {out}: holds files that are no run; choose another folder")
         elif Path(args.model).resolve() == out.resolve():
@@ -151,7 +151,7 @@ class Run:
             raise UserError(f"--resume: {wrong}")
         for module in modules.values():
             if args.grad_checkpoint:
-                recompute_activations(module.model)
+                parallel.recompute_activations(module.model)
             if args.fsdp:
                 parallel.shard(module)
         small = self.policy.model.num_parameters() < 100e6
@@ -190,6 +190,15 @@ class Run:
         write_json(out / "args.json", self.record)
         for name, size in self.state.get("bytes", {}).items():
             os.truncate(out / name, size)
+
+    @contextlib.contextmanager
+    def timed(self, steps):
+        """Around what takes as long as so many steps: print how long the run will take."""
+        start = time.perf_counter()
+        yield
+        seconds = (time.perf_counter() - start) / steps * self.planned / parallel.world()
+        minutes = f"about {math.ceil(seconds / 60)} min"
+        parallel.say(f"time       {self.planned} steps, {minutes} without evaluations")
 
     def steps(self):
         """Yield each remaining step; save checkpoints, and stop when asked."""
@@ -339,11 +348,3 @@ class Run:
         print(f"wrote {self.out}: the model, README.md, args.json, logs, checkpoint/")
         print(f"next: python {shlex.join(next)}")
         return 0
-
-
-def recompute_activations(model):
-    """Gradient checkpointing. Only modules that ask for it are in training mode: no dropout."""
-    model.gradient_checkpointing_enable({"use_reentrant": False})
-    model.enable_input_require_grads()  # with --lora-rank the embeddings have no gradient
-    for module in model.modules():
-        module.training = hasattr(module, "gradient_checkpointing")

@@ -25,6 +25,7 @@ class EngineServer:
         self.tokenizer, self.rank = common.load_tokenizer(base), rank
         self.base, self.lock = base, threading.Lock()
         self.loaded, self.history, self.draws, self.spoil = {}, [], {}, None
+        self.paths = {}
         self.prompts, self.load_reply = [], None
         app = Flask(__name__)
         app.post("/v1/load_lora_adapter")(self.load)
@@ -49,6 +50,7 @@ class EngineServer:
             )
             state = {key.removeprefix("base_model.model."): x for key, x in weights.items()}
             assert not model.load_state_dict(state, strict=False).unexpected_keys
+            self.paths[body["lora_name"]] = Path(body["lora_path"])
             self.loaded[body["lora_name"]] = common.Policy(model, torch.float32)
             self.history.append(body["lora_name"])
         return "Success"
@@ -59,7 +61,8 @@ class EngineServer:
 
     def complete(self):
         body = request.json
-        if body["model"] not in self.loaded:
+        # vLLM reads an adapter again from its folder once it has evicted it
+        if body["model"] not in self.loaded or not self.paths[body["model"]].is_dir():
             return jsonify(error={"message": f"{body['model']} does not exist"}), 404
         seed, number = self.draws.get(body.get("seed"), (body.get("seed", 0), 0))
         with self.lock:

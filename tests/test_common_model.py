@@ -336,7 +336,7 @@ def test_gradient_checkpointing_acts_and_is_exact(family, lora_rank, tmp_path):
     for on in (False, True):
         policy = filled(policy_of(folder, lora_rank=rank))
         if on:
-            runs.recompute_activations(policy.model)
+            parallel.recompute_activations(policy.model)
         blocks = next(
             m for m in policy.modules() if isinstance(m, torch.nn.ModuleList) and len(m) == 2
         )

@@ -277,8 +277,8 @@ def logged(out):
 def test_a_run_by_servers_is_a_run_by_our_sampler(stage, servers, base, tmp_path):
     """Equal draws: the same losses and weights to rounding."""
     urls = words("--rollouts-from", *(server.url for server in servers))
-    rows = {}
-    for name, more in {"own": [], "engine": urls}.items():
+    rows, again = {}, [*urls, "--overwrite"]  # which removes a run's files once it has begun
+    for name, more in [("own", []), ("engine", urls), ("engine", again)]:
         assert not stage.main(command(stage, base, tmp_path, tmp_path / name) + more)
         rows[name] = logged(tmp_path / name)
     assert len(rows["own"]) == len(rows["engine"])
@@ -290,7 +290,7 @@ def test_a_run_by_servers_is_a_run_by_our_sampler(stage, servers, base, tmp_path
     mismatch = [row["rollout/mismatch_p99"] for row in rows["engine"] if "loss" in row]
     assert len(mismatch) == 3 and max(mismatch) < 1e-4
     steps = [name.split("-")[1] for name in servers[0].history]
-    assert steps == sorted(steps) and {"0", "2"} <= set(steps)
+    assert {"0", "2"} <= set(steps)
 
 
 def test_servers_that_die_cost_no_step(servers, base, tmp_path, capsys):
