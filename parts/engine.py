@@ -41,7 +41,7 @@ FAILURES = requests.RequestException, ValueError, LookupError, TypeError  # of a
 
 def add_engine_arguments(parser):
     """The flags of rollouts that come from servers."""
-    add = parser.add_argument_group("rollouts from servers").add_argument
+    add = parser.add_argument
     # fmt: off
     add("--rollouts-from", metavar="URL", nargs="+", help="vLLM servers that answer in place of this process; needs --lora-rank")
     add("--adapter-dir", metavar="FOLDER", help="where adapters are written for the servers, which must see it (default: OUT/adapters)")

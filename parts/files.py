@@ -224,7 +224,7 @@ def parser(usage, description):
     return ArgumentParser(
         usage=f"python {usage}",
         description=description,
-        formatter_class=lambda prog: _Help(prog, max_help_position=30, width=118),
+        formatter_class=lambda prog: _Help(prog, max_help_position=33, width=118),
     )
 
 

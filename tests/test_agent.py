@@ -11,7 +11,7 @@ import torch
 import common
 import grpo_agent as g
 from conftest import REPO
-from parts import grpo, runs
+from parts import grpo, runs, sampling
 from parts.rubrics import Grade
 from tiny import CHATML, TEMPLATE, cases, error_of, tiny_model, tiny_tokenizer, words
 
@@ -59,9 +59,9 @@ def read(path):
 
 
 def load(folder):
-    """(policy, tokenizer), as `play` takes them."""
+    """(sample, policy, tokenizer), as `play` takes them."""
     model = common.load_model(folder, "cpu", torch.float32)
-    return common.Policy(model, torch.float32), common.load_tokenizer(folder)
+    return sampling.sample, common.Policy(model, torch.float32), common.load_tokenizer(folder)
 
 
 @pytest.fixture(scope="module")
@@ -107,7 +107,7 @@ def test_log_probs_are_those_of_a_teacher_forced_pass(template, tmp_path):
         for row in rows:
             ids, mask, drawn = (torch.tensor(row[name]) for name in ("ids", "mask", "logps"))
             with torch.no_grad():
-                logits = player[0].model(input_ids=ids[None]).logits[0]
+                logits = player[1].model(input_ids=ids[None]).logits[0]
             forced = logits[:-1].log_softmax(-1).gather(1, ids[1:, None])[:, 0]
             assert torch.allclose(forced[mask[1:]], drawn[mask], atol=1e-4)
             assert not drawn[~mask].any() and mask.sum() > 0
@@ -116,7 +116,7 @@ def test_log_probs_are_those_of_a_teacher_forced_pass(template, tmp_path):
 def test_only_drawn_tokens_are_trained(player, tmp_path):
     """Marked: the policy's turns, with their end tokens. Not marked: every word of the environment.
     A cut turn gets the template's end token as context, an ended one no second one."""
-    tokenizer, seen = player[1], set()
+    tokenizer, seen = player[2], set()
     rolls = [roll(player, echo(tmp_path), [1, 2], seed=seed) for seed in range(6)]
     for episode in sum(rolls, []):
         (row,) = g.training_rows(episode.draws)
@@ -173,8 +173,8 @@ def test_history_shows_the_last_exchanges(player, tmp_path):
         (episode,) = roll(player, echo(tmp_path, history=k), [1])
         assert len(g.training_rows(episode.draws)) == 3
         seen = [episode.messages[0], *episode.messages[5 - 2 * k : 6]]
-        want = common.render(player[1], seen, add_generation_prompt=True)
-        assert player[1].decode(episode.draws[2][0]) == want
+        want = common.render(player[2], seen, add_generation_prompt=True)
+        assert player[2].decode(episode.draws[2][0]) == want
 
 
 def test_a_cut_turn_is_counted_and_a_full_context_ends_the_turns(player, tmp_path):
@@ -282,10 +282,11 @@ def test_a_step_is_the_closed_form_also_with_a_row_per_turn(history, folder, tmp
 
     monkeypatch.setattr(runs.Run, "clip", traced)
     g.main(line(folder, env, tmp_path / "run", "--steps 1 --seed 3"))
-    args, (policy, tokenizer) = arguments("--env", env, "--seed 3"), load(folder)
+    args, player = arguments("--env", env, "--seed 3"), load(folder)
+    policy = player[1]
     policy.requires_grad_(True)
     make, seeds = g.environment(args), g.training_seeds(args, 1)
-    episodes = g.play(args, make, seeds, (policy, tokenizer), 1.0, 3 * 10**6 + 1)
+    episodes = g.play(args, make, seeds, player, 1.0, 3 * 10**6 + 1)
     total, tokens = 0.0, sum(episode.tokens() for episode in episodes)
     for i, episode in enumerate(episodes):
         mates = [mate.reward for mate in episodes[i - i % 2 : i - i % 2 + 2]]
@@ -329,7 +330,13 @@ def test_a_run_leaves_what_the_header_promises(folder, tmp_path, capsys):
             assert [r["seed"] for r in kept] == [*range(g.VAL_SEEDS, g.VAL_SEEDS + 4)]
         else:
             expected |= {"reward/mean": v, "length/mean": n, "length/truncated_frac": cut}
-            expected |= {"ratio/mean": 1, "answer_tokens": 4 * n, "episodes": 4, "sample_gap": 0}
+            expected |= {
+                "ratio/mean": 1,
+                "answer_tokens": 4 * n,
+                "episodes": 4,
+                "rollout/mismatch": 0,
+                "rollout/mismatch_p99": 0,
+            }
             assert row["tokens"] > 2 * row["answer_tokens"], "the environment's words as well"
             for a, b in (kept[:2], kept[2:]):
                 gain = (a["reward"] - b["reward"]) / 2

@@ -13,7 +13,7 @@ from transformers import AutoModelForCausalLM, AutoModelForSequenceClassificatio
 
 import common
 from common import Policy, load_model
-from parts import lora, parallel, runs, sampling
+from parts import lora, parallel, sampling
 from parts.shared_prompt import can_share
 from tiny import CHATML, cases, error_of, read_json, tiny_model, tiny_tokenizer
 

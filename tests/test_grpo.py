@@ -239,7 +239,7 @@ def test_the_ratio_is_one_at_first(files):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(grpo, "grpo_loss", spy)
         row = update(made)
-    assert seen[0] < 1e-4 and min(seen[1:]) > 1e-3 and row["sample_gap"] < 1e-4
+    assert seen[0] < 1e-4 and min(seen[1:]) > 1e-3 and row["rollout/mismatch_p99"] < 1e-4
     assert row["updates"] == 3
 
 

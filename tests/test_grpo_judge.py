@@ -13,7 +13,7 @@ from transformers import AutoModelForCausalLM
 
 import grpo_rubric
 from judge_server import Rule, fault
-from parts import grpo
+from parts import grpo, sampling
 from parts.files import UserError
 from parts.grading import ALONE
 from test_grpo import read
@@ -184,13 +184,13 @@ def test_a_spent_budget_ends_the_run_and_a_larger_one_goes_on(train, tmp_path, c
 def test_a_reference_reaches_the_judge_and_never_the_policy(train, tmp_path, monkeypatch):
     """Nor does a label under another name reach the judge; --gold reads it."""
     rows = asks(8, TEXT, reference="Kafka is the gap.", label="SECRET")
-    data, given, real = write_rows(tmp_path / "r.jsonl", rows), [], grpo_rubric.sample
+    data, given, real = write_rows(tmp_path / "r.jsonl", rows), [], sampling.sample
 
     def sample(policy, tokenizer, prompts, *rest):
         given.extend(tokenizer.batch_decode(prompts))
         return real(policy, tokenizer, prompts, *rest)
 
-    monkeypatch.setattr(grpo_rubric, "sample", sample)
+    monkeypatch.setattr(sampling, "sample", sample)
     flags = "--reward rubric --reward ruler --steps 2 --judge-max-retries 0".split()
     flags += gold_flag(tmp_path, "[len(row['label']) for row in rows]")
 

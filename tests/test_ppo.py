@@ -4,6 +4,7 @@ import math
 from pathlib import Path
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
@@ -368,7 +369,9 @@ def test_first_minibatch_has_ratio_one_and_kl_zero(family, kind, temperature, wo
     mask, lengths = b["mask"], b["attention_mask"].sum(1)
     assert b["ids"].shape[1] - lengths.min() > 20, "prompts of one length"
     assert "sampler_logps" not in b, "in fp32 the sampler's log-probs are π_old"
-    expected = dict.fromkeys("approx_kl sample_gap kl/ref clip_frac value_clip_frac".split(), 0)
+    expected = dict.fromkeys(
+        "approx_kl rollout/mismatch_p99 kl/ref clip_frac value_clip_frac".split(), 0
+    )
     expected |= {"ratio/mean": 1, "ratio/max": 1, "policy_loss": 0}
     expected["value_loss"] = ((b["values"] - b["returns"])[mask] ** 2).mean().item() / 2
     assert near(row, expected, rel=1e-4, abs=1e-5)
@@ -397,7 +400,9 @@ def test_rounding_moves_no_ratio(dtype, kind, world, tmp_path):
     assert near(row, {"approx_kl": 0, "clip_frac": 0, "ratio/max": 1, "ratio/mean": 1}, abs=1e-6)
     gaps = (b["logps"] - b["sampler_logps"]).abs()
     assert gaps[b["mask"]].max() > 1e-4
-    assert row["sample_gap"] == pytest.approx(gaps.max().item(), abs=1e-5)
+    tokens = gaps[b["mask"]].numpy()
+    found = row["rollout/mismatch"], row["rollout/mismatch_p99"]
+    assert found == pytest.approx((tokens.mean(), np.quantile(tokens, 0.99)), abs=1e-5)
 
 
 def test_a_step_that_overflows_in_fp16_is_skipped(world, tmp_path, monkeypatch):
@@ -481,7 +486,7 @@ def test_gradient_for_every_cut(kind, world, tmp_path):
         assert near(other.steps[0], same, rel=2e-4, abs=1e-5)
 
 
-UNLIKE = ("time_s", "peak_mem_mb", "tokens_per_s", "sample_gap")
+UNLIKE = ("time_s", "peak_mem_mb", "tokens_per_s", "rollout/mismatch_p99")
 
 
 def test_minibatches_are_passes_over_the_rollout(world, tmp_path, monkeypatch):
@@ -647,7 +652,7 @@ def test_validation_prompts_are_trained_on_nowhere(world, tmp_path):
         flags = "--eval-fraction 0.3 --steps 1 --rollouts 60 --reward-fn vowels"
         traces = traced(own, tmp_path / "run", flags)
     numbers = {tuple(traces.models.encode(row)): row["i"] for row in rows}
-    asked = [{numbers[tuple(ids)] for ids in call[4]} for call in spy.calls]
+    asked = [{numbers[tuple(ids)] for ids in call[5]} for call in spy.calls]
     start, before, step, end = asked
     assert before == end and len(before) >= 8
     assert not before & (start | step)

@@ -19,6 +19,7 @@ import dpo
 import grpo_rubric
 import reward_train
 from parts import runs
+from parts import sampling as sampling_of
 from parts.pairs import Pairs
 from parts.reward_models import load_scorer
 from parts.shared_prompt import can_share
@@ -132,7 +133,7 @@ def test_no_forward_between_the_rollout_and_the_first_gradient(
 ):
     """In fp32 the sampler's log-probs are those of the policy: none is computed again."""
     events, sampling = [], []
-    real_sample, real_steps = grpo_rubric.sample, runs.Run.steps
+    real_sample, real_steps = sampling_of.sample, runs.Run.steps
 
     def sample(*arguments, **options):
         events.append("rollout")
@@ -145,7 +146,7 @@ def test_no_forward_between_the_rollout_and_the_first_gradient(
         events.clear()
         return real_steps(run, *arguments)
 
-    monkeypatch.setattr(grpo_rubric, "sample", sample)
+    monkeypatch.setattr(sampling_of, "sample", sample)
     monkeypatch.setattr(runs.Run, "steps", steps)
     trunk.note = lambda _, gradient: sampling or events.append("gradient" if gradient else "plain")
     vowel = {"check": "regex:match", "pattern": "[aeiouAEIOU]"}
