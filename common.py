@@ -11,14 +11,15 @@ trained                           ✓      ✓      ✓       logits[2:5] are sc
 
 Sections     1 text to ids · 2 rows and batches · 3 models · 4 log-probs
 Text         a prompt given as text is continued as it stands, as in TRL; messages are rendered by
-             the model's own chat template. The answer is what stands behind the prompt in the
+             the model's own chat template. The answer is what stands after the prompt in the
              rendered whole, up to and with its first end token
 Conventions  rows are right-padded; masks are bool and made from lengths, never from the pad id; a
              padded row on the left (sampling) is read by its mask as well; trained weights are fp32
              whatever the checkpoint holds; no dropout anywhere
-To copy      `encode_pair` with the functions above it in section 1; all of section 4, which is
-             `Policy(AutoModelForCausalLM.from_pretrained(name).eval(), torch.float32)`: torch and
-             transformers are all that both need
+To copy      `encode_pair` with the functions above it in section 1, and `UserError` and `brief` of
+             parts/files.py; all of section 4 with `autocast` of parts/parallel.py, which is
+             `Policy(AutoModelForCausalLM.from_pretrained(name).eval(), torch.float32)`. Beside
+             them torch and transformers are all that is needed
 Axes         B rows, T columns, V vocabulary, H hidden, N tokens
 """
 

@@ -1,27 +1,28 @@
-"""dpo.py: preference pairs in, an aligned model out; no reward model and no sampling.
+"""dpo.py: preference pairs in, an aligned model out; no reward model, and no sampling in the loop.
 
-Objective    minimise −E log σ(β·h) + c·NLL(chosen),
-             h = log(π/π_ref)(chosen) − log(π/π_ref)(rejected)
+Objective    minimise −E log σ(β·h) + c·NLL,
+             h = log(π/π_ref)(chosen) − log(π/π_ref)(rejected),
+             NLL = −Σ log π(chosen) / tokens of the chosen answers of the step
 Algorithm    (1) read pairs; render the prompt; mark the answer tokens
              (2) reference: log-probs of both answers under the frozen start, once
              (3) policy: log-probs of both answers
              (4) loss and implicit rewards
              (5) update: backward, clip the gradient, step
-             (6) now and then: held-out loss and accuracy, sample answers and their score
+             (6) every --eval-every steps: held-out loss and accuracy, sample answers and their score
 Conventions  answer log-probs are sums over tokens, end token included; the loss is the mean over
-             pairs; reward = β·log(π/π_ref); the prompt is masked, and passes once for both answers
-Left out     1. a moving reference, for it makes the implicit reward mean something else each step
-             2. packing, for pairs of a batch already share their prompts
-             3. KTO, which needs thumbs in place of pairs: another loss over other data
-             The paper has no NLL term: --nll-coef 1 keeps the chosen answer likely while the margin
-             grows (Pang et al. 2024, eq. 1); --nll-coef 0 is the paper's loss
+             pairs; reward = β·log(π/π_ref); the prompt is masked; a forward computes it once for both
+Left out     1. a moving reference, because the implicit reward would change its meaning each step
+             2. packing, because the answers of a pair already share their prompt
+             3. KTO, which needs single answers with a thumb up or down: another loss, other data
+Not as       DPO has no NLL term: --nll-coef 1 keeps the chosen answer likely while the margin grows
+the paper    (Pang et al. 2024, who take a mean per answer); --nll-coef 0 is the paper's loss
 Run          python dpo.py --pairs data/prefs.jsonl
              python dpo.py --model Qwen/Qwen2.5-0.5B-Instruct --pairs mine.jsonl --out runs/mine
 Writes       a model folder, args.json, metrics.jsonl, samples.jsonl, checkpoint/
-Read with    common.py (`Policy`: rows of ids in, log-probs out)
-To copy      `dpo_loss` needs torch alone; log-probs for it come from `Policy` in common.py, rows
-             from `encode_pair`. examples/dpo_minimal.py is the same objective in 80 lines; this
-             script is the same, hardened
+Read with    common.py (`Policy`: rows of ids in, log-probs out) and parts/pairs.py (`Pairs`)
+To copy      `dpo_loss` with `LOSS_TYPES` and, from common.py, `same_shape`: torch is all they need.
+             Log-probs for it come from `Policy` in common.py, rows from `encode_pair`.
+             examples/dpo_minimal.py is the same objective in 80 lines
 Reference    Rafailov et al. 2023, arXiv 2305.18290, eq. 7
 Axes         B pairs of a batch, b pairs of a forward, n all pairs, T tokens
 """
@@ -65,7 +66,7 @@ def dpo_loss(
     hinge         max(0, 1 − z)                                     [SLiC, Zhao et al. 2023]
     ipo           (h̄ − 1/(2β))²                                     [Azar et al. 2023, eq. 17]
     sigmoid_norm  −log σ(β·h̄)                                       [Lambert et al. 2024, eq. 6]
-    simpo         −log σ(β·h̄ − γ), reference log-probs 0            [Meng et al. 2024, eq. 6]
+    simpo         −log σ(β·h̄ − γ); give 0 as reference log-probs     [Meng et al. 2024, eq. 6]
 
     By hand: β = 0.5, h = (−5 + 6) − (−7 + 6) = 2, the margin is 1, L = log(1 + e⁻¹) = 0.3133.
     >>> pair = [torch.tensor([x]) for x in (-5.0, -7.0, -6.0, -6.0)]
@@ -134,9 +135,9 @@ def parse_args(argv=None):
 def pair_logps(policy, pairs, part):
     """(2, b) each: log π of the chosen and the rejected answers of `part`, summed over their
     tokens, and the number of these tokens."""
-    rows = pairs.batch(part, policy.model.device)  # (2b, T) each
-    logps, _ = policy(*rows, shared=pairs.shared)  # (2b, T), 0 outside the answers
-    return logps.sum(1).view(2, -1), rows[2].sum(1).view(2, -1)  # all chosen rows come first
+    ids, attention_mask, answer_mask = pairs.batch(part, policy.model.device)  # (2b, T) each
+    logps, _ = policy(ids, attention_mask, answer_mask, shared=pairs.shared)  # 0 outside answers
+    return logps.sum(1).view(2, -1), answer_mask.sum(1).view(2, -1)  # all chosen rows come first
 
 
 @torch.no_grad()
@@ -144,7 +145,7 @@ def reference_logps(run, policy, pairs):
     """(2, n): `pair_logps` of all pairs under the start; 0 for simpo, which has no reference."""
     logps = torch.zeros(2, len(pairs.rows))
     if run.args.loss_type != "simpo":
-        for part in run.micro_batches(range(len(pairs.rows)), pairs.tokens()):
+        for part in run.micro_batches(range(len(pairs.rows)), pairs.tokens()):  # of this rank
             logps[:, part] = pair_logps(policy, pairs, part)[0].cpu()
         add_up([logps])  # over the ranks, each of which read its share
     return logps
@@ -209,8 +210,9 @@ def main(argv=None):
     # the policy; before step one it is its own reference, and gives the log-probs of all pairs
     source = args.model, run.device, run.dtype
     model = load_model(*source, trainable=True, lora_rank=args.lora_rank, seed=args.seed)
+    # `reference` serves val/kl only; the loss reads run.state["reference"], which is computed once
     policy = reference = Policy(model, run.dtype)
-    if args.prompts and not args.lora_rank:  # for val/kl alone
+    if args.prompts and not args.lora_rank:
         reference = Policy(load_model(*source), run.dtype)
     longest = pairs.batch([pairs.tokens().argmax()], run.device)
     pairs.shared = can_share(model, run.dtype, *longest)
@@ -219,7 +221,7 @@ def main(argv=None):
     if run.step == 0:
         check_policy(policy, tokenizer, *longest, f"--model {args.model}")
         # (2) reference: log-probs of both answers under the frozen start, once
-        with run.timed(len(pairs.rows) / args.batch_size / 3):  # a backward takes two forwards
+        with run.timed(len(pairs.rows) / args.batch_size / 3):  # a step takes three forwards
             run.state["reference"] = reference_logps(run, policy, pairs)
         # before step one policy and reference are equal: h = 0, and the sigmoid loss is log 2
         with torch.no_grad():
@@ -235,16 +237,17 @@ def main(argv=None):
         places, epoch = batch_indices(len(pairs.train), args.batch_size, args.seed, step)
         batch, stats, total = pairs.train[places], [], 0.0
         optimizer.zero_grad()
-        for part in run.micro_batches(batch, tokens):
+        _, chosen_lengths, _ = pairs.lengths[:, batch]  # of prompt, chosen, rejected; (B,) each
+        for part in run.micro_batches(batch, tokens):  # this rank's share, as memory allows
             # (3) policy: log-probs of both answers; (4) loss and implicit rewards
-            losses, logps, columns = forward(run, policy, pairs, part)
-            # (5) update: a sum over this part, divided by the whole step's count
-            nll = -logps.sum() / pairs.lengths[1, batch].sum()
+            losses, chosen_logps, columns = forward(run, policy, pairs, part)  # (b,) each
+            # (5) update: L = mean loss + c·NLL, sums over this part ÷ counts of the whole step
+            nll = -chosen_logps.sum() / chosen_lengths.sum()
             loss = losses.sum() / len(batch) + args.nll_coef * nll
             run.scaler.scale(loss).backward()
             total += loss.item()
             stats.append(columns)
-        # summed over the processes, clipped to norm 1
+        # loss and gradients summed over the ranks, clipped to norm 1; these rows if not finite
         loss, grad_norm = run.clip(total, [pairs.places[i] for i in batch[:4]])
         lr = run.set_lr(step)  # warm-up, then --schedule
         run.scaler.step(optimizer)  # optimizer.step(); the scaler acts in fp16 alone
@@ -253,7 +256,7 @@ def main(argv=None):
             "loss": loss, "lr": lr, "grad_norm": grad_norm, "epoch": epoch, "n": len(batch),
             "tokens": tokens[batch].sum(),
         })  # fmt: skip
-        # (6) now and then: held-out loss and accuracy, sample answers and their score
+        # (6) every --eval-every steps: held-out loss and accuracy, sample answers and their score
         if run.evaluates(step):
             evaluate(run, policy, reference, pairs, answers)
 

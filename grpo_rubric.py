@@ -1,27 +1,30 @@
 """grpo_rubric.py: prompts with rubrics in, an aligned model out; every answer is graded and
 compared with the other answers to its prompt.
 
-Objective    maximise E[reward] − β·KL(π‖π_ref); the reward is the graded share of a rubric
+Objective    maximise E[reward] − β·KL(π‖π_ref), β 0 by default; the reward is the graded share of
+             a rubric. Loss: −Σ min(A·ρ, A·clip(ρ, .8, 1.28)) / tokens of the step, ρ = π/π_old
 Algorithm    (1) rollout: G answers to each of P prompts, log-probs kept
              (2) grade: programs and the judge decide each criterion; one reward per answer
                  (`Graders` in parts/grpo.py)
              (3) advantages: reward − mean of the group
-             (4) update: clipped policy gradient, --num-substeps optimiser steps of whole groups
-                 (parts/grpo.py)
-             (5) now and then: answers to held-out prompts; the alarms of watch.py
+             (4) update: policy gradient (parts/grpo.py). The groups are dealt out to --num-substeps
+                 optimiser steps, each is used once; with one step ρ is 1 and nothing is clipped
+             (5) every --eval-every steps: answers to held-out prompts; the alarms of watch.py. The
+                 weights that validate best are saved
 Conventions  an action is an answer token, end token included; answer g of prompt p stands at
-             p·G + g; a reward is None where a grader failed, never 0, and such an answer is in no mean and
-             no gradient; only the text after a closed </think> is graded. Validation is by checks
+             p·G + g; a reward is None (NaN in arrays) where a grader failed, never 0, and such an
+             answer is in no mean and no gradient; only the text after a closed </think> is graded. Validation is by checks
              where every held-out row has one, else by the whole rubric
-Left out     1. a value model, for the mean of the group is the baseline
-             2. rewards of single steps, for a rubric reads the whole answer
-             3. groups of equal reward drawn again (at best .02 more), other ratios and other means:
-                none was better by more than the seeds differ (reports/README.md)
+Left out     1. a value model, because the mean of the group is the baseline
+             2. rewards of single steps, because a rubric reads the whole answer
+             3. groups of equal reward drawn again (at best .02 more of validation score), other
+                ratios and means: none was better by more than seeds differ (reports/README.md)
              4. a penalty for length, or for a cut answer, which is graded as it is: no gain was
                 measured
-             Not the paper's: rewards are centred, not divided by the group's deviation, which makes
-             near ties pull as hard as clear cases (Dr. GRPO; --scale std is the paper's); every
-             token weighs the same and the ratio may rise to 1.28 (DAPO); β is 0, as in both
+Not as       rewards are centred, not divided by the group's deviation: dividing lets near ties pull
+the paper    as hard as clear cases (Dr. GRPO; --scale std is the paper's). Every token of the step
+             weighs the same and the ratio may rise to 1.28 (DAPO); β is 0 (Dr. GRPO, DAPO); the KL
+             term has a factor ρ, without which its gradient is another
 Run          python grpo_rubric.py
              python grpo_rubric.py --data mine.json --judge-base-url http://localhost:8000/v1
              torchrun --nproc-per-node 8 grpo_rubric.py --fsdp --data mine.json
@@ -30,7 +33,7 @@ Writes       a model folder, args.json, metrics.jsonl, samples.jsonl, rollouts.j
 Read with    parts/grpo.py (steps (2) to (4): `Graders`, `group_advantages`, `grpo_loss`, `update`)
 To copy      `group_advantages` and `grpo_loss` of parts/grpo.py need torch, `kl_estimates` of
              parts/sampling.py and `same_shape` of common.py. examples/grpo_minimal.py is the same
-             objective in 120 lines; this script is the same, hardened
+             loss in 120 lines
 Reference    Shao et al. 2024, arXiv 2402.03300, eq. 3 (GRPO); DAPO: 2503.14476; Dr. GRPO:
              2503.20783; rubrics as rewards: 2507.17746
 Axes         P prompts, G answers per prompt, N = P·G, T tokens
@@ -78,11 +81,11 @@ HEADLINE = ("val/score", "val/gold", "reward/mean")  # before and after
 
 def parse_args(argv=None):
     example = "grpo_rubric.py --data FILE [--judge-base-url URL --judge-model MODEL] [flags]"
-    parser = trainer_parser(example, "GRPO on graded answers.", "runs/grpo_rubric", RATES)
+    parser = trainer_parser(example, None, "runs/grpo_rubric", RATES)
     add, share = parser.add_argument, number(above=0, below=1)
     # fmt: off
-    add("--data", type=existing_file, default="data/rubrics.json", help="rubric file, JSON or JSONL: prompts, each with its criteria")
-    add("--train-ratio", type=share, help="share of rows to train on, where the file has no split (default: 0.8, of few rows 0.5)")
+    add("--data", type=existing_file, default="data/rubrics.json", help="rubric file, JSON or JSONL: prompts with criteria")
+    add("--train-ratio", type=share, help="share of rows to train on, if the file has no split (default: 0.8; few rows: 0.5)")
     add("--data-seed", type=number(int, at_least=0), default=42, help="seed of that split")
     add("--chat", action="store_true", help="make a prompt given as text a user's message; otherwise it is continued")
     add("--system", help="system message before every prompt")
@@ -174,7 +177,7 @@ class Models:
 def total_reward(weights, grades):
     """(N,) the weighted sum of the scores, NaN where one is missing.
 
-    weights   {name: weight}; of a reward that only validates 1
+    weights   {name: weight}; a reward that is used for validation only has weight 1
     grades    {name: N `Grade`s}
     """
     scores = grpo.scores_of(grades).items()  # (N,) each
@@ -182,9 +185,9 @@ def total_reward(weights, grades):
 
 
 def answer(args, models, rows, n, names, temperature, seed):
-    """Steps (1) and (2): n answers to the prompt of each row, graded by names of rewards. The
-    tensors of `rollouts.rollout_tensors`, and
+    """Steps (1) and (2): n answers to the prompt of each row, graded by names of rewards:
 
+    ids, attention_mask, mask, logps   (N, T); `grpo.update` adds the reference's log-probs
     rows, texts, finished   lists of N: the row of each answer, its text, did it end by itself?
     grades                  {name: N `Grade`s}
     rewards                 (N,) `total_reward`
@@ -258,7 +261,7 @@ def main(argv=None):
           f"validation by {graders.metric}")  # fmt: skip
     guard = rollouts.Guard(run, len(val))
     if run.step == 0:
-        with run.timed(2 / p):
+        with run.timed(2 / p):  # two of the step's p groups
             b = answer(args, models, train[:2], g, args.reward, args.temperature, args.seed)
             rollouts.preflight(run, policy, reference, tokenizer, b)
         rewards_PG = torch.from_numpy(b["rewards"]).view(-1, g)

@@ -8,28 +8,30 @@ Algorithm    (1) rollout: one answer to each prompt, its log-probs under policy 
              (5) advantages by GAE, whitened over the rollout
              (6) update: several passes of clipped policy and value loss over minibatches
              (7) KL coefficient: fixed, or steered to a target
-             (8) now and then: score, gold and KL on validation prompts; the alarms of watch.py
+             (8) every --eval-every steps: score, gold and KL on validation prompts; the alarms of
+                 watch.py. The weights that validate best are saved
 Conventions  an action is an answer token, end token included; KL is k1 = log π − log π_ref of the
              sampled token, inside the reward; kl/ref is a sum over the answer's tokens, in nats;
-             rollout and update see the full softmax(logits / temperature). Scores are standardised
-             by the answers of the start (a reward model's by its own scale), so β, the clip of
-             values and --end-penalty are in deviations, and a constant added to the reward or a
-             factor changes nothing. Logged are the scores as they were given
-Left out     1. rewards before the end of an answer, for preferences judge whole answers
+             rollout and update see the full softmax(logits / temperature); losses are means over the
+             actions of an optimiser step. Scores are standardised by the answers of the start (a
+             reward model's arrive standardised by its training pairs), so β, the clip of values and
+             --end-penalty are in deviations; a constant or a factor of the reward changes nothing
+Left out     1. rewards before the end of an answer, because preferences judge whole answers
              2. PPO-ptx (Ouyang et al. 2022): the KL holds the policy near its start already
              3. asynchronous rollouts, which would train on answers of an older policy
              4. an entropy bonus, which would push up every unlikely token
              5. early stopping by KL within an update: the clip and few passes do that
-             Not the paper's: VALUE_COEF is 0.1 (the paper: 1), for scores are noisy and a shared
-             trunk gets both gradients; the critic starts at the mean score, not at 0
+Not as       VALUE_COEF is 0.1 of ½(V − R)², (the paper: 1 of (V − R)²): with --critic shared the
+the paper    trunk gets both gradients, and scores are noisy; a separate critic has its own clip and
+             AdamW, which undo the factor. The critic starts at the mean score, not at 0
 Run          python ppo.py --reward-model runs/reward
              python ppo.py --prompts my.jsonl --reward-fn my.py:score --critic shared --lora-rank 16
              torchrun --nproc-per-node 8 ppo.py --fsdp --reward-model runs/reward
 Writes       a model folder, args.json, metrics.jsonl, samples.jsonl, rollouts.jsonl, checkpoint/
 Read with    parts/rollouts.py (a rollout is a dict `b` of (B, T) tensors: `draw`, `teacher_forced`)
              and parts/reward_models.py (`Critic`, `RewardFunction`)
-To copy      the math needs torch, `kl_estimates` of parts/sampling.py and `same_shape` of common.py.
-             examples/ppo_minimal.py is the same objective in 120 lines; this is the same, hardened
+To copy      the math needs torch, KL_GAIN, `kl_estimates` of parts/sampling.py and `same_shape` of
+             common.py. examples/ppo_minimal.py is PPO in 120 lines, without the end penalty
 Reference    Schulman et al. 2017, arXiv 1707.06347 (clip, eq. 7); GAE: 1506.02438, eq. 16; KL in
              the reward: Ziegler et al. 2019, 1909.08593, eq. 2; value clip, whitening: 2403.17031
 Axes         B answers of a rollout, n of one forward, T tokens (right padded), N actions, H hidden
@@ -65,12 +67,15 @@ from parts.reward_models import PolicyWithValues, load_critic, reward_function, 
 from parts.sampling import is_weights, kl_estimates
 from parts.texts import text_row
 
-# --lr below 100 M parameters (3e-4: twice the KL, less reward); above (run once); LoRA: a guess
+# --lr below 100 M parameters (3e-4: twice the KL, less reward), above (tried once), LoRA (not tried)
 RATES = 1e-4, 5e-6, 1e-4
 HEAD_LR = 1e-3  # of a fresh value head, which would hardly move at the trunk's rate
 GAMMA, LAM = 1.0, 0.95  # no discount within an answer; λ 1 trusts the critic less
-CLIP_LOW, VALUE_CLIP = 0.2, 0.2  # lower end of the ratio's clip; how far a value may move per step
-VALUE_COEF = 0.1  # weight of the value loss, which shares the gradient with --critic shared
+CLIP_LOW, VALUE_CLIP = (
+    0.2,
+    0.2,
+)  # lower end of the ratio's clip; how far a value may move per rollout
+VALUE_COEF = 0.1  # weight of the value loss; it matters with --critic shared
 KL_GAIN = 0.1  # of --kl-target: a rollout moves β by at most 0.1 · 0.2 = 2 %, as in the paper
 ROLLOUTS_EVERY = 5  # steps between the rollouts kept in rollouts.jsonl
 SHOW = ("reward/mean", "kl/ref", "entropy", "clip_frac", "length/mean")  # on the progress bar
@@ -283,14 +288,16 @@ def load_models(args, run, tokenizer, room):
 
 @torch.no_grad()
 def rollout(args, run, models, rows, seed):
-    """Steps (1) to (3) for the prompts in `rows`: the tensors of `rollouts.draw`, less the answers
-    that cannot be scored, and
+    """Steps (1) to (3) for the prompts in `rows`: the tensors of `rollouts.draw`, without the
+    answers that cannot be scored, and
 
+    ids, attention_mask, mask, logps, ref_logps   (B, T); without β ref_logps are logps
+    finished           (B,) ended by an end token, not cut
     values             (B, T) of the critic, 0 outside mask
     scores             (B,) float64 as given, on the CPU
     prompts, texts     lists of B; texts: the answers. Every rank has all B
     """
-    # (1) rollout: one answer to each prompt, its log-probs under policy and reference
+    # (1) rollout: one answer to each prompt; log π_old is the sampler's or, `rescore`, a forward's
     ids = list(map(models.encode, rows))
     given = models.sample, models.policy, models.reference, models.tokenizer, ids, seed
     answers, b = rollouts.draw(run, *given)
@@ -393,7 +400,7 @@ def main(argv=None):
     guard = rollouts.Guard(run, len(val))
     if run.step == 0:  # not resumed
         rows, _ = rollouts.prompts_of_step(train, args.rollouts, args.seed, 1)
-        with run.timed(1 / 2):  # a rollout and two readings; a step has an update in their place
+        with run.timed(1 / 2):  # about half of what a step takes: it has no update
             preflight(args, run, models, rows)
         run.state["kl_coef"] = args.beta
         evaluate(args, guard, models, gold, val)
@@ -432,7 +439,7 @@ def main(argv=None):
                 value_losses, value_clipped = ppo_value_loss(
                     values, mb["values"], mb["returns"], mask, VALUE_CLIP
                 )
-                if args.rollouts_from:
+                if args.rollouts_from:  # drawn by servers: weight min(π_old/π_server, C)
                     drawn = old_logps, rollouts.drawn_logps(mb), mask
                     policy_losses = is_weights(*drawn, args.is_clip) * policy_losses
                 # a sum over this part, divided by the actions of the whole optimiser step

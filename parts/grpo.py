@@ -59,12 +59,13 @@ def grpo_loss(
 ):  # fmt: skip
     """L = Σ max(−A·ρ, −A·clip(ρ, 1−ε_low, 1+ε_high)) + β·ρ·k3, over tokens, ÷ normalizer
 
-    [GRPO eq. 3; ε_high above ε_low and the mean over tokens: DAPO eq. 8]
+    [GRPO eq. 3, there with β·k3; ε_high above ε_low: DAPO eq. 8, whose mean is over the tokens of
+    a group, here of the step]
 
-    ρ    = π/π_old;  k3 = e^(ref−logp) − 1 − (ref−logp) estimates KL(π‖π_ref). Its factor ρ makes
-           the gradient right after the first step, too
+    ρ    = π/π_old;  k3 = e^(ref−logp) − 1 − (ref−logp) estimates KL(π‖π_ref). Without the factor ρ
+           its gradient is not that of the KL, not even at ρ = 1
     logps, old_logps, ref_logps, mask   (N, T); old and ref without gradient, ref only if beta > 0
-    advantages                          (N,)
+    advantages                          (N,), no NaN: leave such rows out
     normalizer   the tokens of the whole optimiser step, of which these rows may be a part, answers
                  of advantage 0 included; by default those of mask
     weights      (N, T) factors of the tokens, without gradient: `is_weights`
@@ -102,7 +103,7 @@ def add_group_arguments(parser):
     # fmt: off
     add("--group-size", type=number(int, at_least=2), default=8, help="G of the paper: answers to each prompt, 4 to 16")
     add("--groups-per-batch", type=whole, default=8, help="prompts per rollout, 4 to 64, in place of --batch-size")
-    add("--num-substeps", type=whole, default=1, help="optimiser steps per rollout, each of whole groups; with 1 nothing is clipped")
+    add("--num-substeps", type=whole, default=1, help="optimiser steps per rollout, of whole groups; with 1 nothing is clipped")
     add("--scale", choices=("center", "std"), default="center", help="reward − group mean (Dr. GRPO), or that ÷ deviation (GRPO)")
     add("--clip-high", type=number(above=0), default=0.28, help="the ratio is clipped below 0.8, and above 1 + this: 0.28 is DAPO's")
     add("--beta", type=number(at_least=0), default=0.0, help="β of the paper, weight of the KL to the start; 0 needs no reference")
