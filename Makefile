@@ -65,7 +65,7 @@ endef
 demo: REWARD = --steps 100
 demo: DPO = --epochs 1
 demo: PPO = --steps 10 --lr 2e-4
-demo: GRPO = --steps 30 --schedule constant
+demo: GRPO = --steps 30 --schedule constant --micro-tokens 2048
 demo: COMPARE = --n 100 --bon 16
 demo: $(RUNTIME)
 	$(call loop,runs/demo,0)
