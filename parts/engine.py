@@ -1,8 +1,7 @@
 """parts/engine.py: rollouts from vLLM servers, on other GPUs or machines.
 
-An `Engine` takes the place of `sampling.sample` in a trainer with --lora-rank. It writes the adapter
-into a folder that the servers see and loads it into each of them. Prompts go as token ids and
-answers come as token ids, so no text passes a tokenizer twice.
+An `Engine` takes the place of `sampling.sample` in a trainer with --lora-rank: it loads the adapter
+into each server. Prompts and answers are token ids: no text passes a tokenizer twice.
 
 The log-probs that train are our own. A server computes by other kernels, often in another precision,
 so its draws are of a policy that is not quite ours; each token of the loss is weighted:
@@ -34,7 +33,7 @@ from parts.lora import save_adapter
 
 TIMEOUT = 10, 1800  # seconds to connect, and to wait for a reply
 IN_FLIGHT = 64  # requests to each server at a time
-# what a server would else take from the model's own generation_config.json
+# else a server takes these from generation_config.json
 PLAIN = {"top_p": 1.0, "top_k": -1, "min_p": 0.0, "repetition_penalty": 1.0}
 FAILURES = requests.RequestException, ValueError, LookupError, TypeError  # of a server or its reply
 
@@ -84,9 +83,8 @@ class Engine:
     ):  # fmt: skip
         """As `sampling.sample`, with the servers' log-probs; one request for each prompt.
 
-        The seed of a request is a function of `seed` and the number of its first answer, so a run
-        that is resumed asks the same. Whether the same answers come, the server decides: its sums
-        depend on what else it computes at that time.
+        The seed of a request is a function of `seed` and the number of its first answer: a resumed
+        run asks the same. The same answers may not come, for a server's sums depend on its load.
         """
         ends, is_first = end_ids(tokenizer), not self.name
         self.load(policy)
@@ -133,27 +131,30 @@ class Engine:
         self.digest = digest
 
     def exchange(self, url, name):
-        """Load an adapter into a server, unload the last one. A server that was down is taken back
-        when it confirms; one that was not must confirm."""
-        path, words = str(self.folder / name), None
+        """Load an adapter into a server, unload the last one. A server that refuses ends the run; one
+        that is gone is left out (not at the start), and taken back when it confirms."""
+        path, was_down = str(self.folder / name), self.down.pop(url, None)
         try:
             body = {"lora_name": name, "lora_path": path, "load_inplace": True}
             reply = self.session.post(f"{url}/v1/load_lora_adapter", json=body, timeout=TIMEOUT)
-            words = None if reply.ok else f"{reply.status_code} {brief(reply.text, 300)}"
-            if self.name and not words:  # a server that was started anew has none
+            if self.name and reply.ok:  # a server that was started anew has none
                 body = {"lora_name": self.name}
                 self.session.post(f"{url}/v1/unload_lora_adapter", json=body, timeout=TIMEOUT)
         except requests.RequestException as error:
-            words = brief(error, 300)
-        if words and url not in self.down:
-            needs = (
-                "--enable-lora, VLLM_ALLOW_RUNTIME_LORA_UPDATING=True and a view of --adapter-dir"
-            )
-            raise UserError(
-                f"--rollouts-from {url}: did not load {path}: {words}; it needs {needs}"
-            )
-        if not words and self.down.pop(url, None):
+            if not self.name:
+                raise UserError(f"--rollouts-from {url}: {brief(error, 300)}") from None
+            return self.leave_out(url, error, was_down)
+        if not reply.ok:
+            needs = "--enable-lora, VLLM_ALLOW_RUNTIME_LORA_UPDATING=1 and to see --adapter-dir"
+            words = f"did not load {path}: {reply.status_code} {brief(reply.text, 300)}"
+            raise UserError(f"--rollouts-from {url}: {words}; it needs {needs}")
+        if was_down:
             parallel.say(f"engine     {url} answers again")
+
+    def leave_out(self, url, error, was_down):
+        if not was_down:
+            parallel.say(f"engine     {url} is left out: {brief(error, 200)}")
+        self.down[url] = brief(error, 200)
 
     # ---- requests ----
 
@@ -179,9 +180,7 @@ class Engine:
                 return self.complete(url, body)
             except FAILURES as error:
                 with self.lock:
-                    if url not in self.down:
-                        parallel.say(f"engine     {url} is left out: {brief(error, 200)}")
-                    self.down[url] = brief(error, 200)
+                    self.leave_out(url, error, url in self.down)
             finally:
                 with self.lock:
                     self.waiting[url] -= 1

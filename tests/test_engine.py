@@ -1,6 +1,7 @@
 """parts/engine.py: rollouts from servers, here our own sampler behind vLLM's routes."""
 
 import json
+import threading
 import time
 from types import SimpleNamespace
 
@@ -150,6 +151,24 @@ def test_the_other_server_takes_over(fault, servers, base, policy, tmp_path, cap
         next(w for w in policy.parameters() if w.requires_grad).add_(0.1)
     assert sample(*given).answer_ids == sampling.sample(*given).answer_ids
     assert len(servers[0].prompts) > before and "answers again" in capsys.readouterr().out
+
+
+def test_a_server_that_is_gone_when_the_next_adapter_comes(servers, base, policy, tmp_path, capsys):
+    tokenizer, sample = common.load_tokenizer(base), made(servers, base, tmp_path)
+    sample(policy, tokenizer, PROMPTS[:1], 2, 6)
+    servers[0].stop()
+    for _ in range(2):
+        with torch.no_grad():
+            next(w for w in policy.parameters() if w.requires_grad).add_(0.1)
+        given = policy, tokenizer, PROMPTS, 2, 6, 1.0, 7
+        assert sample(*given).answer_ids == sampling.sample(*given).answer_ids
+    assert capsys.readouterr().out.count("is left out") == 1
+
+
+def test_a_wrong_address(servers, base, policy, tmp_path):
+    servers[1].stop()
+    with pytest.raises(UserError, match=f"--rollouts-from {servers[1].url}"):
+        made(servers, base, tmp_path)(policy, common.load_tokenizer(base), PROMPTS, 2, 6)
 
 
 def test_a_slow_server(servers, base, policy, tmp_path, monkeypatch):
@@ -307,8 +326,8 @@ def test_servers_that_die_cost_no_step(servers, base, tmp_path, capsys):
         def spoil(reply):
             if not server.history[-1].startswith(f"step-{step}-"):
                 return reply
-            server.load_reply = "gone", 500
-            return server.load_reply
+            threading.Thread(target=server.stop).start()
+            return "gone", 500
 
         server.spoil = spoil
 
