@@ -1,13 +1,13 @@
 # make demo   the whole loop on the bundled base: reward model, DPO, PPO, rubric GRPO, evaluation, fairness
-# make test   every test, with ruff and the docstring examples
+# make test   ruff, and the tests without the long ones; make test-all  every test
 #
 # make report  the loop with longer trainings and three seeds, into reports/
 # make overdriven  PPO driven beyond what its reward model is worth, to see the alarm and the mark
 # make data  the bundled files of the simulated recruiter, from their generator
-# make real-model  SmolLM2-135M-Instruct, a real model of 134.5 M weights, into runs/smollm2; its tests then run in make test
+# make real-model  SmolLM2-135M-Instruct, a real model of 134.5 M weights, into runs/smollm2; its tests then run in make test-all
 # make real-server URL=http://localhost:8000/v1 JUDGE=name  the judge's tests against a server of yours, such as `vllm serve`
 # make lesson  a planted preference found in a reward model and in a policy, with three seeds
-# make test-fast, make lint, make format, make clean
+# make lint, make format, make clean
 #
 # Both make the environment in .venv first.  make demo PYTHON=python3.12  picks the interpreter for it;
 # make demo PY=python  uses an environment of your own as it is and installs nothing.
@@ -27,7 +27,7 @@ DEV := $(VENV)/.dev
 GGUF := $(VENV)/.gguf
 endif
 
-.PHONY: help demo test test-fast real-model real-server lint format report overdriven lesson data clean $(SEEDS:%=report-%) $(SEEDS:%=lesson-%)
+.PHONY: help demo test test-all real-model real-server lint format report overdriven lesson data clean $(SEEDS:%=report-%) $(SEEDS:%=lesson-%)
 .DELETE_ON_ERROR:
 
 help:
@@ -58,7 +58,7 @@ define loop
 	$(PY) ppo.py --reward-model $(1)/reward --gold data/recruiter.py:reward $(PPO) --seed $(2) --out $(1)/ppo --overwrite || [ $$? = 3 ]
 	$(PY) grpo_rubric.py $(GRPO) --lr 2e-4 --eval-temperature 1 --eval-every 10 --seed $(2) --out $(1)/grpo --overwrite
 	$(PY) fairness.py report --before data/tiny-base --after $(1)/dpo $(1)/ppo --reward-model $(1)/reward --prefs data/prefs_train.jsonl data/rank_train.jsonl --per-cell 6 --resumes 20 --out $(1)/fairness --overwrite > $(1)/fairness.txt
-	$(PY) evaluate.py compare --model data/tiny-base $(1)/dpo $(1)/ppo --name Base DPO PPO --reward-model $(1)/reward $(COMPARE) --seed $(2) --out $(1)/report --overwrite
+	$(PY) evaluate.py compare --model data/tiny-base $(1)/dpo $(1)/ppo --name Base DPO PPO --reward-model $(1)/reward $(COMPARE) --seed $(2) --out $(1)/report --overwrite > $(1)/report.txt
 endef
 
 # six to twelve minutes on two cores; make report trains longer, and tests/test_demo.py runs these commands at toy size
@@ -75,10 +75,10 @@ demo: $(RUNTIME)
 # two processes, a file of tests to each at a time
 PYTEST = $(PY) -m pytest -n 2 --dist loadfile --no-loadscope-reorder
 test: lint
-	$(PYTEST)
-
-test-fast: $(DEV)
 	$(PYTEST) -m "not slow"
+
+test-all: lint
+	$(PYTEST)
 
 # a minute and 270 MB; a model that is there already stays
 real-model: $(GGUF)

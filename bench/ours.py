@@ -54,13 +54,16 @@ def train():
     task, steps = settings["task"], runs.Run.steps
     stage = importlib.import_module(STAGES[task])
 
-    def timed_steps(run, seconds=None):
+    def timed_steps(run):
         start = now()
-        yield from steps(run, seconds)
+        yield from steps(run)
         add_since(start)
 
     runs.Run.steps, runs.Run.evaluates = timed_steps, lambda run, step: False
     runs.Run._save_checkpoint = lambda run: None  # TRL writes none either
+    if task == "reward":  # what the model prefers is an evaluation, too
+        stage.contest.check_scorer = lambda *_: {}
+        stage.contest.sentences = lambda _: []
     if task == "dpo":
         reference_logps = stage.reference_logps
 

@@ -198,7 +198,7 @@ def sampled_at(factor):
         def hotter(policy, tokenizer, ids, n, most, temperature, seed):
             return real(policy, tokenizer, ids, n, most, temperature * factor, seed)
 
-        patch.setattr(rollouts, "sample", hotter)
+        patch.setattr(sampling, "sample", hotter)
 
     return plant
 
