@@ -23,7 +23,7 @@ import pandas as pd
 
 from parts import files, report, tables
 from parts.files import UserError
-from parts.groups import FOUR_FIFTHS, SMALL, compare, metrics
+from parts.groups import ENOUGH, SMALL, compare, metrics, say, shares
 from parts.stats import FOUND, NONE, OPEN
 
 SEXES = ("Male", "Female")  # the categories of 6 RCNY 5-303, as the rule writes them
@@ -34,7 +34,6 @@ RACES = (
 )  # fmt: skip
 MOST_GROUPS = 20  # values of a column, above which it is no column of groups
 QUESTION = "Did decisions about people differ?"
-ENOUGH = "in all, in the same mix of groups, counting those you have, would show a ratio of 0.80 in 4 of 5 audits"
 LIMITS = (
     "Not legal advice, and no independent bias audit. It sees who was selected in this table, not why: "
     "before you act, find the step, the criterion or the person where rates part, and ask counsel.",
@@ -246,43 +245,6 @@ LAW = {
 }  # fmt: skip
 
 
-def shares(row):
-    rates = [report.show(rate, ".1%") for rate in (row["rate"]["value"], row["against"])]
-    return f"{row['over']}{rates[0]} of {row['group']}, {rates[1]} of {row['reference']}"
-
-
-def say(row, rule):
-    """A comparison in words: both rates, ratio, p, and what follows. rule: what a selection is."""
-    text = f"{row['what']} (selected = {rule}): {shares(row)}; "
-    text += "within each role: " * bool(row["over"])
-    if row["p"] is None:
-        text += f"{row['verdict']}."
-    else:
-        ratio = f"no ratio: nobody of {row['reference']} was selected"
-        if row["ratio"]["value"] is not None:
-            ratio = f"ratio {report.show(row['ratio'], '.2f')}"
-        p, adjusted = report.show(row["p"], "p"), report.show(row["p_holm"], "p")
-        text += (
-            f"{ratio}, p {p} (adjusted {adjusted}), {row['deviations']:.1f} standard deviations."
-        )
-    if row["verdict"] == FOUND:
-        lacks = f"{abs(row['shortfall']):,.0f} {'fewer' if row['shortfall'] > 0 else 'more'}"
-        lacks += f" of {row['group']} than if both groups had been selected at their common rate"
-        text += f" Unlikely by chance: {lacks}."
-        text += " Below four fifths of the highest rate." * (row["of_highest"] < FOUR_FIFTHS)
-    if row["verdict"] == NONE:
-        largest = min(row["ratio"]["low"], 1 / row["ratio"]["high"])
-        text += f" No difference larger than a ratio of {largest:.2f}."
-    if row["verdict"] == OPEN:
-        text += " This clears nobody."
-        if row["needed"]:
-            text += f" {row['needed']:,} people {ENOUGH}."
-    if row["compared"] < row["of"]:
-        text += f" {row['compared']:,} of {row['of']:,} rows are in roles that hold both groups; "
-        text += "the rest are in no comparison."
-    return text
-
-
 def main(argv=None):
     argv = sys.argv[1:] if argv is None else argv
     if argv[:1] == ["values"]:
@@ -301,7 +263,6 @@ def main(argv=None):
     # (2) compare the groups
     comparisons, group_metrics = {}, []
     found = {FOUND: [], OPEN: [], NONE: []}  # said in this order, then what is not measured
-    over = "over all roles " if args.within else ""
     for name, label in labels.items():
         reference = args.reference
         for kind, part in kinds.items():
@@ -309,12 +270,12 @@ def main(argv=None):
             reference = compared[0]["reference"] if compared else reference
             comparisons[f"{kind}, {name}"] = compared
             for row in compared:
+                row |= {"what": f"{kind}, {name}", "within": bool(args.within)}
                 if row["group"] != reference:
-                    of_verdict = found.setdefault(row["verdict"], [])
-                    of_verdict.append(row | {"what": f"{kind}, {name}", "over": over})
+                    found.setdefault(row["verdict"], []).append(row)
         why = "by --reference" if reference == args.reference else "the largest group"
-        page.limit(f"{name}: the others are compared with {reference}, {why}.")
-        page.limit(f"{name}: {label.isna().sum():,} rows of unknown group are in no comparison.")
+        unknown = f"{label.isna().sum():,} rows of unknown group are in no comparison"
+        page.limit(f"{name}: the others are compared with {reference}, {why}; {unknown}.")
         rates = {kind: part.hit.groupby(label).mean() for kind, part in kinds.items()}
         group_metrics.append({"groups": name} | metrics(pd.DataFrame(rates)))
     # (3) Local Law 144
@@ -331,7 +292,7 @@ def main(argv=None):
     page.answer(f"All comparisons: {numbers}.")
     what = first[0]["what"]
     bars = [(row["group"], row["rate"], row["group"]) for row in comparisons[what]]
-    page.intervals(f"{what}: {over}share selected", bars, ".1%")
+    page.intervals(f"{what}: share selected{' over all roles' if args.within else ''}", bars, ".1%")
     ratio = f"Ratio {'within roles' if args.within else 'to the reference'}"
     for what in comparisons:
         page.table(what, comparisons[what], SHOWN | {"ratio": (ratio, ".2f")})

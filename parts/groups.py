@@ -10,9 +10,8 @@ Test         z(R) = Σ (k·m − R·l·n)/N / √V(R): is the ratio R? The inter
              of one table, and Mantel-Haenszel's of several                [Miettinen & Nurminen 1985]
 Exact        where a cell expects fewer than 5 [Mantel & Fleiss 1980] p is Fisher's, of several roles
              that of their sum, and the ratio has no interval
-Needed       people who would find a ratio of 4/5 in 4 of 5 audits: (z_α·√V(1) + z_β·√V₁)² / E² times
-             as many as there are; E and V₁ are mean and variance of Σ (k·m − l·n)/N at rates 4/5·q
-             and q that select as many; α is Holm's, of all groups tested              [Fleiss 1981]
+Needed       people who would find a ratio of 4/5 in 4 of 5 audits: E is Σ (l·n − k·m)/N at rates q and
+             4/5·q that select as many, √V(1) its deviation; .05 is shared by the groups tested (Holm)
 People       with several rows are clusters: V is multiplied, and exact tables are divided, by the
              design effect, the variance clustered by person over that of rows      [Rao & Scott 1992]
 """
@@ -23,10 +22,27 @@ import numpy as np
 from scipy.optimize import brentq
 from scipy.stats import hypergeom, norm, t
 
-from parts.stats import LEVEL, OPEN, UNMEASURED, holm, mean_share, regress, share, verdict
+from parts.report import show
+from parts.stats import (
+    FOUND,
+    LEVEL,
+    NONE,
+    OPEN,
+    UNMEASURED,
+    holm,
+    mean_share,
+    needed,
+    regress,
+    share,
+    verdict,
+)
 
 FEWEST_PEOPLE = 5  # of a group, below which nothing is tested
 SMALL = 0.02  # of all people: the rules let an auditor pass over a smaller category
+ENOUGH = (
+    "in all, in the same mix of groups, counting those you have, would show a ratio of 0.80 in "
+    "4 of 5 audits"
+)
 FOUR_FIFTHS = 0.8  # "none larger": the interval of the ratio lies between 4/5 and 5/4
 
 
@@ -39,27 +55,26 @@ def compare(frame, reference=None):
            highest rate), "reference", "against" (its rate), "verdict" (with the reason, where
            nothing is tested)}, and but for the reference "p_holm" and the keys of `contrast`
     """
-    known = frame[frame.group.notna()]
     rows = []
-    for name, part in known.groupby("group"):
+    for name, part in frame.groupby("group"):
         n, k, people = len(part), int(part.hit.sum()), part.person.nunique()
         rate = share(k, n) if people == n else mean_share(part.hit, part.person)
         rows.append({"group": name, "people": people, "n": n, "selected": k, "rate": rate})
     rows.sort(key=lambda row: (-row["people"], row["group"]))
     if not rows:
         return []
-    if reference not in [row["group"] for row in rows]:
-        reference = rows[0]["group"]
-    against = next(row["rate"]["value"] for row in rows if row["group"] == reference)
-    large = [row for row in rows if row["n"] >= SMALL * len(known)]
+    of = {row["group"]: row for row in rows}
+    reference = reference if reference in of else rows[0]["group"]
+    large = [row for row in rows if row["n"] >= SMALL * frame.group.count()]
     n_tests = sum(row["people"] >= FEWEST_PEOPLE for row in rows) - 1
     top = max(large or rows, key=lambda row: row["selected"] / row["n"])
     for row in rows:
         k, most = row["selected"] * top["n"], top["selected"] * row["n"]  # rates, times both n
         row["of_highest"] = k / most if most else None
-        row |= {"reference": reference, "against": against, "verdict": "reference"}
+        row |= {"reference": reference, "verdict": "reference"}
+        row["against"] = of[reference]["rate"]["value"]
         if row["group"] != reference:
-            pair = known[known.group.isin([row["group"], reference])]
+            pair = frame[frame.group.isin([row["group"], reference])]
             row |= contrast(pair, row["group"], reference, n_tests)
     for row in holm(rows):
         if row.get("p") is not None:
@@ -84,7 +99,7 @@ def contrast(pair, group, reference, n_tests=1):
     pair = pair[pair.role.isin(shared.index)]
     people = [pair.person[pair.group == side].nunique() for side in (group, reference)]
     if min(people) < FEWEST_PEOPLE:
-        same = " in the same roles" if row["compared"] < row["of"] else ""
+        same = " in the same roles" * (row["compared"] < row["of"])
         return row | {"verdict": f"{UNMEASURED}: fewer than {FEWEST_PEOPLE} people{same}"}
     if pair.hit.nunique() < 2:
         return row | {"verdict": f"{UNMEASURED}: nobody or everybody was selected"}
@@ -103,12 +118,15 @@ def contrast(pair, group, reference, n_tests=1):
     else:
         z, p, ends = score(table, root, freedom)
     up, down = (k * m / N).sum(), (l * n / N).sum()
+    q = np.minimum(1, selected / (FOUR_FIFTHS * n + m))
+    variation = {"se": root * deviation(1.0, *table), "clusters": everybody}
+    enough = needed(variation, (1 - FOUR_FIFTHS) * (q * n * m / N).sum(), n_tests)
     return row | {
         "ratio": {"value": up / down if down else None} | ends,
         "p": p,
         "deviations": z,
         "shortfall": down - up,
-        "needed": round(everybody * max(1, needed(table, root, n_tests))) if down else None,
+        "needed": max(everybody, enough) if down else None,
     }
 
 
@@ -120,22 +138,6 @@ def deviation(ratio, k, n, l, m):
     q = half - np.sqrt(np.maximum(half**2 - (k + l) / (N * ratio), 0))
     variance = ratio * q * (1 - ratio * q) / n + ratio**2 * q * (1 - q) / m
     return np.sqrt(((n * m / N) ** 2 * variance * N / (N - (len(N) > 1))).sum())
-
-
-def needed(table, root, n_tests):
-    """How many times the people of a table would find a ratio of .8 in 4 of 5 audits, if as many are
-    selected: at rates of .8·q and q. By hand: of two groups of 100 at .4 and .5,
-    (1.96·√(2·.45·.55) + .84·√(.4·.6 + .5·.5))² / .1² = 387.3 of each.
-    >>> print(round(100 * needed(np.array([[40.0], [100.0], [50.0], [100.0]]), 1.0, 1), 1))
-    387.3
-    """
-    k, n, l, m = table
-    weight, q = n * m / (n + m), np.minimum(1, (k + l) / (FOUR_FIFTHS * n + m))
-    p = FOUR_FIFTHS * q
-    variance = (weight**2 * (p * (1 - p) / n + q * (1 - q) / m)).sum()
-    reach = norm.isf(LEVEL / 2 / n_tests) * deviation(1.0, *table)
-    reach += norm.ppf(0.80) * np.sqrt(variance)
-    return (root * reach / (weight * (q - p)).sum()) ** 2
 
 
 def score(table, root=1.0, freedom=np.inf):
@@ -192,3 +194,42 @@ def metrics(rates):
         found["equal opportunity difference"] = gap["True positives"]
         found["equalized odds difference"] = gap.drop("Selected").max(skipna=False)
     return found
+
+
+# ---- in words ----
+
+
+def shares(row):
+    """Both rates of a comparison in words. row: of `compare`, with "what" and "within" (roles?)."""
+    rates = [show(rate, ".1%") for rate in (row["rate"]["value"], row["against"])]
+    over = "over all roles " * row["within"]
+    return f"{over}{rates[0]} of {row['group']}, {rates[1]} of {row['reference']}"
+
+
+def say(row, rule):
+    """A comparison in words: both rates, ratio, p, and what follows. rule: what a selection is."""
+    text = f"{row['what']} (selected = {rule}): {shares(row)}; "
+    text += "within each role: " * row["within"]
+    if row["p"] is None:
+        text += f"{row['verdict']}."
+    else:
+        ratio = f"ratio {show(row['ratio'], '.2f')}"
+        if row["ratio"]["value"] is None:
+            ratio = f"no ratio: nobody of {row['reference']} was selected"
+        p = f"p {show(row['p'], 'p')} (adjusted {show(row['p_holm'], 'p')})"
+        text += f"{ratio}, {p}, {row['deviations']:.1f} standard deviations."
+    if row["verdict"] == FOUND:
+        lacks = f"{abs(row['shortfall']):,.0f} {'fewer' if row['shortfall'] > 0 else 'more'}"
+        text += f" Unlikely by chance: {lacks} of {row['group']} than if both groups had been "
+        text += "selected at their common rate."
+        text += " Below four fifths of the highest rate." * (row["of_highest"] < FOUR_FIFTHS)
+    if row["verdict"] == NONE:
+        largest = min(row["ratio"]["low"], 1 / row["ratio"]["high"])
+        text += f" No difference larger than a ratio of {largest:.2f}."
+    if row["verdict"] == OPEN:
+        people = f" {row['needed']:,} people {ENOUGH}." if row["needed"] else ""
+        text += f" This clears nobody.{people}"
+    if row["compared"] < row["of"]:
+        rows = f"{row['compared']:,} of {row['of']:,} rows"
+        text += f" {rows} are in roles that hold both groups; the rest are not compared."
+    return text

@@ -183,8 +183,8 @@ def test_the_people_needed_find_a_ratio_of_four_fifths(rate, of_group, groups):
 
     small = audited(50, lambda size: (np.arange(size) + 0.5) / size)  # at the very rates
     n = round(small["needed"] / (1 + of_group))
-    found = sum(audited(n, rng.random)["verdict"] == FOUND for _ in range(200))
-    assert 0.73 <= found / 200 <= 0.88
+    found = sum(audited(n, rng.random)["verdict"] == FOUND for _ in range(400))
+    assert 0.73 <= found / 400 <= 0.88
 
 
 @pytest.mark.parametrize("rate, prompts", [(0.6, 194), (0.7, 49)])

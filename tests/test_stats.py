@@ -287,17 +287,16 @@ def test_standard_deviations_are_finite():
     assert row["p"] == 0 and row["deviations"] == pytest.approx(0.1 / np.sqrt(2 * 0.35 * 0.65 / n))
 
 
-def test_people_needed_are_fleiss_and_holms():
-    """Of rates .45 and .36, unequal groups, at α .05 and, of three groups, .05/2; those there count."""
+def test_people_needed_find_four_fifths_at_holms_level():
+    """Unequal groups at α .05 and, of three groups, .05/2, where 39 % are selected at q and .8·q."""
     cells = [("a", 72, 200, ""), ("b", 45, 100, ""), ("c", 40, 100, "")]
     for n_tests, rows in ((1, cells[:2]), (2, cells)):
         row = compare(people(*rows), "a")[1]
         assert row["group"] == "b" and row["verdict"] == OPEN
         q = 117 / (100 * 0.8 + 200)
-        common, variance = 0.39, 0.8 * q * (1 - 0.8 * q) / 100 + q * (1 - q) / 200
-        reach = scipy_stats.norm.isf(0.025 / n_tests) * np.sqrt(common * (1 - common) * 3 / 200)
-        reach += scipy_stats.norm.isf(0.2) * np.sqrt(variance)
-        assert row["needed"] == pytest.approx(300 * (reach / (0.2 * q)) ** 2, abs=1)
+        reach = scipy_stats.norm.isf(0.025 / n_tests) + scipy_stats.norm.isf(0.2)
+        variance = 0.39 * 0.61 * 3 / 200
+        assert row["needed"] == pytest.approx(300 * reach**2 * variance / (0.2 * q) ** 2, abs=1)
     assert pair(("a", 30, 200, ""), ("b", 60, 200, ""))["needed"] is None  # a difference is found
     assert pair(("a", 399, 500, ""), ("b", 9, 10, ""))["needed"] >= 510
 
