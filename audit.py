@@ -23,8 +23,8 @@ import pandas as pd
 
 from parts import files, report, tables
 from parts.files import UserError
-from parts.groups import FOUR_FIFTHS, SMALL, compare, metrics
-from parts.stats import FOUND, NONE, OPEN, UNMEASURED
+from parts.groups import ENOUGH, SMALL, compare, metrics, say, shares
+from parts.stats import FOUND, NONE, OPEN
 
 SEXES = ("Male", "Female")  # the categories of 6 RCNY 5-303, as the rule writes them
 HISPANIC = "Hispanic or Latino"
@@ -38,9 +38,10 @@ LIMITS = (
     "Not legal advice, and no independent bias audit. It sees who was selected in this table, not why: "
     "before you act, find the step, the criterion or the person where rates part, and ask counsel.",
     "“Cannot tell” clears nobody: so few people show neither a difference nor its absence. People "
-    "needed: as many of both groups would show a ratio of 0.80 in 4 of 5 audits.",
+    f"needed: so many {ENOUGH}.",
     "p is the chance of a gap at least this large if selection did not depend on the group. The "
-    "verdict uses p adjusted for the number of groups compared (Holm).",
+    "verdict uses p adjusted for the number of groups compared (Holm). It is adjusted within each "
+    "table; a page of three tables shows something by chance in about one of ten.",
     "Four fifths is a rule of thumb. It is taken against the highest rate of a group of 2 % or more, "
     "in all roles together.",
 )
@@ -74,12 +75,13 @@ def parse_args(argv):
     for flag, text in COLUMNS.items():
         add(flag, type=str.strip, metavar="COLUMN", help=text)
     for flag, text in LISTS.items():
-        add(flag, nargs="+", type=str.strip, default=[], help=text)
+        kind = "COLUMN" if flag == "--group" else "VALUE"
+        add(flag, nargs="+", type=str.strip, metavar=kind, default=[], help=text)
     add("--better", choices=("higher", "lower"), help="which end of the score is good")
     add("--cutoff", type=files.number(), help="a score as good as this, or better, is a selection")
     add("--select", type=files.number(above=0, below=1), help="share selected from the top, such as 0.3; of each role with --within")
     add("--decimal", choices=(".", ","), default=".", help="decimal mark of the score")
-    add("--reference", help="group that the others are compared with (default: the largest)")
+    add("--reference", metavar="GROUP", help="group that the others are compared with (default: the largest)")
     add("--ll144", action="store_true", help="adds the tables of Local Law 144; of a score without cut-off: above the median")
     add("--map", help="of --ll144: CSV of two columns, your label and the rule's category; “values” writes it")
     add("--exclude-small", help="of --ll144: the reason to leave categories below 2 %% out of its ratios")
@@ -232,41 +234,15 @@ def law_tables(args, table, people, scoring):
 
 # ---- 9. the report ----
 
-VERDICTS = FOUND, OPEN, NONE, UNMEASURED  # in the order in which they are said
 SHOWN = {
     "group": "Group", "verdict": "Verdict", "n": "Rows", "selected": "Selected", "rate": ("Rate", ".1%"),
-    "ratio": ("Ratio to the reference", ".2f"), "p_holm": ("p (adjusted)", "p"),
+    "compared": "Rows compared", "ratio": "Ratio", "p_holm": ("p (adjusted)", "p"),
     "of_highest": ("Of the highest rate", ".2f"), "needed": "People needed",
 }  # fmt: skip
 LAW = {
     "category": "", "size": "# of applicants", "sum": "# selected", "rate": ("rate", ".1%"),
     "ratio": ("impact ratio", ".3f"),
 }  # fmt: skip
-
-
-def shares(row):
-    rates = [report.show(rate, ".1%") for rate in (row["rate"]["value"], row["against"])]
-    return f"{rates[0]} of {row['group']}, {rates[1]} of {row['reference']}"
-
-
-def say(row, rule):
-    """A comparison in words: both rates, ratio, p, and what follows. rule: what a selection is."""
-    text = f"{row['what']} (selected = {rule}): {shares(row)}; "
-    if row["p"] is None:
-        return f"{text}{row['reason']}."
-    text += f"ratio {report.show(row['ratio'], '.2f')}, p {report.show(row['p'], 'p')} (adjusted "
-    text += f"{report.show(row['p_holm'], 'p')}), {row['deviations']:.1f} standard deviations."
-    if row["verdict"] == FOUND:
-        lacks = f"{abs(row['shortfall']):,.0f} {'fewer' if row['shortfall'] > 0 else 'more'}"
-        text += f" Unlikely by chance: {lacks} of {row['group']} than at equal rates."
-        text += " Below four fifths of the highest rate." * (row["of_highest"] < FOUR_FIFTHS)
-    if row["verdict"] == NONE:
-        largest = min(row["ratio"]["low"], 1 / row["ratio"]["high"])
-        text += f" No difference larger than a ratio of {largest:.2f}."
-    if row["verdict"] == OPEN:
-        people = report.show(row["needed"])
-        text += f" This clears nobody; {people} people of both groups would show a ratio of 0.80."
-    return text
 
 
 def main(argv=None):
@@ -285,7 +261,8 @@ def main(argv=None):
         kinds["True positives"] = people[people.outcome == 1]
         kinds["False positives"] = people[people.outcome == 0]
     # (2) compare the groups
-    comparisons, group_metrics, found = {}, [], {verdict: [] for verdict in VERDICTS}
+    comparisons, group_metrics = {}, []
+    found = {FOUND: [], OPEN: [], NONE: []}  # said in this order, then what is not measured
     for name, label in labels.items():
         reference = args.reference
         for kind, part in kinds.items():
@@ -293,8 +270,12 @@ def main(argv=None):
             reference = compared[0]["reference"] if compared else reference
             comparisons[f"{kind}, {name}"] = compared
             for row in compared:
+                row |= {"what": f"{kind}, {name}", "within": bool(args.within)}
                 if row["group"] != reference:
-                    found[row["verdict"]].append(row | {"what": f"{kind}, {name}"})
+                    found.setdefault(row["verdict"], []).append(row)
+        why = "by --reference" if reference == args.reference else "the largest group"
+        unknown = f"{label.isna().sum():,} rows of unknown group are in no comparison"
+        page.limit(f"{name}: the others are compared with {reference}, {why}; {unknown}.")
         rates = {kind: part.hit.groupby(label).mean() for kind, part in kinds.items()}
         group_metrics.append({"groups": name} | metrics(pd.DataFrame(rates)))
     # (3) Local Law 144
@@ -305,15 +286,16 @@ def main(argv=None):
     counted = f"of {people.person.nunique():,} people" if args.id else "each a person (no --id)"
     counted += f", compared within each {args.within}" * bool(args.within)
     counted = f"{len(people):,} rows, {counted}; selected = {rule}."
-    page.answer(f"{verdict.capitalize()}: {who}. {counted}")
+    page.answer(f"{verdict.capitalize()}: {who}.", counted)
     page.answer(*[say(row, rule) for rows in found.values() for row in rows][:3])
     numbers = ", ".join(f"{verdict} {len(rows)}" for verdict, rows in found.items() if rows)
     page.answer(f"All comparisons: {numbers}.")
-    what = next(iter(comparisons))
+    what = first[0]["what"]
     bars = [(row["group"], row["rate"], row["group"]) for row in comparisons[what]]
-    page.intervals(f"{what}: share selected", bars, ".1%")
+    page.intervals(f"{what}: share selected{' over all roles' if args.within else ''}", bars, ".1%")
+    ratio = f"Ratio {'within roles' if args.within else 'to the reference'}"
     for what in comparisons:
-        page.table(what, comparisons[what], SHOWN)
+        page.table(what, comparisons[what], SHOWN | {"ratio": (ratio, ".2f")})
     for title in law:
         page.table(title, law[title], LAW, note=args.exclude_small)
     formats = {name: (name, ".3f") for name in group_metrics[0]}
@@ -321,8 +303,6 @@ def main(argv=None):
     held = tables.column_values(table, [args.y_pred, args.y_true, args.within, *args.group])
     columns = {name: name for name in ("column", "value", "rows")}
     page.table("What the columns hold", held, columns)
-    for name, label in labels.items():
-        page.limit(f"{name}: {label.isna().sum():,} rows of unknown group are in no comparison.")
     page.limit(f"{len(table) - len(people):,} rows without decision or role are left out.")
     page.limit(*LIMITS)
     # (5) files

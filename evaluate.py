@@ -35,7 +35,7 @@ from parts.contest import KINDS, check_judge, check_scorer, sentences
 from parts.files import UserError, number
 from parts.messages import plain_text
 from parts.report import show
-from parts.stats import FEWEST, FOUND, NONE, OPEN, UNMEASURED
+from parts.stats import FEWEST_CLUSTERS, FOUND, NONE, OPEN, UNMEASURED
 
 NEVER = "this judge cannot be trusted here"  # the verdict where the judge fails its check
 VERDICTS = {  # of the first model of a row against the second
@@ -46,7 +46,7 @@ MOST = 8  # models, one colour each
 COMPARED = {  # columns of the table of comparisons, and the note below it
     "a": "model", "verdict": "verdict", "b": "than", "wins": ("preferred in", ".1%"),
     "equal_length": ("at equal length", ".1%"), "p_holm": ("p", ".2g"),
-}, "At equal length, –: not measured, since one is longer nearly everywhere or prompts are few."  # fmt: skip
+}, "At equal length, –: not measured: prompts are few, one is longer nearly everywhere, or length alone decides."  # fmt: skip
 
 # ---- the math ----
 
@@ -66,7 +66,7 @@ def preference(a, b, wins, lengths, prompts):
     if rates.mean() < 0.5:
         a, b, wins, lengths, rates = b, a, 1 - wins, -lengths, 1 - rates
     row = {"a": a, "b": b, "wins": stats.mean_share(rates), "equal_length": None}
-    if len(rates) >= FEWEST and lengths.std() and wins.std():
+    if len(rates) >= FEWEST_CLUSTERS and lengths.std() and wins.std():
         row["equal_length"] = stats.equal_length(wins, lengths, prompts)
     return row | {"p": row["wins"]["p"]}
 
@@ -186,7 +186,7 @@ def compare(args):
     if args.pairs and "reward" in scorers:
         pairs = contest.judge_pairs(args.pairs, scorers["reward"][0])
         accuracy = stats.mean_share(pairs.right, pairs.label)
-        is_chance = accuracy["clusters"] >= FEWEST and accuracy["low"] <= 0.5
+        is_chance = accuracy["clusters"] >= FEWEST_CLUSTERS and accuracy["low"] <= 0.5
         distrust = distrust or (judge == "reward" and is_chance)
         on_pairs = (
             f"The reward model is right on {show(accuracy, '.1%')} of {len(pairs)} held-out pairs "

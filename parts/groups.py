@@ -10,6 +10,8 @@ Test         z(R) = Σ (k·m − R·l·n)/N / √V(R): is the ratio R? The inter
              of one table, and Mantel-Haenszel's of several                [Miettinen & Nurminen 1985]
 Exact        where a cell expects fewer than 5 [Mantel & Fleiss 1980] p is Fisher's, of several roles
              that of their sum, and the ratio has no interval
+Needed       people who would find a ratio of 4/5 in 4 of 5 audits: E is Σ (l·n − k·m)/N at rates q and
+             4/5·q that select as many, √V(1) its deviation; .05 is shared by the groups tested (Holm)
 People       with several rows are clusters: V is multiplied, and exact tables are divided, by the
              design effect, the variance clustered by person over that of rows      [Rao & Scott 1992]
 """
@@ -20,10 +22,27 @@ import numpy as np
 from scipy.optimize import brentq
 from scipy.stats import hypergeom, norm, t
 
-from parts.stats import LEVEL, holm, mean_share, needed, regress, share, verdict
+from parts.report import show
+from parts.stats import (
+    FOUND,
+    LEVEL,
+    NONE,
+    OPEN,
+    UNMEASURED,
+    holm,
+    mean_share,
+    needed,
+    regress,
+    share,
+    verdict,
+)
 
-FEWEST = 5  # people of a group, below which nothing is tested
+FEWEST_PEOPLE = 5  # of a group, below which nothing is tested
 SMALL = 0.02  # of all people: the rules let an auditor pass over a smaller category
+ENOUGH = (
+    "in all, in the same mix of groups, counting those you have, would show a ratio of 0.80 in "
+    "4 of 5 audits"
+)
 FOUR_FIFTHS = 0.8  # "none larger": the interval of the ratio lies between 4/5 and 5/4
 
 
@@ -33,51 +52,57 @@ def compare(frame, reference=None):
     frame  columns "group" (None: unknown, in no comparison), "hit" 0 or 1, "role", "person"
     reference  a group; the largest if none is called so
     row    {"group", "people", "n" rows, "selected", "rate" (estimate), "of_highest" (ratio to the
-           highest rate), "reference", "against" (its rate), "verdict"}, and but for the reference
-           "p_holm" and the keys of `contrast`
+           highest rate), "reference", "against" (its rate), "verdict" (with the reason, where
+           nothing is tested)}, and but for the reference "p_holm" and the keys of `contrast`
     """
-    known = frame[frame.group.notna()]
     rows = []
-    for name, part in known.groupby("group"):
+    for name, part in frame.groupby("group"):
         n, k, people = len(part), int(part.hit.sum()), part.person.nunique()
         rate = share(k, n) if people == n else mean_share(part.hit, part.person)
         rows.append({"group": name, "people": people, "n": n, "selected": k, "rate": rate})
     rows.sort(key=lambda row: (-row["people"], row["group"]))
     if not rows:
         return []
-    if reference not in [row["group"] for row in rows]:
-        reference = rows[0]["group"]
-    against = next(row["rate"]["value"] for row in rows if row["group"] == reference)
-    large = [row for row in rows if row["n"] >= SMALL * len(known)]
+    of = {row["group"]: row for row in rows}
+    reference = reference if reference in of else rows[0]["group"]
+    large = [row for row in rows if row["n"] >= SMALL * frame.group.count()]
+    n_tests = sum(row["people"] >= FEWEST_PEOPLE for row in rows) - 1
     top = max(large or rows, key=lambda row: row["selected"] / row["n"])
     for row in rows:
         k, most = row["selected"] * top["n"], top["selected"] * row["n"]  # rates, times both n
         row["of_highest"] = k / most if most else None
-        row |= {"reference": reference, "against": against, "verdict": "reference"}
+        row |= {"reference": reference, "verdict": "reference"}
+        row["against"] = of[reference]["rate"]["value"]
         if row["group"] != reference:
-            pair = known[known.group.isin([row["group"], reference])]
-            row |= contrast(pair, row["group"], reference)
+            pair = frame[frame.group.isin([row["group"], reference])]
+            row |= contrast(pair, row["group"], reference, n_tests)
     for row in holm(rows):
-        if row["group"] != reference:
+        if row.get("p") is not None:
             row["verdict"] = verdict(row | row["ratio"], FOUR_FIFTHS, 1 / FOUR_FIFTHS)
+            if row["verdict"] != OPEN:
+                row["needed"] = None
     return rows
 
 
-def contrast(pair, group, reference):
-    """The rows of two groups, compared within roles that hold both: {"ratio" (an estimate; without
-    an interval where p is exact), "p", "deviations" (standard deviations that p amounts to),
-    "shortfall" (selections that the group lacks at the common rate of each role), "needed" (people
-    of both groups that would find a ratio of .8 in 4 of 5 audits)}; where nothing is tested "p" is
-    None, with a "reason"."""
+def contrast(pair, group, reference, n_tests=1):
+    """The rows of two groups, compared within roles that hold both: {"compared", "of" (rows in such
+    roles, of all), "ratio" (an estimate; without an interval where p is exact), "p", "deviations"
+    (standard deviations: |z|, or what an exact p amounts to), "shortfall" (selections that the group
+    lacks at the common rate of each role), "needed" (people in all, in the same mix of groups and
+    roles; None where nobody of the reference is selected)}; where nothing is tested "p" is None and
+    "verdict" says why.  n_tests  groups among which p will be adjusted"""
     counts = pair.groupby(["group", "role"]).hit.agg(["sum", "size"])
     shared = counts.loc[group].join(counts.loc[reference].add_suffix(" there"), how="inner")
     k, n, l, m = table = shared.to_numpy(float).T  # (roles,) each
+    N, selected, everybody = n + m, k + l, pair.person.nunique()
+    row = {"compared": int(N.sum()), "of": len(pair), "ratio": {"value": None}, "p": None}
     pair = pair[pair.role.isin(shared.index)]
     people = [pair.person[pair.group == side].nunique() for side in (group, reference)]
-    N, selected = n + m, k + l
-    if min(people) < FEWEST or pair.hit.nunique() < 2:
-        reason = f"fewer than {FEWEST} people of a group in the same roles, or all or none selected"
-        return {"ratio": {"value": None}, "p": None, "reason": reason}
+    if min(people) < FEWEST_PEOPLE:
+        same = " in the same roles" * (row["compared"] < row["of"])
+        return row | {"verdict": f"{UNMEASURED}: fewer than {FEWEST_PEOPLE} people{same}"}
+    if pair.hit.nunique() < 2:
+        return row | {"verdict": f"{UNMEASURED}: nobody or everybody was selected"}
     root, freedom = 1.0, np.inf  # of the design effect
     if pair.person.nunique() < len(pair):
         by_person, by_row = (
@@ -89,16 +114,19 @@ def contrast(pair, group, reference):
     least, most = np.maximum(0, selected - m).sum(), np.minimum(n, selected).sum()
     if min(expected - least, most - expected) < 5 * root**2:
         p, ends = exact_p(*np.rint(table / root**2).astype(int)), {}
+        z = norm.isf(p / 2)
     else:
-        p, ends = score(table, root, freedom)
+        z, p, ends = score(table, root, freedom)
     up, down = (k * m / N).sum(), (l * n / N).sum()
-    variation = {"se": root * deviation(1.0, *table), "clusters": sum(people)}
-    return {
+    q = np.minimum(1, selected / (FOUR_FIFTHS * n + m))
+    variation = {"se": root * deviation(1.0, *table), "clusters": everybody}
+    enough = needed(variation, (1 - FOUR_FIFTHS) * (q * n * m / N).sum(), n_tests)
+    return row | {
         "ratio": {"value": up / down if down else None} | ends,
         "p": p,
-        "deviations": norm.isf(p / 2),
+        "deviations": z,
         "shortfall": down - up,
-        "needed": needed(variation, (1 - FOUR_FIFTHS) * down) if down else None,
+        "needed": max(everybody, enough) if down else None,
     }
 
 
@@ -113,12 +141,12 @@ def deviation(ratio, k, n, l, m):
 
 
 def score(table, root=1.0, freedom=np.inf):
-    """(p, {"low", "high"}): z(1), and the ratios R at which |z(R)| is t's 97.5 % quantile; z falls as
-    log R grows.  table  (4, roles) k, n, l, m;  root  of the design effect
+    """(|z(1)|, p, {"low", "high"}): low and high are the ratios R at which |z(R)| is t's 97.5 %
+    quantile; z falls as log R grows.  table  (4, roles) k, n, l, m;  root  of the design effect
 
-    >>> p, ends = score(np.array([[12.0], [40.0], [40.0], [80.0]]))
-    >>> print(round(p, 4), round(ends["low"], 3), round(ends["high"], 3))
-    0.0371 0.348 0.972
+    >>> z, p, ends = score(np.array([[12.0], [40.0], [40.0], [80.0]]))
+    >>> print(round(z, 3), round(p, 4), round(ends["low"], 3), round(ends["high"], 3))
+    2.084 0.0371 0.348 0.972
     """
     k, n, l, m = table
 
@@ -132,7 +160,7 @@ def score(table, root=1.0, freedom=np.inf):
     for end, bound in (("low", reach), ("high", -reach)):
         if z(-20, bound) > 0 > z(20, bound):
             ends[end] = np.exp(brentq(z, -20, 20, bound))
-    return 2 * t.sf(abs(z(0)), freedom), ends
+    return abs(z(0)), 2 * t.sf(abs(z(0)), freedom), ends
 
 
 def exact_p(k, n, l, m):
@@ -166,3 +194,42 @@ def metrics(rates):
         found["equal opportunity difference"] = gap["True positives"]
         found["equalized odds difference"] = gap.drop("Selected").max(skipna=False)
     return found
+
+
+# ---- in words ----
+
+
+def shares(row):
+    """Both rates of a comparison in words. row: of `compare`, with "what" and "within" (roles?)."""
+    rates = [show(rate, ".1%") for rate in (row["rate"]["value"], row["against"])]
+    over = "over all roles " * row["within"]
+    return f"{over}{rates[0]} of {row['group']}, {rates[1]} of {row['reference']}"
+
+
+def say(row, rule):
+    """A comparison in words: both rates, ratio, p, and what follows. rule: what a selection is."""
+    text = f"{row['what']} (selected = {rule}): {shares(row)}; "
+    text += "within each role: " * row["within"]
+    if row["p"] is None:
+        text += f"{row['verdict']}."
+    else:
+        ratio = f"ratio {show(row['ratio'], '.2f')}"
+        if row["ratio"]["value"] is None:
+            ratio = f"no ratio: nobody of {row['reference']} was selected"
+        p = f"p {show(row['p'], 'p')} (adjusted {show(row['p_holm'], 'p')})"
+        text += f"{ratio}, {p}, {row['deviations']:.1f} standard deviations."
+    if row["verdict"] == FOUND:
+        lacks = f"{abs(row['shortfall']):,.0f} {'fewer' if row['shortfall'] > 0 else 'more'}"
+        text += f" Unlikely by chance: {lacks} of {row['group']} than if both groups had been "
+        text += "selected at their common rate."
+        text += " Below four fifths of the highest rate." * (row["of_highest"] < FOUR_FIFTHS)
+    if row["verdict"] == NONE:
+        largest = min(row["ratio"]["low"], 1 / row["ratio"]["high"])
+        text += f" No difference larger than a ratio of {largest:.2f}."
+    if row["verdict"] == OPEN:
+        people = f" {row['needed']:,} people {ENOUGH}." if row["needed"] else ""
+        text += f" This clears nobody.{people}"
+    if row["compared"] < row["of"]:
+        rows = f"{row['compared']:,} of {row['of']:,} rows"
+        text += f" {rows} are in roles that hold both groups; the rest are not compared."
+    return text

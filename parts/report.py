@@ -112,7 +112,7 @@ class Report:
         axes.set_ylim(len(rows) - 0.5, -0.7)
         axes.grid(False, axis="y")
         if "%" in form:
-            axes.xaxis.set_major_formatter(matplotlib.ticker.PercentFormatter(1.0, decimals=0))
+            axes.xaxis.set_major_formatter(matplotlib.ticker.PercentFormatter(1.0))
         if null is not None:
             axes.axvline(null, color=SOFT, linewidth=1, linestyle="--")
 

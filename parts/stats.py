@@ -1,13 +1,15 @@
 """parts/stats.py: how sure is a number? Intervals and tests, by statsmodels.
 
-One estimator  least squares with clustered errors. Rows that share a prompt, a name, a résumé or a
-               person belong to one cluster, and only clusters are independent of each other. A mean
-               is the regression on a constant, a difference the regression on an indicator.
+Estimator      one of means and differences: least squares with clustered errors. Rows that
+               share a prompt, a name, a résumé or a person belong to one cluster, and only clusters
+               are independent of each other. A mean is the regression on a constant, a difference
+               the regression on an indicator. `share` and `equal_length` stand beside it.
 Shares         counts of independent rows: Wilson's interval. Means of 0, ½ and 1 over clusters:
                Wilson's interval at the sample size that their clustered error is worth.
 Estimate       a dict {"value", "se", "low", "high", "p", "n", "clusters"}. low and high are the ends
                of the 95 % interval. p is two-sided, and below .05 exactly where the interval leaves
-               out the value of no effect. All four are None where there is only one cluster.
+               out the value of no effect. All four are None where there is only one cluster. A row
+               of `share` has value, low, high and n alone.
 Left out       bootstrap, Bayes, one-sided tests; 2 × 2 tables are compared in parts/groups.py
 References     Cameron, Gelbach & Miller 2011 (two kinds of cluster); Wilson 1927; Korn & Graubard
                1998 (shares in clusters); Holm 1979; Dubois et al. 2024, arXiv 2404.04475 (length)
@@ -23,10 +25,8 @@ from statsmodels.stats.multitest import multipletests
 from statsmodels.stats.proportion import proportion_confint
 
 LEVEL = 0.05  # a p below it is a finding; intervals cover 1 − LEVEL
-REACH = norm.isf(LEVEL / 2) + norm.ppf(0.80)  # standard errors: found in 4 of 5 studies
-FEWEST = 20  # clusters below which an estimate gets no verdict
-FOUND, NONE, OPEN = "difference found", "none larger", "cannot tell"
-UNMEASURED = "not measured"
+FEWEST_CLUSTERS = 20  # below which an estimate gets no verdict
+FOUND, NONE, OPEN, UNMEASURED = "difference found", "none larger", "cannot tell", "not measured"
 
 
 def regress(y, x=None, clusters=None, within=None):
@@ -36,7 +36,9 @@ def regress(y, x=None, clusters=None, within=None):
     x         (n, k) columns, such as indicators of a group; None: a constant, so the mean of y
     clusters  (n,) labels, or a list of two such; None: each row is a cluster of its own
     within    (n,) labels, such as roles or résumés: rows are compared with rows of the same label
-              alone. Its mean is taken out of y and x, which is an indicator for each label.
+              alone. Its mean is taken out of y and x, which is an indicator for each label, and
+              the constant of the regression: x and `within` come together or not at all.
+    ValueError for a missing label: all that lack one would be one cluster.
 
     Covariance  (X'X)⁻¹ Σ_c (X_c'e_c)(X_c'e_c)' (X'X)⁻¹ · G/(G − 1) · (n − 1)/(n − k), of G clusters;
                 of two kinds V₁ + V₂ − V₁₂, and V₁ or V₂ where that is larger
@@ -49,32 +51,27 @@ def regress(y, x=None, clusters=None, within=None):
     >>> print(*(round(estimate[key], 4) for key in ("value", "se", "low", "high", "p")))
     2.0 0.5774 -0.4841 4.4841 0.0742
     """
-    y = np.asarray(y, float)
-    n = len(y)
+    assert (x is None) == (within is None)  # x alone has no constant, a constant within is 0
+    y, n = np.asarray(y, float), len(y)
     x = np.ones((n, 1)) if x is None else np.asarray(x, float).reshape(n, -1)
     kinds = clusters if isinstance(clusters, list) else [clusters]
     codes = [np.arange(n) if kind is None else pd.factorize(kind)[0] for kind in kinds]
-    n_clusters = int(np.max(codes, axis=1).min()) + 1
-    rounding = np.abs(y).max() * 1e-12 + 1e-300  # a standard error below it is none
+    if np.min(codes) < 0:
+        raise ValueError("clusters: a label is missing")
+    n_clusters = int(np.max(codes, 1).min()) + 1
+    rounding = abs(y).max() * 1e-12 + 1e-300  # a standard error below it is none
     if within is not None:
-        label = pd.factorize(within)[0]
-        size = np.bincount(label)
-        y = y - (np.bincount(label, y) / size)[label]
-        x = np.column_stack([v - (np.bincount(label, v) / size)[label] for v in x.T])
+        means = pd.DataFrame(np.c_[y, x]).groupby(np.asarray(within)).transform("mean")
+        y, x = y - means[0], x - means.drop(columns=0)
+    model = OLS(y, x)
     if n_clusters < 2:
-        values = np.linalg.lstsq(x, y, rcond=None)[0]
-        return [estimate(value, None, n, n_clusters) for value in values]
+        return [estimate(value, None, n, n_clusters) for value in model.fit().params]
     if len(codes) == 2:
         codes.append(np.column_stack(codes))
-    model = OLS(y, x)
-    if clusters is None:
-        fits = [model.fit(cov_type="HC1")]  # the same formula with G = n
-    else:
-        fits = [model.fit(cov_type="cluster", cov_kwds={"groups": code}) for code in codes]
+    fits = [model.fit(cov_type="cluster", cov_kwds={"groups": code}) for code in codes]
     with np.errstate(invalid="ignore"):  # V₁ + V₂ − V₁₂ may be below 0: the larger of V₁, V₂ counts
-        errors = np.nanmax([fit.bse for fit in fits], axis=0)
-    pairs = zip(fits[0].params, np.maximum(errors, rounding))
-    return [estimate(value, se, n, n_clusters) for value, se in pairs]
+        errors = np.nanmax([fit.bse for fit in fits], 0).clip(rounding)
+    return [estimate(value, se, n, n_clusters) for value, se in zip(fits[0].params, errors)]
 
 
 def estimate(value, se, n, clusters):
@@ -117,11 +114,11 @@ def mean_share(values, clusters=None, null=0.5):
     0.545 0.451 0.637 0.348
     """
     row = mean(values, clusters)
-    value, n_clusters = row["value"], row["clusters"]
+    value = row["value"]
     if row["se"] is None:
         return row
-    worth = value * (1 - value) / row["se"] ** 2 if row["se"] > 1e-9 else n_clusters
-    worth *= (norm.isf(LEVEL / 2) / t.isf(LEVEL / 2, n_clusters - 1)) ** 2
+    worth = value * (1 - value) / row["se"] ** 2 if row["se"] > 1e-9 else row["clusters"]
+    worth *= (norm.isf(LEVEL / 2) / t.isf(LEVEL / 2, row["clusters"] - 1)) ** 2
     low, high = proportion_confint(value * worth, worth, LEVEL, "wilson")
     z = (value - null) / np.sqrt(null * (1 - null) / worth)
     return row | {"low": low, "high": high, "p": 2 * norm.sf(abs(z))}
@@ -132,19 +129,20 @@ def equal_length(wins, lengths, clusters):
 
     wins     (n,) 1 A won, ½ tie, 0 B won;  lengths  (n,) of A's answer − of B's, in tokens
     It is σ(θ) of logit P(A wins) = θ + φ·tanh(Δ/sd(Δ)), clustered by prompt [Dubois et al. 2024].
-    None where one model is longer in more than 95 % of rows: equal lengths were then not seen.
-    The lengths must differ.
+    None where one model is longer in more than 95 % of rows: equal lengths were then not seen; and
+    where length alone tells wins from losses: φ is then infinite [Albert & Anderson 1984].
+    The lengths must differ, and so must the wins.
     """
-    lengths = np.asarray(lengths, float)
-    if min((lengths >= 0).mean(), (lengths <= 0).mean()) < 0.05:
+    wins, lengths = np.asarray(wins, float), np.asarray(lengths, float)
+    won, lost = lengths[wins > 0], lengths[wins < 1]  # ties are both
+    is_separated = won.min() >= lost.max() or lost.min() >= won.max()
+    if is_separated or min((lengths >= 0).mean(), (lengths <= 0).mean()) < 0.05:
         return None
     x = np.c_[np.ones(len(lengths)), np.tanh(lengths / lengths.std())]
-    groups = pd.factorize(clusters)[0]
-    fit = GLM(np.asarray(wins, float), x, family=Binomial()).fit(
-        cov_type="cluster", cov_kwds={"groups": groups}
-    )
-    theta = np.array([fit.params[0], *fit.conf_int(LEVEL)[0]])
-    return dict(zip(("value", "low", "high"), (1 / (1 + np.exp(-theta))).tolist()))
+    codes, labels = pd.factorize(clusters)
+    fit = GLM(wins, x, family=Binomial()).fit(cov_type="cluster", cov_kwds={"groups": codes})
+    theta = estimate(fit.params[0], fit.bse[0], len(x), len(labels))
+    return {end: 1 / (1 + np.exp(-theta[end])) for end in ("value", "low", "high")}
 
 
 # ---- verdicts ----
@@ -173,16 +171,17 @@ def verdict(row, least, most):
     OPEN   else. It clears nobody.
     """
     p = row.get("p_holm", row["p"])
-    if p is None or row.get("clusters", FEWEST) < FEWEST:
+    if p is None or row.get("clusters", FEWEST_CLUSTERS) < FEWEST_CLUSTERS:
         return UNMEASURED
     if p < LEVEL:
         return FOUND
-    low, high = row.get("low"), row.get("high")
-    is_inside = None not in (low, high) and least <= low and high <= most
-    return NONE if is_inside else OPEN
+    ends = [row.get("low"), row.get("high")]
+    return NONE if None not in ends and least <= ends[0] and ends[1] <= most else OPEN
 
 
-def needed(row, size):
+def needed(row, size, comparisons=1):
     """Clusters (prompts, names, people) that would find an effect of `size` in 4 of 5 studies, if
-    they vary as these do: G·(2.80·se/size)²."""
-    return int(np.ceil(row["clusters"] * (REACH * row["se"] / size) ** 2))
+    they vary as these do: G·(2.80·se/size)². An effect of 2.80 standard errors is found in 4 of 5
+    studies; it is 3.24 where Holm's correction is for three comparisons."""
+    reach = norm.isf(LEVEL / 2 / comparisons) + norm.ppf(0.80)
+    return int(np.ceil(row["clusters"] * (reach * row["se"] / size) ** 2))

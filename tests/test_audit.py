@@ -1,5 +1,6 @@
 """audit.py on tables of people: what is declared, what is refused, what is found, Local Law 144."""
 
+import argparse
 import json
 import re
 import stat
@@ -12,6 +13,7 @@ import pytest
 import audit
 from parts.files import UserError
 from parts.groups import metrics as metrics_of
+from parts.report import Report
 from parts.tables import numbers, read_csv, write_csv
 
 RACES = audit.RACES
@@ -57,17 +59,13 @@ TWO = "race,hired\n" + rows_of(("White", 40, 80), ("Black", 12, 40))
 def test_the_answer_comes_first_and_says_what_was_counted(audited):
     status, report, printed = audited(TWO, HIRED)
     first = report["answer"][0]
-    assert (
-        first.startswith("Difference found: 30.0 % of Black")
-        and "no --id" in first
-        and "hired is 1" in first
-    )
+    assert first == "Difference found: 30.0 % of Black, 50.0 % of White (selected, race)."
+    counted, said = report["answer"][1:3]
+    assert "no --id" in counted and "hired is 1" in counted
     assert printed.splitlines()[1].startswith("Difference found")
-    assert (
-        "2.1 standard deviations" in report["answer"][1]
-        and "0.60 [0.35, 0.97]" in report["answer"][1]
-    )
-    assert "p 0.037 (adjusted 0.037)" in report["answer"][1]
+    assert "2.1 standard deviations" in said and "0.60 [0.35, 0.97]" in said
+    assert "p 0.037 (adjusted 0.037)" in said
+    assert "5 fewer of Black than if both groups had been selected at their common rate" in said
     assert "not chance" not in printed and "SD" not in printed and status == 0
 
 
@@ -108,7 +106,7 @@ def test_what_is_a_selection(audited, values, flags, of_ten):
     _, report, _ = audited(text, HIRED + flags)
     row = report["tables"]["Selected, race"][0]
     assert (row["n"], row["selected"]) == (100, 10 * of_ten)
-    assert f"hired is {flags[1] if flags else yes}" in report["answer"][0]
+    assert f"hired is {flags[1] if flags else yes}" in report["answer"][1]
     held = report["tables"]["What the columns hold"]
     assert {"column": "hired", "value": yes, "rows": 80} in held
 
@@ -139,8 +137,8 @@ def test_rows_of_one_person_are_one_cluster_where_declared(audited):
     flags = ["--y-pred", "hired", "--group", "sex"]
     rows = audited(text, flags)[1]
     people = audited(text, [*flags, "--id", "Candidate Identifier"])[1]
-    assert "each a person (no --id)" in rows["answer"][0]
-    assert "600 rows, of 200 people" in people["answer"][0]
+    assert "each a person (no --id)" in rows["answer"][1]
+    assert "600 rows, of 200 people" in people["answer"][1]
     p = [report["tables"]["Selected, sex"][1]["p"] for report in (rows, people)]
     assert p[0] < 0.005 and p[1] > 0.05
 
@@ -153,8 +151,57 @@ def test_roles_are_compared_within(audited):
     flags = ["--score", "score", "--better", "higher", "--select", "0.3", "--group", "sex"]
     _, report, _ = audited(text, [*flags, "--within", "role"])
     row = report["tables"]["Selected, sex"][1]
-    assert row["verdict"] == "not measured" and "same roles" in row["reason"]
-    assert "within each role" in report["answer"][0]
+    assert row["verdict"] == "not measured: fewer than 5 people in the same roles"
+    assert (
+        "within each role" in report["answer"][1] and "not measured" in report["answer"][0].lower()
+    )
+    assert "0 of 120 rows are in roles that hold both groups" in report["answer"][2]
+
+
+def test_rates_over_all_roles_are_told_from_ratios_within(audited):
+    """Pooled, 52 % of W and 17 % of B; in each role the same. 130 rows are in roles of one group."""
+    cells = [("x", "W", 135, 150), ("y", "W", 20, 100), ("x", "B", 18, 20), ("y", "B", 30, 150),
+             ("z", "B", 10, 100), ("w", "W", 10, 30)]  # fmt: skip
+    text = "role,race,hired\n" + "".join(
+        f"{role},{race},{int(i < k)}\n" for role, race, k, n in cells for i in range(n)
+    )
+    _, report, printed = audited(text, [*HIRED, "--within", "role"])
+    said = report["answer"][2]
+    assert "over all roles 21.5 % of B, 58.9 % of W; within each role: ratio 1.00 [" in said
+    assert "420 of 550 rows are in roles that hold both groups" in said
+    assert "over all roles" in report["answer"][0] and "Ratio within roles" in printed
+    assert "Ratio to the reference" not in printed
+
+
+def test_the_chart_is_of_the_first_finding(audited, tmp_path):
+    """Sexes are alike and races differ: the chart showed the sexes."""
+    text = "sex,race,hired\n" + "".join(
+        f"{sex},{row}\n"
+        for row in rows_of(("White", 40, 80), ("Black", 12, 40)).split()
+        for sex in "MF"
+    )
+    audited(text, ["--y-pred", "hired", "--group", "sex", "race", "--reference", "White"])
+    page = next(tmp_path.glob("out*/report.html")).read_text()
+    assert "race: share selected, with 95 % intervals" in page and "sex: share" not in page
+    assert "race: the others are compared with White, by --reference;" in page
+    assert "sex: the others are compared with F, the largest group;" in page
+
+
+@pytest.mark.parametrize(
+    "ends", [(0.28, 0.38), (0.0, 1.0), (0.301, 0.309), (0.9, 0.97), (0.2, 0.7), (0.1, 0.35)]
+)
+def test_ticks_are_numbers_that_are_shown_exactly(ends, tmp_path):
+    """28, 30, 32, 35, 38 % stood at 27.5, 30, 32.5, …"""
+    page = Report("t", argparse.Namespace(out=tmp_path / "r", overwrite=False))
+    page.intervals(
+        "c", [("a", {"value": sum(ends) / 2, "low": ends[0], "high": ends[1]}, "a")], ".1%"
+    )
+    axes = page.charts[0][1].axes[0]
+    page.html()
+    for place, label in zip(axes.get_xticks(), axes.get_xticklabels()):
+        assert float(label.get_text().rstrip("%").replace("−", "-")) == pytest.approx(
+            100 * place, abs=1e-9
+        )
 
 
 def test_the_good_end_of_a_score(audited):
@@ -162,7 +209,7 @@ def test_the_good_end_of_a_score(audited):
     flags = ["--score", "rank", "--group", "race", "--better"]
     _, report, _ = audited(text, [*flags, "lower", "--cutoff", "10"])
     assert sum(row["selected"] for row in report["tables"]["Selected, race"]) == 10
-    assert "rank ≤ 10" in report["answer"][0]
+    assert "rank ≤ 10" in report["answer"][1]
     _, report, _ = audited(text, [*flags, "higher", "--select", "0.25"])
     assert sum(row["selected"] for row in report["tables"]["Selected, race"]) == 25
 
@@ -270,14 +317,19 @@ def test_a_number_with_leading_zeros_is_a_name(audited):
         f"{'0' * (i % 2)}7{i // 2},a,1\nx{i},b,0\n" for i in range(40)
     )
     _, report, _ = audited(text, [*HIRED, "--id", "id"])
-    assert "80 rows, of 80 people" in report["answer"][0]
+    assert "80 rows, of 80 people" in report["answer"][1]
 
 
 def test_a_ratio_that_is_not_known_is_not_said(audited):
-    """Nobody of the reference is selected: "Black – times as often as White" stood in the headline."""
+    """Nobody of the reference is selected: "Black – times as often as White" stood in the headline,
+    and "ratio –", "– people would show a ratio" below it."""
     text = "race,hired\n" + rows_of(("White", 0, 80), ("Black", 12, 40))
     _, report, printed = audited(text, HIRED)
     assert "30.0 % of Black, 0.0 % of White" in report["answer"][0] and "– times" not in printed
+    assert "no ratio: nobody of White was selected, p < 0.001" in report["answer"][2]
+    few = "race,hired\n" + rows_of(("White", 0, 20), ("Black", 2, 20))
+    said = audited(few, [*HIRED, "--reference", "White"])[1]["answer"][2]
+    assert "no ratio: nobody of White" in said and "clears nobody" in said and "–" not in said
 
 
 def test_rows_below_the_table_can_be_dropped(audited):
@@ -287,7 +339,7 @@ def test_rows_below_the_table_can_be_dropped(audited):
     with pytest.raises(UserError, match="people.csv:102.*--drop"):
         audited(text, flags)
     _, report, _ = audited(text, [*flags, "--id", "id", "--drop", "Average", "Total"])
-    assert "100 rows, of 100 people" in report["answer"][0]
+    assert "100 rows, of 100 people" in report["answer"][1]
 
 
 @pytest.mark.parametrize("mark", [",", ";", "\t", "|"])

@@ -4,16 +4,19 @@ import numpy as np
 import pandas as pd
 import pytest
 from scipy import stats as scipy_stats
+from statsmodels.genmod.families import Binomial
+from statsmodels.genmod.generalized_linear_model import GLM
 from statsmodels.stats.contingency_tables import StratifiedTable
 from statsmodels.stats.proportion import test_proportions_2indep as proportions_test
 
 from parts.groups import compare, exact_p, score
 from parts.stats import (
-    FEWEST,
+    FEWEST_CLUSTERS,
     FOUND,
     NONE,
     OPEN,
     UNMEASURED,
+    equal_length,
     holm,
     mean,
     mean_share,
@@ -67,11 +70,39 @@ def test_within_is_an_indicator_per_label():
     y = rng.normal(size=30)[label] * 5 + 0.5 * x + rng.normal(size=300)
     dummies = np.column_stack([x, *(label == i for i in range(30))])
     (found,) = regress(y, x, label, within=label)
-    assert found["value"] == pytest.approx(regress(y, dummies, label)[0]["value"])
-    e = y - dummies @ np.linalg.lstsq(dummies, y, rcond=None)[0]
+    fit = np.linalg.lstsq(dummies, y, rcond=None)[0]
+    assert found["value"] == pytest.approx(fit[0])
+    e = y - dummies @ fit
     centred = x - (np.bincount(label, x) / 10)[label]
     meat = (np.bincount(label, centred * e) ** 2).sum() * 30 / 29
     assert found["se"] == pytest.approx(np.sqrt(meat) / (centred**2).sum(), rel=1e-9)
+
+
+def test_what_has_no_constant_or_no_label_is_refused():
+    """Rows without a label were one cluster; x alone was a line through the origin."""
+    y, labels = np.arange(4.0), np.array(["a", "b", None, None], object)
+    with pytest.raises(ValueError, match="label"):
+        mean(y, labels)
+    with pytest.raises(AssertionError):
+        regress(y, y**2)
+
+
+@pytest.mark.parametrize("ties", [0, 3])
+def test_length_that_decides_alone_leaves_no_rate_at_equal_length(ties):
+    """It was 2.8e-8 with [nan, nan]. One win of the shorter answer, and there is a rate; its interval
+    is that of t with G − 1 degrees of freedom."""
+    lengths = np.r_[-np.arange(1.0, 21), [0] * ties, np.arange(1.0, 21)]
+    wins = np.where(lengths == 0, 0.5, lengths > 0)
+    for won in (wins, 1 - wins):
+        assert equal_length(won, lengths, np.arange(len(wins))) is None
+    wins[[15, -15]] = 1, 0
+    found = equal_length(wins, lengths, np.arange(len(wins)) // 2)
+    assert found["value"] == pytest.approx(0.5, abs=0.02)
+    x = np.c_[np.ones(len(wins)), np.tanh(lengths / lengths.std())]
+    groups = {"groups": np.arange(len(wins)) // 2}
+    theta = GLM(wins, x, family=Binomial()).fit(cov_type="cluster", cov_kwds=groups)
+    reach = scipy_stats.t.isf(0.025, max(groups["groups"])) * theta.bse[0]
+    assert np.log(found["high"] / (1 - found["high"])) == pytest.approx(theta.params[0] + reach)
 
 
 def test_two_kinds_of_cluster():
@@ -136,7 +167,7 @@ def test_holm_and_rows_without_p():
         ({"p": 0.3, "low": 0.7, "high": 1.1}, OPEN),
         ({"p": 0.3}, OPEN),
         ({"p": None, "low": 0.9, "high": 1.1}, UNMEASURED),
-        ({"p": 0.001, "low": 0.5, "high": 0.6, "clusters": FEWEST - 1}, UNMEASURED),
+        ({"p": 0.001, "low": 0.5, "high": 0.6, "clusters": FEWEST_CLUSTERS - 1}, UNMEASURED),
     ],
 )
 def test_verdicts(row, expected):
@@ -229,7 +260,45 @@ def test_numbers_to_the_printed_digits(counts, ratio, p, shortfall):
     ],
 )
 def test_verdicts_of_tables(cells, expected):
-    assert pair(*[(*cell, "") for cell in cells])["verdict"] == expected
+    assert pair(*[(*cell, "") for cell in cells])["verdict"].startswith(expected)
+
+
+@pytest.mark.parametrize(
+    "cells, reason",
+    [([("B", 4, 4, ""), ("W", 40, 80, "")], "fewer than 5 people"),
+     ([("B", 9, 20, "x"), ("W", 40, 80, "y")], "fewer than 5 people in the same roles"),
+     ([("B", 0, 40, ""), ("W", 0, 80, "")], "nobody or everybody was selected")],
+    ids=["few", "no role of both", "none selected"],
+)  # fmt: skip
+def test_what_is_not_measured_says_why(cells, reason):
+    assert pair(*cells)["verdict"] == f"{UNMEASURED}: {reason}"
+
+
+def test_rows_in_roles_of_one_group_are_counted():
+    """130 of 550 rows are in roles of one group alone, and in no comparison."""
+    cells = [("a", 100, 200, "x"), ("b", 100, 220, "x"), ("a", 40, 100, "y"), ("b", 20, 30, "z")]
+    assert [pair(*cells)[key] for key in ("compared", "of")] == [420, 550]
+
+
+def test_standard_deviations_are_finite():
+    """30 % against 40 % of 100,000 each: p is 0 in floats, and was "inf standard deviations"."""
+    n = 100_000
+    row = pair(("a", 30_000, n, ""), ("b", 40_000, n, ""))
+    assert row["p"] == 0 and row["deviations"] == pytest.approx(0.1 / np.sqrt(2 * 0.35 * 0.65 / n))
+
+
+def test_people_needed_find_four_fifths_at_holms_level():
+    """Unequal groups at α .05 and, of three groups, .05/2, where 39 % are selected at q and .8·q."""
+    cells = [("a", 72, 200, ""), ("b", 45, 100, ""), ("c", 40, 100, "")]
+    for n_tests, rows in ((1, cells[:2]), (2, cells)):
+        row = compare(people(*rows), "a")[1]
+        assert row["group"] == "b" and row["verdict"] == OPEN
+        q = 117 / (100 * 0.8 + 200)
+        reach = scipy_stats.norm.isf(0.025 / n_tests) + scipy_stats.norm.isf(0.2)
+        variance = 0.39 * 0.61 * 3 / 200
+        assert row["needed"] == pytest.approx(300 * reach**2 * variance / (0.2 * q) ** 2, abs=1)
+    assert pair(("a", 30, 200, ""), ("b", 60, 200, ""))["needed"] is None  # a difference is found
+    assert pair(("a", 399, 500, ""), ("b", 9, 10, ""))["needed"] >= 510
 
 
 def test_the_reference_is_the_largest_group_and_four_fifths_the_highest_rate():
@@ -255,7 +324,7 @@ def test_roles_of_different_mixes_are_no_difference():
 @pytest.mark.parametrize("roles", [1, 2])
 def test_equal_rows_of_a_person_count_once(roles):
     """Thirty equal rows of each person leave p and interval nearly as one row does."""
-    cells = [("a", 14, 40, "x"), ("b", 22, 40, "x"), ("a", 9, 30, "y"), ("b", 14, 30, "y")][
+    cells = [("a", 14, 40, "x"), ("b", 20, 40, "x"), ("a", 9, 30, "y"), ("b", 13, 30, "y")][
         : 2 * roles
     ]
     once, often = (
@@ -278,7 +347,7 @@ def test_unknown_groups_and_the_order_of_rows_change_nothing():
 
 
 def test_score_ends_where_nobody_of_a_group_is_selected():
-    p, ends = score(np.array([[0.0], [40.0], [20.0], [60.0]]))
+    _, p, ends = score(np.array([[0.0], [40.0], [20.0], [60.0]]))
     assert ends["low"] == 0.0 and ends["high"] < 0.5 and p < 0.001
-    p, ends = score(np.array([[20.0], [60.0], [0.0], [40.0]]))
+    _, p, ends = score(np.array([[20.0], [60.0], [0.0], [40.0]]))
     assert ends["low"] > 2 and ends["high"] is None
