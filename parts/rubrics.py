@@ -188,16 +188,16 @@ def read_responses(path, rows=None, flag="--responses"):
     rows_of, items, unread = defaultdict(list), [], Counter()
     for row in rows or ():
         rows_of[row.task_id].append(row)
-        rows_of[prompt_key(row.raw)].append(row)
+        rows_of[conversation_key(row.raw)].append(row)
     for number, raw in files.read_jsonl(path, numbered=True, flag=flag):
         try:
             answer = response_text(raw.get("response", raw.get("answer")))
             named = rows and raw.get("task_id") is not None
-            prompt = prompt_key(raw) if "prompt" in raw or not named else None
+            prompt = conversation_key(raw) if "prompt" in raw or not named else None
             found = rows_of[str(raw["task_id"]) if named else prompt]
             if not rows and not found:
                 found += [Row(str(number), raw["prompt"], [], raw, raw.get("reference"))]
-            if len(found) != 1 or prompt not in (None, prompt_key(found[0].raw)):
+            if len(found) != 1 or prompt not in (None, conversation_key(found[0].raw)):
                 raise ValueError(f'"task_id" or "prompt" is that of {len(found)} rows, not of one')
             if not rows and raw.get("reference") != found[0].reference:
                 raise ValueError('"reference" differs from that of the same prompt above')
@@ -211,7 +211,7 @@ def read_responses(path, rows=None, flag="--responses"):
     return items
 
 
-def prompt_key(row):
+def conversation_key(row):
     """A row's prompt as answers name it: a text is a message of the user."""
     check_prompt(row)
     return json.dumps(conversation(row["prompt"], ""), sort_keys=True)
