@@ -92,6 +92,7 @@ class RoomyLayer(DynamicLayer):
     def batch_repeat_interleave(self, repeats):
         super().batch_repeat_interleave(repeats)
         self.memory = [F.pad(x, (0, 0, 0, self.more)) for x in (self.keys, self.values)]
+        self.keys, self.values = (memory[:, :, : -self.more] for memory in self.memory)
 
     def update(self, keys, values, *args, **kwargs):
         if not self.memory:
