@@ -73,9 +73,9 @@ def encoded_rows(args, tokenizer, files, check, encode):
                 rows.append((encode(row), row, f"{name}:{line}", flag))
             except Refused as error:
                 counts[f"dropped: {error}"] += 1
-    print(f"data       {counts_in_words(counts)}")
     if not rows:
-        raise UserError(f"{files[0][0]}: no usable row")
+        raise UserError(f"{files[0][0]}: no usable row ({counts_in_words(counts)})")
+    print(f"data       {counts_in_words(counts)}")
     say_how_text_is_read(tokenizer, texts, args.chat)
     return rows
 
