@@ -28,6 +28,7 @@ from functools import partial
 
 import numpy as np
 import torch
+from torch.nn.utils.rnn import pad_sequence
 
 import common
 from common import Policy, Refused, batch_indices, encode, encode_pair, end_ids, pad_id, pad_rows
@@ -146,10 +147,10 @@ class Rows:
 
     def batch(self, indices, device):
         """(ids, attention_mask, answer_mask), (b, T) each."""
-        ids, masks = ([column[i] for i in indices] for column in (self.ids, self.masks))
+        ids = [self.ids[i] for i in indices]
         ids, attention_mask, _ = pad_rows(ids, [()] * len(ids), self.pad, device)
-        answer_mask, *_ = pad_rows(masks, [()] * len(masks), False, device)
-        return ids, attention_mask, answer_mask.bool()
+        answer_mask = pad_sequence([torch.tensor(self.masks[i]) for i in indices], True)
+        return ids, attention_mask, answer_mask.to(device)
 
 
 # ---- evaluation ----
