@@ -157,11 +157,11 @@ def pad_rows(prompts, answers, pad, device=None, side="right"):
     ]
 
 
-def batch_indices(n, batch_size, seed, step, keep_order=False):
+def batch_indices(n, batch_size, seed, step):
     """(indices, epoch) of optimiser step `step` (from 1): a seeded permutation per epoch, its short
     last batch included. A function of its arguments alone: resume needs no cursor."""
     epoch, part = divmod(step - 1, math.ceil(n / batch_size))
-    order = np.arange(n) if keep_order else np.random.default_rng([seed, epoch]).permutation(n)
+    order = np.random.default_rng([seed, epoch]).permutation(n)
     return order[part * batch_size : (part + 1) * batch_size], epoch
 
 
@@ -196,11 +196,12 @@ def opened(flag, name, load, **settings):
 
 def load_config(name, flag="--model", scores=False):
     """The config of a model folder or hub id; UserError unless it is a reward model, if `scores`,
-    or else is none. A command that loads several models asks for each before it loads the first."""
+    or else is none; None takes both. A command that loads several models asks for each before it
+    loads the first."""
     from transformers import AutoConfig
 
     config = opened(flag, name, AutoConfig.from_pretrained)
-    if ("ForSequenceClassification" in str(config.architectures)) != scores:
+    if scores is not None and scores != ("ForSequenceClassification" in str(config.architectures)):
         fix = "train one with reward_train.py" if scores else "name a policy, which writes answers"
         raise UserError(f"{flag} {name}: is {'not' * scores} a reward model; {fix}")
     return config

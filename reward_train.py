@@ -30,10 +30,9 @@ import math
 import torch
 import torch.nn.functional as F
 
-import common
-from common import batch_indices, load_tokenizer, same_shape
+from common import batch_indices, load_config, load_tokenizer, same_shape
 from parts import contest, runs
-from parts.answers import identity
+from parts.answers import identity, show_row
 from parts.files import OUT_OF_MEMORY, UserError, command, number, trainer_parser, write_json
 from parts.pairs import Pairs, add_pair_arguments, share_interval
 from parts.parallel import add_up, gather, rank
@@ -167,8 +166,8 @@ def evaluate(run, scorer, pairs, ties):
     scores = score_pairs(run, scorer, pairs, held)
     metrics = pair_metrics(*scores, tie, keys)
     metrics["loss"] = bradley_terry_loss(*scores, tie=tie).mean().item()
-    tokens = [[len(side[i]) for i in held] for side in (pairs.chosen, pairs.rejected)]
-    metrics["accuracy_longer"] = pair_metrics(*torch.tensor(tokens), tie, keys).get("accuracy")
+    tokens = torch.from_numpy(pairs.lengths[1:, held])  # of both answers
+    metrics["accuracy_longer"] = pair_metrics(*tokens, tie, keys).get("accuracy")
     run.evaluation({f"eval/{key}": value for key, value in metrics.items()}, [])
 
 
@@ -176,12 +175,9 @@ def evaluate(run, scorer, pairs, ties):
 
 
 def main(argv=None):
-    from transformers import AutoConfig
-
     args = parse_args(argv)
     run = runs.Run("reward_train", args, SHOW, HEADLINE)
-    tokenizer = load_tokenizer(args.model)
-    config = common.opened("--model", args.model, AutoConfig.from_pretrained)
+    tokenizer, config = load_tokenizer(args.model), load_config(args.model, scores=None)
     # (1) read pairs; render the prompt; mark the answer tokens
     pairs = Pairs(args, tokenizer, config, keep_ties=True)
     margins, ties = (x.to(run.device) for x in read_labels(args, pairs))  # (n,) each
@@ -202,9 +198,8 @@ def main(argv=None):
         if fresh:
             place = f"--model {args.model}"
             identity("loss before step one", loss, math.log(2), 1e-4, run.dtype, place)
-        *read, last = *pairs.prompts[first[0]], *pairs.chosen[first[0]]
-        read, last = tokenizer.decode(read), tokenizer.decode(last)
-        print("row        its score is read at ▮:", f"{read}▮{last}".replace("\n", "⏎"))
+        ids = [*pairs.prompts[first[0]], *pairs.chosen[first[0]]]
+        show_row("its score is read at ▮", tokenizer, ids, [False] * (len(ids) - 1) + [True])
         print(f"preflight  loss before step one {loss:.4f}: ok")
         evaluate(run, scorer, pairs, ties)
 

@@ -24,7 +24,7 @@ Axes         B rows of a batch, b rows of a forward, T tokens
 """
 
 import math
-from collections import Counter
+from functools import partial
 
 import numpy as np
 import torch
@@ -34,25 +34,9 @@ import common
 from common import Policy, Refused, batch_indices, encode, encode_pair, end_ids, pad_id, pad_rows
 from parts import runs
 from parts.answers import Answers, add_answer_arguments, check_policy
-from parts.files import (
-    OUT_OF_MEMORY,
-    UserError,
-    command,
-    counts_in_words,
-    existing_file,
-    read_jsonl,
-    trainer_parser,
-)
-from parts.messages import (
-    as_chat,
-    check_answer,
-    check_prompt,
-    check_text,
-    prompt_key,
-    roles,
-    words,
-)
-from parts.pairs import add_split_arguments, check_pair, say_how_text_is_read, split
+from parts.files import OUT_OF_MEMORY, command, existing_file, trainer_parser
+from parts.messages import check_answer, check_prompt, check_text, prompt_key, roles, words
+from parts.pairs import add_split_arguments, check_pair, encoded_rows, say_what_is_cut, split
 from parts.parallel import all_sum
 
 # below 100 M parameters (made the bundled base), above (reports/real-model.md), with LoRA
@@ -69,7 +53,6 @@ def parse_args(argv=None):
     add = parser.add_argument
     # fmt: off
     add("--data", nargs="+", type=existing_file, default=["data/prefs_train.jsonl"], help="JSONL files; their rows: see the header")
-    add("--keep-order", action="store_true", help="do not shuffle: rows in the order of the files, for a curriculum")
     add_split_arguments(parser)
     parser.set_defaults(eval_fraction=0.02)
     # fmt: on
@@ -106,7 +89,7 @@ def check_row(row):
         check_text(row, "group")
 
 
-def encode_row(tokenizer, row, max_length):
+def encode_row(row, tokenizer, max_length):
     """[(ids, mask)] of a checked row, mask True at the tokens that are trained.
 
     The answers of a dialogue share one row. A row of its own has an answer that the template writes
@@ -115,20 +98,18 @@ def encode_row(tokenizer, row, max_length):
     more = {"max_length": max_length, "tools": row.get("tools")}
     if row.get("messages"):
         turns = row["messages"]
-        places = [i for i, turn in enumerate(turns) if turn["role"] == "assistant"]
-        answers = [
-            encode_pair(tokenizer, turns[:i], turns[i : i + 1], **more)
-            for i in reversed(places)
-            if words(turns[i : i + 1])
-        ]
+        places = [i for i in range(len(turns)) if roles(turns)[i] == "assistant"]
+        pairs = [(turns[:i], turns[i : i + 1]) for i in places if words(turns[i : i + 1])]
+        answers = [encode_pair(tokenizer, *pair, **more) for pair in reversed(pairs)]
     elif row.get("completion"):
         answers = [encode_pair(tokenizer, row["prompt"], row["completion"], **more)]
     else:  # of a text all but the first token is the answer
         ids, ends = encode(tokenizer, row["text"], rendered=False), end_ids(tokenizer)
         if not {*ids[-1:]} & {*ends}:  # a corpus may bring its own
             ids.append(ends[-1])
-        is_blank = not words(row["text"]) or len(ids) < 2
-        answers = [] if is_blank else [(ids[:1], ids[1:max_length])]
+        answers = [(ids[:1], ids[1:max_length])] if words(row["text"]) and ids[1:] else []
+    if not answers:
+        raise Refused("nothing to train")
     rows = []
     for prompt, answer in answers:  # the last one first, which the others begin
         ids = prompt + answer
@@ -149,43 +130,26 @@ def conversations(keys):
 
 
 class Rows:
-    """Encoded rows. ids, masks: of row i its tokens and which of them are trained, (T,) each;
-    tokens, places, keys, prompts: how many these are, its file and line, the key of its prompt, and
-    a prompt to show; train, held: the row numbers on each side of the split."""
+    """Encoded rows. ids, masks: of row i its tokens and which of them are trained, lists of T;
+    tokens, places, keys, rows: how many these are, its file and line, the key of its prompt, and the
+    row as it was read; train, held: the row numbers on each side of the split."""
 
     def __init__(self, args, tokenizer, max_length):
-        usable, counts, texts = [], Counter(), 0
-        for name in args.data:
-            for line, row in read_jsonl(name, check_row, numbered=True, flag="--data"):
-                counts["rows"] += 1
-                texts += isinstance(row["prompt"], str) and "completion" in row
-                if args.chat and "completion" in row:
-                    as_chat(row, "prompt", "completion")
-                try:
-                    encoded = encode_row(tokenizer, row, max_length)
-                except Refused as error:
-                    counts[f"dropped: {error}"] += 1
-                    continue
-                counts["dropped: nothing to train"] += not encoded
-                for ids, mask in encoded:
-                    is_long = len(ids) >= max_length
-                    counts[f"cut to --max-length {max_length}, or just as long"] += is_long
-                    arrays = np.array(ids, np.int32), torch.tensor(mask)
-                    usable.append((*arrays, f"{name}:{line}", prompt_key(row), row["prompt"]))
-        if not usable:
-            raise UserError(f"--data: no usable row ({counts_in_words(counts)})")
-        self.ids, self.masks, self.places, self.keys, self.prompts = zip(*usable)
-        self.tokens, self.pad = np.array([*map(len, self.ids)]), pad_id(tokenizer)
+        encode = partial(encode_row, tokenizer=tokenizer, max_length=max_length)
+        files = [("--data", name) for name in args.data]
+        usable = encoded_rows(args, tokenizer, files, check_row, encode)
+        usable = [(*ids_mask, row, place) for each, row, place, _ in usable for ids_mask in each]
+        self.ids, self.masks, self.rows, self.places = zip(*usable)
+        self.keys, self.pad = [prompt_key(row) for row in self.rows], pad_id(tokenizer)
+        self.tokens = np.array([*map(len, self.ids)])
         self.train, self.held = split(conversations(self.keys), [False], args.eval_fraction)
-        sides = f"training {len(self.train)}, held out {len(self.held)}"
-        print(f"data       {counts_in_words(counts)}; {sides}")
-        say_how_text_is_read(tokenizer, texts, args.chat)
+        say_what_is_cut(self.tokens, max_length)
 
     def batch(self, indices, device):
         """(ids, attention_mask, answer_mask), (b, T) each."""
         ids = [self.ids[i] for i in indices]
         ids, attention_mask, _ = pad_rows(ids, [()] * len(ids), self.pad, device)
-        answer_mask = pad_sequence([self.masks[i] for i in indices], True)
+        answer_mask = pad_sequence([torch.tensor(self.masks[i]) for i in indices], True)
         return ids, attention_mask, answer_mask.to(device)
 
 
@@ -215,7 +179,7 @@ def main(argv=None):
     tokenizer, config = common.load_tokenizer(args.model), common.load_config(args.model)
     # (1) read rows; render the prompt; mark the answer tokens
     rows = Rows(args, tokenizer, min(args.max_length, common.max_positions(config)))
-    shown = [{"prompt": rows.prompts[i]} for i in (*rows.held, *rows.train)[:2]]
+    shown = [rows.rows[i] for i in (*rows.held, *rows.train)[:2]]
     answers = Answers(run, tokenizer, config, shown, {rows.keys[i] for i in rows.train})
 
     # the policy: all its weights are trained, or adapters
@@ -232,10 +196,9 @@ def main(argv=None):
         evaluate(run, policy, rows, answers)
 
     for step in run.steps():
-        order = args.seed, step, args.keep_order
-        places, epoch = batch_indices(len(rows.train), args.batch_size, *order)
+        places, epoch = batch_indices(len(rows.train), args.batch_size, args.seed, step)
         batch, total = rows.train[places], 0.0
-        trained = sum(rows.masks[i].sum().item() for i in batch)  # tokens of the whole step
+        trained = sum(sum(rows.masks[i]) for i in batch)  # tokens of the whole step
         optimizer.zero_grad()
         for part in run.micro_batches(batch, rows.tokens):
             # (2) policy: log-probs of the answer tokens

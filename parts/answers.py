@@ -178,8 +178,13 @@ def check_policy(policy, tokenizer, ids, attention_mask, answer_mask, flag):
         own_loss = policy.model(ids, labels=ids.masked_fill(~mask, -100)).loss.item()
     gap = logps.sum().item() / mask.sum().item() + own_loss
     identity("gap between our log-probs and the model's", gap, 0, 1e-4, policy.dtype, flag)
-    row = ["▮" * trained + tokenizer.decode(token) for token, trained in zip(ids[0], mask[0])]
-    print("row        ▮ before each trained token:", "".join(row)[-1200:].replace("\n", "⏎"))
+    show_row("▮ before each trained token", tokenizer, ids[0], mask[0])
+
+
+def show_row(meaning, tokenizer, ids, marked):
+    """Print a row, token by token, with a ▮ before those that are marked."""
+    row = "".join("▮" * is_marked + tokenizer.decode(i) for i, is_marked in zip(ids, marked))
+    print(f"row        {meaning}:", row[-1200:].replace("\n", "⏎"))
 
 
 def identity(name, value, expected, bound, dtype, flag):

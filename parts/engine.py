@@ -12,6 +12,7 @@ w = min(π / π_server, C)     without gradient; C = --is-clip
 Left out     all weights over NCCL, which needs the engine's own code inside this process's group
 """
 
+import contextlib
 import hashlib
 import itertools
 import os
@@ -59,10 +60,16 @@ def sampler(args, run):
     return Engine(args, run)
 
 
+def close(sample):
+    """At the end of a run, of what `sampler` returned."""
+    if isinstance(sample, Engine):
+        sample.close()
+
+
 class Engine:
     """Servers that answer with the policy's adapter.
 
-    name, digest   of the adapter that is loaded, and of its weights
+    name, digest   of the adapter that is loaded, and of the sums of its weights
     down           {URL: why it is not asked}; it is tried again when the next adapter is loaded
     waiting        {URL: requests that it has not answered}
     """
@@ -108,12 +115,13 @@ class Engine:
 
     def load(self, policy):
         """Write the policy's adapter and load it into every server, if it is another than the one
-        that is loaded. Its name carries the step and a digest of its weights: the same name is the
-        same model, also for keys and values that a server keeps. Every rank must ask."""
+        that is loaded. Its name carries the step and a digest of its weights' sums: the same name
+        is the same model, also for keys and values that a server keeps. Every rank must ask."""
         self.vocabulary = policy.model.get_input_embeddings().num_embeddings
-        weights = [w.flatten() for name, w in policy.model.named_parameters() if ".lora_" in name]
-        digest = hashlib.sha256(torch.cat(weights).detach().cpu().numpy()).hexdigest()[:12]
-        digest = parallel.gather([digest])[0]
+        weights = [w for name, w in policy.model.named_parameters() if ".lora_" in name]
+        # their sums, not themselves: this is asked before each turn of an episode
+        sums = torch.stack([w.detach().sum(dtype=torch.float64) for w in weights]).cpu().numpy()
+        digest = parallel.gather([hashlib.sha256(sums).hexdigest()[:12]])[0]
         if digest == self.digest:
             return
         name, old = f"step-{self.run.step}-{digest}", self.name
@@ -129,6 +137,13 @@ class Engine:
                 shutil.rmtree(self.folder / old, ignore_errors=True)
         self.down, self.name = parallel.gather([self.down])[0], name
         self.digest = digest
+
+    def close(self):
+        """At the end of the run: the adapter's folder goes, for the model is saved."""
+        if self.name and not parallel.rank():
+            shutil.rmtree(self.folder / self.name, ignore_errors=True)
+            with contextlib.suppress(OSError):  # a folder of the user's holds more
+                self.folder.rmdir()
 
     def exchange(self, url, name):
         """Load an adapter into a server, unload the last one. A server that refuses ends the run; one

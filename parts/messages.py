@@ -52,7 +52,7 @@ def roles(text_or_messages):
 def as_chat(row, *keys):
     """--chat: the texts of a row as messages, the prompt a user's, all else the assistant's."""
     for key in keys:
-        if isinstance(row[key], str):
+        if isinstance(row.get(key), str):
             role = "user" if key == "prompt" else "assistant"
             row[key] = [{"role": role, "content": row[key]}]
 

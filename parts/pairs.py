@@ -7,6 +7,7 @@ side of the split.
 
 import math
 from collections import Counter
+from functools import partial
 
 import numpy as np
 
@@ -54,6 +55,31 @@ def say_how_text_is_read(tokenizer, texts, chat):
         print(f"text       {texts} prompts given as text {what}")
 
 
+def encoded_rows(args, tokenizer, files, check, encode):
+    """[(encode(row), row, "FILE:LINE", flag)] of all rows of files; those that `encode` refuses are
+    dropped, counted and said.
+
+    files    [(flag, name of a JSONL file)]
+    check    of a row, see `read_jsonl`;  encode  a row → what is kept, or raises Refused
+    """
+    rows, counts, texts = [], Counter(), 0
+    for flag, name in files:
+        for line, row in read_jsonl(name, check, numbered=True, flag=flag):
+            counts["rows"] += 1
+            texts += isinstance(row["prompt"], str) and "text" not in row
+            if args.chat:
+                as_chat(row, "prompt", "completion", "chosen", "rejected")
+            try:
+                rows.append((encode(row), row, f"{name}:{line}", flag))
+            except Refused as error:
+                counts[f"dropped: {error}"] += 1
+    if not rows:
+        raise UserError(f"{files[0][0]}: no usable row ({counts_in_words(counts)})")
+    print(f"data       {counts_in_words(counts)}")
+    say_how_text_is_read(tokenizer, texts, args.chat)
+    return rows
+
+
 # ---- the split ----
 
 
@@ -76,7 +102,14 @@ def split(keys, is_eval, fraction):
         print(f"data       {n} rows have a prompt of --eval-pairs and are not trained on")
     if not train.any():
         raise UserError("every prompt is held out, none is left to train on: --eval-fraction 0")
+    print(f"split      training {train.sum()}, held out {held.sum()}")
     return np.flatnonzero(train), np.flatnonzero(held)
+
+
+def say_what_is_cut(lengths, max_length):
+    """lengths: (n,) tokens of the rows, cut."""
+    if n := sum(lengths >= max_length):
+        print(f"data       {n} rows are cut to --max-length {max_length}, or just as long")
 
 
 def share_interval(right, keys):
@@ -98,6 +131,17 @@ def share_interval(right, keys):
 # ---- pairs ----
 
 
+def encode_sides(row, tokenizer, max_length, keep_ties=False):
+    """Ids of prompt, chosen and rejected answer, int32 arrays."""
+    sides = [row[side] for side in SIDES]
+    sides = encode_pair(tokenizer, *sides, max_length=max_length, tools=row.get("tools"))
+    if sides[1] == sides[2]:
+        raise Refused("equal answers")
+    if row.get("tie") and not keep_ties:
+        raise Refused("tie")
+    return [np.array(ids, np.int32) for ids in sides]
+
+
 class Pairs:
     """Encoded pairs. prompts, chosen, rejected: lists of int32 arrays of ids, and `lengths`, (3, n),
     their tokens; train, held: their row numbers; places, keys, rows: of pair i the file and line,
@@ -105,43 +149,24 @@ class Pairs:
     once for both answers?"""
 
     def __init__(self, args, tokenizer, config, keep_ties=False):
-        usable, counts, texts = [], Counter(), 0
         max_length = min(args.max_length, max_positions(config))
-        for i, name in enumerate([*args.pairs, *args.eval_pairs]):
-            flag = "--pairs" if i < len(args.pairs) else "--eval-pairs"
-            for line, row in read_jsonl(name, check_pair, numbered=True, flag=flag):
-                key, dropped = prompt_key(row), None
-                counts["rows"] += 1
-                texts += isinstance(row["prompt"], str)
-                if args.chat:
-                    as_chat(row, *SIDES)
-                try:
-                    ids = encode_pair(
-                        tokenizer, *(row[side] for side in SIDES),
-                        max_length=max_length, tools=row.get("tools"),
-                    )  # fmt: skip
-                    dropped = "equal answers" if ids[1] == ids[2] else dropped
-                except Refused as error:
-                    dropped = error
-                if dropped or row.get("tie") and not keep_ties:
-                    counts[f"dropped: {dropped or 'tie'}"] += 1
-                    continue
-                is_long = len(ids[0]) + max(map(len, ids[1:])) >= max_length
-                counts[f"cut to --max-length {max_length}, or just as long"] += is_long
-                ids = [np.array(side, np.int32) for side in ids]
-                usable.append((*ids, f"{name}:{line}", key, row, flag == "--eval-pairs"))
-        if not usable:
-            raise UserError(f"--pairs: no usable row ({counts_in_words(counts)})")
-        self.prompts, self.chosen, self.rejected, *columns = zip(*usable)
-        self.places, self.keys, self.rows, is_eval = columns
-        self.lengths = np.array([[len(ids) for ids in row[:3]] for row in usable]).T
+        files = [("--pairs", name) for name in args.pairs]
+        files += [("--eval-pairs", name) for name in args.eval_pairs]
+        encode = partial(
+            encode_sides, tokenizer=tokenizer, max_length=max_length, keep_ties=keep_ties
+        )
+        sides, self.rows, self.places, flags = zip(
+            *encoded_rows(args, tokenizer, files, check_pair, encode)
+        )
+        self.prompts, self.chosen, self.rejected = zip(*sides)
+        self.keys = [prompt_key(row) for row in self.rows]
+        self.lengths = np.array([[*map(len, ids)] for ids in sides]).T
+        is_eval = [flag == "--eval-pairs" for flag in flags]
         self.train, self.held = split(self.keys, is_eval, args.eval_fraction)
+        say_what_is_cut(self.lengths[0] + self.lengths[1:].max(0), max_length)
         self.pad, self.shared = pad_id(tokenizer), False
         for rows in (len(self.train) % args.batch_size, len(self.held)):
             share([[*range(rows)]] * (rows > 0))  # a short last batch must not end a run
-        n_train, n_held = len(self.train), len(self.held)
-        print(f"data       {counts_in_words(counts)}; training {n_train}, held out {n_held}")
-        say_how_text_is_read(tokenizer, texts, args.chat)
 
     def ids(self):
         """All ids, by which a resumed run knows that it has the same rows."""

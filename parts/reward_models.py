@@ -56,9 +56,9 @@ def load_scorer(
     """(Scorer, is its head fresh?). One that is trained may start from a causal model: its fresh
     head is zero, so it scores everything 0, and the Bradley-Terry loss starts at log 2. UserError
     for a causal model that is not to be trained, and for a classifier of several labels."""
-    from transformers import AutoConfig, AutoModelForSequenceClassification
+    from transformers import AutoModelForSequenceClassification
 
-    config = common.opened(flag, name, AutoConfig.from_pretrained)
+    config = common.load_config(name, flag, None)
     fresh = "ForSequenceClassification" not in str(config.architectures)
     if not (trainable if fresh else config.num_labels == 1):
         raise UserError(f"{flag} {name}: not a reward model; train one with reward_train.py")

@@ -9,7 +9,8 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
-from torch.nn.functional import softmax
+import torch.nn.functional as F
+from transformers.cache_utils import DynamicCache, DynamicLayer
 
 from common import end_ids, head_logits, hidden_states, pad_rows, same_shape
 from parts.parallel import autocast, decoding, gather, progress, rank, world
@@ -33,7 +34,7 @@ def draw_token(logits, uniform):
     >>> draw_token(torch.tensor([[0.3, 0.5, 0.2]]).log(), torch.tensor([0.6]))
     tensor([1])
     """
-    cdf = softmax(logits.double(), -1).cumsum(-1)  # (R, V)
+    cdf = F.softmax(logits.double(), -1).cumsum(-1)  # (R, V)
     token = torch.searchsorted(cdf, uniform[:, None] * cdf[:, -1:], right=True).squeeze(-1)
     return token.clamp(max=cdf.shape[-1] - 1)
 
@@ -77,19 +78,57 @@ def rollout_of(tokenizer, prompt_ids, n, ids, logps):
     return Rollout(prompts, ids, logps, finished, texts)
 
 
+class RoomyLayer(DynamicLayer):
+    """DynamicLayer copies all keys and values at every token. Here a fork of the prompts takes the
+    memory for `more` tokens at once, and they are written into it; rows that leave move no other.
+
+    keys, values   (R, heads, tokens so far, dimension), after the fork views of that memory
+    """
+
+    def __init__(self, more):
+        super().__init__()
+        self.more, self.memory = more, None
+
+    def batch_repeat_interleave(self, repeats):
+        super().batch_repeat_interleave(repeats)
+        self.memory = [F.pad(x, (0, 0, 0, self.more)) for x in (self.keys, self.values)]
+        self.keys, self.values = (memory[:, :, : -self.more] for memory in self.memory)
+
+    def update(self, keys, values, *args, **kwargs):
+        if not self.memory:
+            return super().update(keys, values)
+        start, end = self.keys.shape[2], self.keys.shape[2] + keys.shape[2]
+        for memory, new in zip(self.memory, (keys, values)):
+            memory[: len(new), :, start:end] = new
+        self.keys, self.values = (memory[: len(keys), :, :end] for memory in self.memory)
+        return self.keys, self.values
+
+    def batch_select_indices(self, indices):
+        n = len(indices)
+        moved = (indices != torch.arange(n, device=indices.device)).nonzero().squeeze(1)
+        for states in (self.keys, self.values):
+            states[moved] = states[indices[moved]]
+        self.keys, self.values = self.keys[:n], self.values[:n]
+
+
+def roomy_cache(config, more):
+    """A DynamicCache whose layers have room for `more` tokens; those of a sliding window stay."""
+    cache = DynamicCache(config=config)
+    cache.layers = [RoomyLayer(more) if type(x) is DynamicLayer else x for x in cache.layers]
+    return cache
+
+
 def decode(policy, prompts, n, uniform, ends, temperature):
     """(ids, logps) of R = n·len(prompts) answers, lists of R lists.
 
     uniform   (R, most) float64: one number for each token to draw
     """
-    from transformers import DynamicCache
-
     model, device = policy.model, policy.model.device
     home = "cpu" if device.type == "mps" else device  # mps has no float64
     uniform, stops = uniform.to(home), torch.tensor(ends, device=device)
     ids, mask, _ = pad_rows(prompts, [()] * len(prompts), 0, device, "left")  # (P, T) each
     # (1) each prompt passes once, and its keys and values are forked for its n answers
-    cache = {"past_key_values": DynamicCache(config=model.config), "use_cache": True}
+    cache = {"past_key_values": roomy_cache(model.config, uniform.shape[1]), "use_cache": True}
     hidden = hidden_states(model, ids, mask, policy.dtype, **cache)[:, -1]  # (P, H)
     hidden, mask = hidden.repeat_interleave(n, 0), mask.repeat_interleave(n, 0)  # (R, …)
     cache["past_key_values"].batch_repeat_interleave(n)
@@ -106,11 +145,14 @@ def decode(policy, prompts, n, uniform, ends, temperature):
         for i, token_id, logp in zip(row.tolist(), token.tolist(), logps.tolist()):
             answers[i].append(token_id)
             scores[i].append(logp)
-        # (3) rows that have ended leave
-        live = (~torch.isin(token, stops)).nonzero().squeeze(1)
-        if not len(live) or t == uniform.shape[1] - 1:
+        # (3) rows that have ended leave; the last ones take their places
+        is_live = ~torch.isin(token, stops)
+        n_live = int(is_live.sum())
+        if not n_live or t == uniform.shape[1] - 1:
             break
-        if len(live) < len(row):
+        if n_live < len(row):
+            live = torch.arange(n_live, device=device)
+            live[~is_live[:n_live]] = is_live[n_live:].nonzero().squeeze(1) + n_live
             row, token, mask = row[live], token[live], mask[live]
             cache["past_key_values"].batch_select_indices(live)
         mask = torch.cat([mask, mask.new_ones(len(row), 1)], 1)
