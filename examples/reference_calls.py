@@ -25,7 +25,6 @@ data/reference_calls.jsonl has a call in each prompt and, beside it, what a good
 
 import argparse
 import json
-import random
 import re
 import sys
 from pathlib import Path
@@ -44,7 +43,9 @@ than being been were said says stated praised noted mentioned described recommen
 overall including such despite although however none positive employee worked works role""".split()
 FIRST_PERSON = {"i", "i'd", "i'm", "i've", "i'll", "my", "me", "we", "we'd", "our", "us", "mine"}
 AGAIN = re.compile(r"\b(?:again|back|rehire|re-hire|rehired)\b")
-UNSURE = re.compile(r"\b(?:unsure|sure|depend|depends|maybe|might|perhaps|uncertain|unclear|hesitant|hesitate)\b")
+UNSURE = re.compile(
+    r"\b(?:unsure|sure|depend|depends|maybe|might|perhaps|uncertain|unclear|hesitant|hesitate)\b"
+)
 NO = re.compile(r"\b(?:not|no|never|n't|wouldn't|won't|cannot|can't)\b")
 
 
@@ -193,9 +194,13 @@ def main(argv=None):
     parser.add_argument("--out", required=True, help="JSONL to write")
     parser.add_argument("--split", default="test", help="of answers: train, val or test")
     parser.add_argument("--samples", type=int, help="answers to a call (pairs 6, answers 1)")
-    parser.add_argument("--skip", type=int, default=0, help="leave out the first calls of the split")
+    parser.add_argument(
+        "--skip", type=int, default=0, help="leave out the first calls of the split"
+    )
     parser.add_argument("--limit", type=int, help="at most this many calls")
-    parser.add_argument("--gap", type=float, default=0.1, help="least difference of a pair's scores")
+    parser.add_argument(
+        "--gap", type=float, default=0.1, help="least difference of a pair's scores"
+    )
     parser.add_argument("--temperature", type=float, default=0.9, help="0 is greedy")
     parser.add_argument("--max-new-tokens", type=int, default=96, help="longest answer")
     parser.add_argument("--seed", type=int, default=0)
