@@ -103,7 +103,7 @@ def test_grpo_climbs_a_function(tmp_path, monkeypatch):
     ][:2]
     data.write_text("".join(json.dumps(row) + "\n" for row in chosen))
     command = f"--data {data} --reward model --reward-model {function} --gold {function} --steps 1"
-    command += f" --model data/tiny-base --groups-per-batch 2 --group-size 2 --max-new-tokens 12 --device cpu --out"
+    command += " --model data/tiny-base --groups-per-batch 2 --group-size 2 --max-new-tokens 12 --device cpu --out"
     grpo_rubric.main([*command.split(), str(tmp_path / "run")])
     drawn = [json.loads(line) for line in (tmp_path / "run/rollouts.jsonl").open()]
     drawn = [row for row in drawn if row["split"] == "train"]
