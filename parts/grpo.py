@@ -14,12 +14,11 @@ import torch
 
 from common import same_shape
 from parts import parallel, rollouts
-from parts.answers import score_answers
+from parts.answers import score_answers, scores_by
 from parts.files import UserError, load_function, number
 from parts.grading import ALONE, add_ruler_arguments, grade_answers, ruler_groups
 from parts.judging import Judge, add_judge_arguments, conversation
 from parts.lora import adapter_off
-from parts.messages import visible
 from parts.reward_models import reward_function
 from parts.rubrics import Grade, mean_interval
 from parts.sampling import is_weights, kl_estimates
@@ -212,7 +211,7 @@ def add_reward_arguments(parser):
     add = parser.add_argument
     # fmt: off
     add("--reward", type=weighted, action="append", metavar="NAME[:WEIGHT]", help="rubric (default), checks, ruler, model; repeat to mix")
-    add("--reward-model", help="folder of a reward model, as reward_train.py writes it, for --reward model")
+    add("--reward-model", metavar="MODEL", help="for --reward model: folder of a reward model, or FILE:FUNCTION as for --gold")
     add("--allow-code-execution", action="store_true", help="run the code in answers for code:tests: with limits, but in no sandbox")
     add("--gold", help="FILE:FUNCTION that scores validation answers alone, such as data/recruiter.py:reward")
     # fmt: on
@@ -273,7 +272,9 @@ class Graders:
         rows = train * ("rubric" in args.reward) + held_out * (self.metric == "rubric")
         if "ruler" in args.reward or any(c.kind == "judge" for r in rows for c in r.criteria):
             self.judge = Judge(args, run.out / "judge")
-        if args.reward_model:
+        if ".py:" in (args.reward_model or ""):
+            self.model = load_function(args.reward_model, "--reward-model")
+        elif args.reward_model:
             settings = args.reward_model, run.device, run.dtype, args.micro_tokens
             self.model = reward_function(*settings)
             self.model.check_room(args.max_length, args.max_new_tokens)
@@ -287,7 +288,7 @@ class Graders:
         grades, prompts = {}, [self.prompts[row.task_id] for row in rows]
         for name in () if parallel.rank() else names:
             if name == "model":
-                grades[name] = self.model_grades(prompts, list(map(visible, texts)))
+                grades[name] = self.model_grades(rows, prompts, texts)
             elif name == "ruler":
                 talks, references = map(conversation, prompts, texts), [r.reference for r in rows]
                 grades[name] = ruler_grades(self.args, self.judge, [*talks], references)
@@ -296,9 +297,11 @@ class Graders:
                 grades[name] = grade_answers(rows, texts, self.judge, checks_only=only)
         return parallel.gather([grades])[0]
 
-    def model_grades(self, prompts, texts):
-        """The reward model's scores; None for an answer that it does not read to its end."""
-        scores, error = self.model(prompts, texts), "longer than the reward model reads"
+    def model_grades(self, rows, prompts, texts):
+        """Scores by --reward-model; a model has none for an answer that it does not read to its
+        end, a function for what it cannot score."""
+        given = [row.raw for row in rows], prompts, texts
+        scores, error = scores_by(self.model, "--reward-model", *given), "no score"
         return [Grade(x, error=error if x is None else None) for x in scores]
 
     def gold_scores(self, rows, texts):

@@ -1,0 +1,68 @@
+"""What `make demo` says of each stage: python reports/demo_lines.py FOLDER STAGE
+
+STAGE is the name of a run in FOLDER (reward, dpo, ppo, grpo), fairness, or report. Each prints what
+the stage has learned or found, from what it wrote; the stage's own lines are in FOLDER/STAGE.txt.
+"""
+
+import json
+import re
+import sys
+from pathlib import Path
+
+ACCURACY = {"reward": "eval/accuracy", "dpo": "eval/rewards/accuracies"}
+ROWS = {"reward": "pairs", "dpo": "votes", "ppo": "prompts", "grpo": "prompts"}
+INDENT = "\n      "
+
+
+def read_rows(path):
+    """The objects of a file of JSON lines."""
+    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+
+
+def change(rows, key, form):
+    """The first and the last value of a metric, such as "50 % → 75 %"."""
+    values = [row[key] for row in rows if row.get(key) is not None]
+    return f"{values[0]:{form}} → {values[-1]:{form}}"
+
+
+def of_run(folder, stage):
+    """What a trainer's metrics say, before → after."""
+    rows = read_rows(folder / stage / "metrics.jsonl")
+    minutes = sum(row["time_s"] for row in rows) / 60
+    said = []
+    if stage in ACCURACY:
+        said.append(f"right on held-out pairs: {change(rows, ACCURACY[stage], '.0%')}")
+    if stage in ("dpo", "ppo"):
+        said.append(f"the recruiter's score of its answers: {change(rows, 'val/gold', '.2f')}")
+    if stage == "grpo":
+        tested = [row["test/score"] for row in rows if "test/score" in row]
+        said.append(f"checks met on held-out prompts: {change(rows, 'val/score', '.0%')}")
+        said.append(f"on unseen roles {tested[-1]:.0%}")
+    printed = (folder / f"{stage}.txt").read_text(encoding="utf-8")
+    rows_read = int(re.search(r"training (\d+)", printed)[1])
+    lines = [f"{rows_read:,} {ROWS[stage]}, {minutes:.0f} min: {'; '.join(said)}"]
+    if stage == "reward":  # how a text becomes numbers, once
+        strip = re.search(r"^row +(.*)", printed, re.M)[1]
+        lines.append(f"read at ▮: … {strip[-80:]}")
+    if stage == "dpo":
+        samples = read_rows(folder / stage / "samples.jsonl")
+        first = samples[0]
+        last = [row for row in samples if row["prompt"] == first["prompt"]][-1]
+        for when, row in (("before", first), ("after", last)):
+            lines.append(f"{when:<7}{' '.join(row['answer'].split())[:100]}")
+    return INDENT[1:] + INDENT.join(lines)
+
+
+def of_report(folder, stage):
+    """The first sentences of a report."""
+    report = json.loads((folder / stage / "report.json").read_text(encoding="utf-8"))
+    return INDENT[1:] + INDENT.join(report["answer"])
+
+
+def main(folder, stage):
+    """Print one stage's lines."""
+    print((of_report if stage in ("fairness", "report") else of_run)(Path(folder), stage))
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
