@@ -7,6 +7,7 @@
 # make real-model  SmolLM2-135M-Instruct, a real model of 134.5 M weights, into runs/smollm2; its tests then run in make test-all
 # make real-server URL=http://localhost:8000/v1 JUDGE=name  the judge's tests against a server of yours, such as `vllm serve`
 # make lesson  a planted preference found in a reward model and in a policy, with three seeds
+# make showcase  SmolLM2 learns to summarise reference calls from its own answers, two rounds of DPO, with three seeds
 # make lint, make format, make clean
 #
 # Both make the environment in .venv first.  make demo PYTHON=python3.12  picks the interpreter for it;
@@ -27,7 +28,7 @@ DEV := $(VENV)/.dev
 GGUF := $(VENV)/.gguf
 endif
 
-.PHONY: help demo test test-all real-model real-server lint format report overdriven lesson data clean $(SEEDS:%=report-%) $(SEEDS:%=lesson-%)
+.PHONY: help demo test test-all showcase real-model real-server lint format report overdriven lesson data clean $(SEEDS:%=report-%) $(SEEDS:%=lesson-%) $(SEEDS:%=showcase-%)
 .DELETE_ON_ERROR:
 
 help:
@@ -162,6 +163,23 @@ $(SEEDS:%=lesson-%): lesson-%: $(RUNTIME)
 	for model in fair biased cured policy-cured; do cp runs/$@/$$model-report/report.json reports/demo/lesson-$$model-seed-$*.json || exit; done
 	cp runs/$@/twins/report.json reports/demo/lesson-seed-$*.json
 	cp runs/$@/twins-cured/report.json reports/demo/lesson-twins-cured-seed-$*.json
+
+# SmolLM2 learns to summarise reference calls: in each of two rounds it answers 96 calls eight times, and DPO prefers the best of
+# the eight to the worst, by the score of examples/reference_calls.py; SFT imitates the best ones of round one
+# (an hour and a half a seed on one core)
+CALLS = $(PY) examples/reference_calls.py
+CALLS_DPO = --lr 2e-5 --batch-size 8 --epochs 2 --eval-fraction 0 --eval-every 0 --overwrite
+showcase: $(SEEDS:%=showcase-%)
+
+$(SEEDS:%=showcase-%): showcase-%: real-model
+	@mkdir -p runs/$@
+	$(CALLS) pairs --model runs/smollm2 --limit 96 --samples 8 --temperature 0.4 --seed $* --out runs/$@/pairs1.jsonl
+	$(PY) dpo.py --pairs runs/$@/pairs1.jsonl --model runs/smollm2 $(CALLS_DPO) --seed $* --out runs/$@/dpo1
+	$(CALLS) pairs --model runs/$@/dpo1 --skip 96 --limit 96 --samples 8 --temperature 0.6 --seed $* --out runs/$@/pairs2.jsonl
+	$(PY) dpo.py --pairs runs/$@/pairs2.jsonl --model runs/$@/dpo1 $(CALLS_DPO) --seed $* --out runs/$@/dpo2
+	$(PY) sft.py --data runs/$@/pairs1.jsonl --model runs/smollm2 $(CALLS_DPO) --seed $* --out runs/$@/sft
+	$(CALLS) answers --model runs/smollm2 --temperature 0 --out runs/$@/base.jsonl
+	for model in dpo1 dpo2 sft; do $(CALLS) answers --model runs/$@/$$model --temperature 0 --out runs/$@/$$model.jsonl || exit; done
 
 # the files of the simulated recruiter: the same bytes on every machine
 data: $(RUNTIME)

@@ -202,7 +202,7 @@ def main(argv=None):
         "--gap", type=float, default=0.1, help="least difference of a pair's scores"
     )
     parser.add_argument("--temperature", type=float, default=0.9, help="0 is greedy")
-    parser.add_argument("--max-new-tokens", type=int, default=96, help="longest answer")
+    parser.add_argument("--max-new-tokens", type=int, default=80, help="longest answer")
     parser.add_argument("--seed", type=int, default=0)
     args = parser.parse_args(argv)
     args.samples = args.samples or {"pairs": 6, "answers": 1}[args.command]

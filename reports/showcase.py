@@ -1,0 +1,105 @@
+"""The tables, answers and picture of showcase.md, from what `make showcase` wrote:
+
+python reports/showcase.py runs/showcase-0 [runs/showcase-1 …] > tables.md
+
+Each folder holds NAME.jsonl of `examples/reference_calls.py answers` for the models below. An
+interval is the mean ± 1.96 standard errors over test calls; that of a share of wins is Wilson's.
+"""
+
+import json
+import random
+import sys
+from pathlib import Path
+from statistics import fmean, stdev
+
+import matplotlib.pyplot as plt
+from statsmodels.stats.proportion import proportion_confint
+
+ROOT = Path(__file__).resolve().parent.parent
+NAMES = {
+    "base": "SmolLM2, untrained", "sft": "SFT on the best of its own answers",
+    "dpo1": "DPO, round 1", "dpo2": "DPO, round 2", "grpo": "GRPO after round 1",
+}  # fmt: skip
+COLUMNS = {
+    "score": "score", "kept": "facts kept", "hire": "hiring again right", "new": "words not in the call",
+    "invented": "numbers and names invented", "first_person": "in the first person",
+    "small_talk": "small talk", "words": "words",
+}  # fmt: skip
+AS_SHARE = ("kept", "hire", "new", "first_person")
+
+
+def read(path):
+    """Objects of a JSONL file, by call."""
+    rows = [json.loads(line) for line in Path(path).open(encoding="utf-8")]
+    return {row["id"]: row for row in rows}
+
+
+def shown(key, values):
+    """Mean [interval] of a column."""
+    mean, half = fmean(values), 1.96 * stdev(values) / len(values) ** 0.5
+    if key in AS_SHARE:
+        return f"{mean:.0%} [{mean - half:.0%}, {mean + half:.0%}]".replace("%", " %", 1)
+    digits = 0 if key == "words" else 2
+    return f"{mean:.{digits}f} [{mean - half:.{digits}f}, {mean + half:.{digits}f}]"
+
+
+def table(answers):
+    """A row a model, a column a mark; and how often a model's score beats the untrained one's."""
+    print("| model |", " | ".join(COLUMNS.values()), "| wins against the untrained |")
+    print("|---" * (len(COLUMNS) + 2) + "|")
+    for name, rows in answers.items():
+        cells = [shown(key, [row[key] for row in rows.values()]) for key in COLUMNS]
+        wins = sum(row["score"] > answers["base"][i]["score"] for i, row in rows.items())
+        low, high = proportion_confint(wins, len(rows), method="wilson")
+        share = f"{wins} of {len(rows)}, {wins / len(rows):.0%} [{low:.0%}, {high:.0%}]"
+        print(f"| {NAMES[name]} |", " | ".join(cells), f"| {share if name != 'base' else '–'} |")
+
+
+def example(calls, before, after):
+    """The call of median gain among those whose score rose."""
+    gains = sorted((after[i]["score"] - before[i]["score"], i) for i in after)
+    risen = [i for gain, i in gains if gain > 0]
+    return risen[len(risen) // 2]
+
+
+def show(calls, answers, i):
+    """A call and each model's answer to it."""
+    print(f"\n**{i}** {calls[i]['prompt'][0]['content']}\n")
+    for name, rows in answers.items():
+        text = " ".join(rows[i]["answer"].split())
+        print(f"- *{NAMES[name]}* ({rows[i]['score']:.2f}): {text}")
+
+
+def picture(folders, path):
+    """Score on the test calls before training and after each round, a line a seed."""
+    figure, axes = plt.subplots(figsize=(6, 3))
+    rounds = ("base", "dpo1", "dpo2")
+    for folder in folders:
+        rows = [list(read(folder / f"{name}.jsonl").values()) for name in rounds]
+        means = [fmean(row["score"] for row in some) for some in rows]
+        halves = [1.96 * stdev(row["score"] for row in some) / len(some) ** 0.5 for some in rows]
+        axes.errorbar(range(3), means, halves, marker="o", capsize=3, label=folder.name[-1])
+    axes.set_xticks(range(3), ["untrained", "round 1", "round 2"])
+    axes.set_ylabel("score, unseen roles")
+    axes.spines[["top", "right"]].set_visible(False)
+    if len(folders) > 1:
+        axes.legend(title="seed", frameon=False)
+    figure.savefig(path, bbox_inches="tight")
+
+
+def main(folders):
+    """Print everything of the first folder; the picture is of all."""
+    folders = [Path(folder) for folder in folders]
+    calls = read(ROOT / "data" / "reference_calls.jsonl")
+    names = [name for name in NAMES if (folders[0] / f"{name}.jsonl").is_file()]
+    answers = {name: read(folders[0] / f"{name}.jsonl") for name in names}
+    table(answers)
+    show(calls, answers, example(calls, answers["base"], answers["dpo2"]))
+    print("\nTen calls, drawn by chance:")
+    for i in random.Random(0).sample(sorted(answers["base"]), 10):
+        show(calls, answers, i)
+    picture(folders, ROOT / "docs" / "img" / "showcase.svg")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
