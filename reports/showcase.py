@@ -12,6 +12,9 @@ import sys
 from pathlib import Path
 from statistics import fmean, stdev
 
+import matplotlib
+
+matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 from statsmodels.stats.proportion import proportion_confint
 
@@ -84,7 +87,7 @@ def picture(folders, path):
     axes.spines[["top", "right"]].set_visible(False)
     if len(folders) > 1:
         axes.legend(title="seed", frameon=False)
-    figure.savefig(path, bbox_inches="tight")
+    figure.savefig(path, bbox_inches="tight", metadata={"Date": None})
 
 
 def main(folders):
