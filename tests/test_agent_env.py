@@ -77,28 +77,6 @@ def board_of(rows, **arguments):
     return env
 
 
-def moved_as_text(board, move):
-    """The rules of 2048 once more: turn the board, write each row as letters, join equal pairs."""
-    turns, rows = ["left", "up", "right", "down"].index(move), []
-    for row in np.rot90(board, turns).tolist():
-        tiles = "".join(chr(64 + tile.bit_length()) for tile in row if tile)
-        joined = re.sub(r"(.)\1", lambda pair: chr(ord(pair[1]) + 1), tiles)
-        rows.append([1 << ord(letter) - 65 for letter in joined] + [0] * (len(row) - len(joined)))
-    return np.rot90(rows, -turns).tolist()
-
-
-def test_moves_are_those_of_a_second_implementation():
-    rng = random.Random(0)
-    for n in (2, 3, 4, 5) * 250:
-        board = [rng.choices((0, 2, 4, 8), k=n) for _ in range(n)]
-        before = json.dumps(board)
-        for move in ("left", "right", "up", "down"):
-            moved = moved_as_text(board, move)
-            assert after(board, move) == moved
-            assert (move in legal_moves(board)) == (moved != board)
-        assert json.dumps(board) == before, "looking changes nothing"
-
-
 @cases("""
 text | moves
 up? <move> UP </move> | ["up"]
@@ -242,7 +220,7 @@ def test_a_good_interview_earns_one():
     say(env, "What exactly did you do?", f"When did you last deal with {c}?")
     say(env, f"What was the result of your work on {c}?")
     message, _, done, _ = say(env, f"Give me an example of your work on {d}.")
-    assert message["content"].endswith("Please write the summary now.") and not done
+    assert "summary" in message["content"] and not done
     lines = f"- {b}: {told(env, b)}\n* **{a}**: {told(env, a)}\n1. _{c}_: {told(env, c)}"
     message, reward, done, info = say(env, f"**Summary**\n{lines}\n{d}: no evidence")
     assert (message, reward, done, info["correct"], info["revealed"]) == (None, 1.0, True, 1, 1)
@@ -343,16 +321,14 @@ line | unasked | asked
 """)
 def test_exploits_do_not_win(line, unasked, asked):
     """A line {c} for each competency, before and after a question about each."""
-    for questions, reward in ((False, unasked), (True, asked)):
+    for questions, reward in ((0, unasked), (4, asked)):
         env = with_states()
         items = [item["short"] for c in env.bank["competencies"].values() for item in c["evidence"]]
         facts = {c: told(env, c) for c in env.competencies}
         texts = {"bank": " ".join(items), "replies": " ".join(facts.values())}
-        if questions:
-            ask_about(env, facts)
+        ask_about(env, [*facts][:questions])
         lines = [line.format(c=c, own=own, **texts) for c, own in facts.items()]
-        summary = "\n".join(lines).replace("LINE", "\n")
-        _, earned, done, _ = say(env, f"Tell me about sales.\nSUMMARY\n{summary}")
+        _, earned, done, _ = say(env, "\n".join(["SUMMARY", *lines]).replace("LINE", "\n"))
         assert (earned, done) == (pytest.approx(reward), True)
 
 
@@ -479,3 +455,37 @@ def test_mailboxes_that_are_refused(where, change, said, tmp_path):
         Inbox(
             changed(BOX, tmp_path, lambda box: [q.update(split="train") for q in box["questions"]])
         )
+
+
+@cases("""
+row | left
+[2, 2, 4, 0] | [4, 4, 0, 0]
+[2, 2, 2, 2] | [4, 4, 0, 0]
+[0, 4, 4, 8] | [8, 8, 0, 0]
+[2, 0, 2, 2] | [4, 2, 0, 0]
+[0, 0, 0, 2] | [2, 0, 0, 0]
+[4, 2, 0, 2] | [4, 4, 0, 0]
+[2, 4, 8, 2] | [2, 4, 8, 2]
+[8, 4, 4] | [8, 8, 0]
+[0, 0] | [0, 0]
+""")
+def test_moves_of_2048(row, left):
+    """Equal tiles join once, those in front first; the other moves are this one, turned."""
+    n, still = len(row), [[0] * len(row)] * (len(row) - 1)
+    for turns, move in enumerate(("left", "up", "right", "down")):
+        board, moved = (np.rot90([x, *still], -turns).tolist() for x in (row, left))
+        before = json.dumps(board)
+        assert after(board, move) == moved and len(moved) == n
+        assert (move in legal_moves(board)) == (row != left)
+        assert json.dumps(board) == before, "looking changes nothing"
+
+
+def test_another_mailbox(tmp_path):
+    """To imitate more episodes than one mailbox has questions: all but two are for training."""
+    out = tmp_path / "new" / "mailbox.json"
+    script = [sys.executable, f"{REPO}/data/inbox.py", "--seed", "1", "--train-alone", "--out", out]
+    subprocess.run(script, check=True)
+    sides, bundled = (read_mailbox(str(path))[2] for path in (out, BOX))
+    assert [len(rows) for rows in sides] == [198, 1, 1]
+    held_out, asked = ({q["about"] for rows in x for q in rows} for x in (bundled[1:], sides))
+    assert len(held_out) == 24 and len(asked) == 50 and not asked & held_out
