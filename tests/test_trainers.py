@@ -211,16 +211,15 @@ def test_every_loss_type_learns(loss_type, trained, pairs_file):
     no template | {"template": None} | False
     no template, no pad | {"template": None, "pad": None} | True
     EOS added | {"add_eos": True, "template": None} | False
-    pad is eos | {"pad": "<|end|>"} | True
+    pad is eos | {"pad": "END"} | True
     two BOS | {"bos": "<s>", "add_bos": True, "template": "BOS"} | True
     two end ids | {"template": "CHATML"} | True
 """), ids=lambda row: row[0])  # fmt: skip
 def odd(request, tmp_path_factory):
     """A model with an odd tokenizer."""
     kind, options, as_messages = request.param
-    template = {"BOS": BOS_TEMPLATE, "CHATML": CHATML}
-    options = options | {key: template[x] for key, x in options.items() if x in template}
-    tokenizer = tiny_tokenizer(**options)
+    texts = {"BOS": BOS_TEMPLATE, "CHATML": CHATML, "END": "<|end|>"}
+    tokenizer = tiny_tokenizer(**{key: texts.get(x, x) for key, x in options.items()})
     folder = tiny_model("gpt2", tmp_path_factory.mktemp("odd"), tokenizer=tokenizer)
     names = ["<|im_end|>"] * (kind == "two end ids") + ["<|end|>"]
     return folder, tokenizer.convert_tokens_to_ids(names), as_messages

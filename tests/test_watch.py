@@ -200,6 +200,7 @@ def test_the_unit_and_the_zero_of_a_reward_do_not_matter(unit, zero):
 @cases("""
 cell | given | expected
 judge/failed_frac .9*3 | {} | R12 judge_down
+judge/failed_frac .1*3; groups/scored 0*3 | {} | R12 none_scored
 reward/mean 80..159/200; v 16..24/40 24..16/40 | {} | R2 reward_hacking
 reward/mean 80..159/200; v 16..24/40 24..16/40 | {"on_hack": "warn"} | None
 v .2,.8,.7,.8,.8 | {"target": 0.8} | target_reached
@@ -214,8 +215,9 @@ judge/failed_frac 0*62 .9*3; reward/mean 80..144/200; v 16..24/40 24..19/40 | {"
 judge/failed_frac .9*3 0*3 | {} | None
 """)
 def test_stop_reasons(cell, given, expected):
-    """The earliest that still holds."""
+    """The earliest that still holds, with its exit status."""
     assert watch.stop_reason(made(*curves(cell)), flags(**given)) == expected
+    assert watch.exit_code(expected) == {"R12": 4, "R2 ": 3}.get(str(expected)[:3], 0)
 
 
 @cases("""
@@ -279,7 +281,8 @@ def test_what_was_held_out_is_known_and_a_finished_run_is_finished(stage, key, v
     Overfitting is seen: eval/loss rises. A reward model's own mean score is no policy's reward, so
     its rise is no reward hacking."""
     rows = made({"loss": [0.7] * 12, "time_s": [1.0] * 12}, v, every=6, key=key)
-    rows = [row | {"eval/n": 347} if key in row else row for row in rows]
+    rows = [row | {"eval/n": 335 + row["step"]} if key in row else row for row in rows]
+    assert [abs(point.v) for point in watch.evaluations(rows)] == v
     status, out = run(capsys, folder_of(tmp_path, rows, {"margin": "none", "pairs": ["p.jsonl"]}))
     first, finished, validation, few = out.strip().splitlines()
     assert (status, first, finished) == (0, "No reason to stop.", "Finished: step 12.")
