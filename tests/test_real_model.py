@@ -221,7 +221,7 @@ def test_a_reward_folder_scores_a_padded_batch(finished):
         rows.append(tokenizer.encode(shown))  # the score is read at the end token
     ids, mask, _ = common.pad_rows(rows, [()] * 8, model.config.pad_token_id)
     with torch.no_grad():
-        together = model(ids, attention_mask=mask).logits[:, 0]
+        together = model(ids, attention_mask=mask.long()).logits[:, 0]
         alone = torch.cat([model(torch.tensor([row])).logits[:, 0] for row in rows])
     ours = reward_models.reward_function(str(out), CPU, FP32, raw=True)(prompts, texts)
     assert together.std() > 1e-3, "eight equal scores would prove nothing"
