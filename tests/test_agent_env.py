@@ -256,8 +256,8 @@ def test_a_summary_line_is_worth(state, reward, text, asked):
     text = text.format(a=a, own=own, thing=thing, number=number, other=other)
     _, earned, _, info = say(env, f"SUMMARY\n{a}: {text}".replace("LINE", "\n"))
     assert earned == pytest.approx(reward)
-    assert info["revealed"] == (asked - (state == "none")) / 4 or state == "none"
-    assert state == "none" or info["reported"] == (reward > 0) / asked
+    if state == "open":
+        assert (info["revealed"], info["reported"]) == (asked / 4, (reward > 0) / asked)
 
 
 @cases("""
@@ -285,7 +285,7 @@ def test_a_repeated_question_costs():
     a, b, *_ = env.competencies
     ask_about(env, (a, a, b, b))
     assert env.faults["repeated"] == 2 and not env.heard.get(b)
-    say(env, f"What was the result of your work on {b}?", "What about hobbies?")
+    say(env, f"What was the result of your work on {b}?", "I see.")
     assert env.faults["repeated"] == 2 and env.heard[b]
     _, reward, done, info = say(env, "Goodbye.")
     assert done and info["fault/no_summary"] == 1 and reward == pytest.approx(-0.25 - 0.2)
@@ -328,7 +328,9 @@ def test_exploits_do_not_win(line, unasked, asked):
         texts = {"bank": " ".join(items), "replies": " ".join(facts.values())}
         ask_about(env, [*facts][:questions])
         lines = [line.format(c=c, own=own, **texts) for c, own in facts.items()]
-        _, earned, done, _ = say(env, "\n".join(["SUMMARY", *lines]).replace("LINE", "\n"))
+        _, earned, done, _ = say(
+            env, "\n".join(["Tell me about sales.", "SUMMARY", *lines]).replace("LINE", "\n")
+        )
         assert (earned, done) == (pytest.approx(reward), True)
 
 
@@ -351,7 +353,7 @@ def test_calls_are_read_or_answered_with_their_form(text, seen):
     env.reset(0)
     message, reward, done, info = env.step(text)
     assert (reward, done, info["invalid"]) == (0.0, False, int("error" in seen))
-    assert seen in message["content"] and len(message["content"]) < 1000
+    assert seen in message["content"] and ("Imke" in seen or len(message["content"]) < 300)
     assert len(env.listed) == 6 * ("Imke" in seen) and env.opened == ({2} if "|" in seen else set())
 
 
@@ -441,20 +443,17 @@ def test_a_search_is_the_same_in_every_process():
     assert len(found) == 1 and found.pop().count(b"\n") == 6
 
 
-@pytest.mark.parametrize("where, change, said", [
-    ("messages", {"id": "m1"}, "a whole number of its own"),
-    ("messages", {"id": 2}, "a whole number of its own"),
-    ("questions", {"answers": ["–"]}, "stands in its source"),
-    ("questions", {"answers": ["Ada", ""]}, "stands in its source"),
-], ids=["a text as id", "an id twice", "no word", "an empty one"])  # fmt: skip
-def test_mailboxes_that_are_refused(where, change, said, tmp_path):
+@pytest.mark.parametrize("change, said", [
+    (lambda box: box["messages"][0].update(id="m1"), "a whole number of its own"),
+    (lambda box: box["messages"][0].update(id=2), "a whole number of its own"),
+    (lambda box: box["questions"][0].update(answers=["–"]), "stands in its source"),
+    (lambda box: box["questions"][0]["answers"].append(""), "stands in its source"),
+    (lambda box: [q.update(split="train") for q in box["questions"]], "of each split"),
+], ids=["a text as id", "an id twice", "not there", "no word", "no test"])  # fmt: skip
+def test_mailboxes_that_are_refused(change, said, tmp_path):
     """An accepted answer without a word made every answer right."""
     with pytest.raises(ValueError, match=f"inbox.json: .*{said}"):
-        Inbox(changed(BOX, tmp_path, lambda box: box[where][0].update(change)))
-    with pytest.raises(ValueError, match="of each split"):
-        Inbox(
-            changed(BOX, tmp_path, lambda box: [q.update(split="train") for q in box["questions"]])
-        )
+        Inbox(changed(BOX, tmp_path, change))
 
 
 @cases("""

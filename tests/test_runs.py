@@ -301,7 +301,7 @@ def test_what_resume_may_change(toy):
     toy.train("--stop-after 2")
     given = "--save-every 3 --eval-every 1 --stop-after 5 --steps 60 --micro-tokens 7 --device cpu"
     toy.train("--resume", given, during=lambda run, step: seen.append(toy.steps()))
-    assert seen == [[1, 2], [1, 2], [2, 3]] and toy.steps() == [3, 5]
+    assert seen == [[1, 2], [2, 3], [2, 3]] and toy.steps() == [3, 5]
     assert toy.numbers() == [0, 1, 2, 3, 3, 4, 4, 5, 5]
     del toy.argv[toy.argv.index("--lr") :]
     args = toy.opened("--resume").args
@@ -451,12 +451,13 @@ def test_killed_at_each_change_of_the_disk(toy, monkeypatch):
 @pytest.mark.parametrize("number", SIGNALS)
 def test_signals(number, toy, whole, capfd):
     """The first one finishes the step and keeps it; a second one ends at once."""
-    before = [signal.getsignal(n) for n in SIGNALS]
+    before, presses = [signal.getsignal(n) for n in SIGNALS], [number]
 
-    def press(*numbers):
-        return lambda run, step: [os.kill(os.getpid(), n) for n in numbers if step == 3]
+    def press(run, step):
+        for pressed in presses if step == 3 else ():
+            os.kill(os.getpid(), pressed)
 
-    assert toy.train("--save-every 100", during=press(number)) == 128 + number
+    assert toy.train("--save-every 100", during=press) == 128 + number
     out, err = capfd.readouterr()
     assert (
         "--resume continues" in err and "stopped after step 3 of 6" in out and str(toy.out) in out
@@ -465,8 +466,9 @@ def test_signals(number, toy, whole, capfd):
     common.load_model(str(toy.out), "cpu", torch.float32)
     assert [signal.getsignal(n) for n in SIGNALS] == before
     assert toy.train("--resume") == 0 and toy.outcome() == whole
+    presses += SIGNALS
     with pytest.raises(KeyboardInterrupt):
-        toy.train("--overwrite", during=press(number, *SIGNALS))
+        toy.train("--overwrite", during=press)
 
 
 # ---- what is shown ----
