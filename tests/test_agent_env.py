@@ -320,17 +320,19 @@ line | unasked | asked
 {c}: {own}LINE{c}: no evidence | -1 | -1
 """)
 def test_exploits_do_not_win(line, unasked, asked):
-    """A line {c} for each competency, before and after a question about each."""
-    for questions, reward in ((0, unasked), (4, asked)):
+    for questions, reward in ((False, unasked), (True, asked)):
         env = with_states()
-        items = [item["short"] for c in env.bank["competencies"].values() for item in c["evidence"]]
-        facts = {c: told(env, c) for c in env.competencies}
-        texts = {"bank": " ".join(items), "replies": " ".join(facts.values())}
-        ask_about(env, [*facts][:questions])
-        lines = [line.format(c=c, own=own, **texts) for c, own in facts.items()]
-        _, earned, done, _ = say(
-            env, "\n".join(["Tell me about sales.", "SUMMARY", *lines]).replace("LINE", "\n")
-        )
+        items = [item for c in env.bank["competencies"].values() for item in c["evidence"]]
+        everything = " ".join(item["short"] for item in items)
+        replies = " ".join(told(env, c) for c in env.competencies)
+        lines = [
+            line.format(c=c, own=told(env, c), bank=everything, replies=replies)
+            for c in env.competencies
+        ]
+        if questions:
+            ask_about(env, env.competencies)
+        summary = "\n".join(lines).replace("LINE", "\n")
+        _, earned, done, _ = say(env, f"Tell me about sales.\nSUMMARY\n{summary}")
         assert (earned, done) == (pytest.approx(reward), True)
 
 
