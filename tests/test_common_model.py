@@ -15,7 +15,7 @@ import common
 from common import Policy, load_model
 from parts import lora, parallel
 from parts.shared_prompt import can_share
-from tiny import CHATML, EXTRA_FAMILIES, cases, error_of, read_json, tiny_model, tiny_tokenizer
+from tiny import CHATML, cases, error_of, read_json, tiny_model, tiny_tokenizer
 
 # of those that are promised, and GPT-2, which counts positions from the first column
 FAMILIES = "llama qwen2 qwen3 mistral gemma gemma2 gemma3_text phi3 gpt2".split()
@@ -424,14 +424,6 @@ def test_a_fresh_head_opens_with_one_label(labels, tmp_path, tokenizer):
     for ids in torch.tensor(PROMPTS[1:2]), torch.tensor([[7, 20]]):
         assert torch.equal(model(ids).logits, opened(ids).logits)
     assert opened(ids).logits.shape == (1, 1) and opened.config.pad_token_id == 7
-
-
-def test_a_family_that_cannot_share_computes_two_rows(tmp_path, monkeypatch, capsys):
-    monkeypatch.setitem(EXTRA_FAMILIES, "bloom", dict(hidden_size=32, n_layer=1, n_head=2))
-    model = load_model(tiny_model("bloom", tmp_path), "cpu", FP32)
-    rows = common.pad_rows(PROMPTS[:1] * 2, ANSWERS[:2], 7)
-    assert not can_share(model, FP32, *rows)
-    assert "computed twice per pair" in capsys.readouterr().out
 
 
 @cases("""
