@@ -369,7 +369,7 @@ def test_play_shows_a_baseline_and_writes_rows_that_sft_reads(folder, tmp_path, 
     assert len({row["prompt"][1]["content"] for row in rows}) == 3
     assert "search" in calls[0] and "answer" in calls[-1]
     assert all(row["prompt"][-1]["role"] == "user" for row in rows)
-    g.main(words("play --policy", folder, "--max-new-tokens 4 --seed 3"))
+    g.main(words("play", "--policy", folder, "--max-new-tokens 4 --seed 3"))
     assert f"interview, {folder}, seed 3" in capsys.readouterr().out
 
 
