@@ -101,15 +101,6 @@ def browser():
         browser.close()
 
 
-def watched(page):
-    """What a page will ask the network for, and what it will say on the console or in a dialog."""
-    requests, messages = [], []
-    page.on("request", lambda request: requests.append(request.url))
-    page.on("console", lambda message: messages.append(message.text))
-    page.on("dialog", lambda dialog: (messages.append(dialog.message), dialog.dismiss()))
-    return requests, messages
-
-
 def copy_of_the_repository(target):
     """Without what the commands make: nothing that lies in runs/ here may help."""
     made = (".git", ".venv", "runs", ".*_cache", "__pycache__", ".ipynb_checkpoints")

@@ -1,6 +1,5 @@
 """The sampler against a row that is fed again for each token, and against `generate`."""
 
-import json
 import math
 from pathlib import Path
 
@@ -51,75 +50,58 @@ def teacher_forced(policy, rollout, temperature):
     """Log-probs of the draws by a forward of the whole rows."""
     ids, attention_mask, mask = common.pad_rows(rollout.prompt_ids, rollout.answer_ids, 7)
     with torch.no_grad():
-        return policy(ids, attention_mask, mask, temperature)[0][mask]
+        return policy(ids, attention_mask, mask, temperature)[0][mask].tolist()
 
 
 @pytest.mark.parametrize("family", [*FAMILIES, "window"])
 def test_samples_are_those_of_a_loop_without_cache(family, folders, tmp_path, many_ends):
-    """Forks of a prompt, rows that leave, windows of 8; log-probs are those of a forward."""
+    """Forks of a prompt, rows that leave, windows of 8; log-probs are those of a forward, and greedy
+    answers those of `generate`."""
     window = family == "window" and tiny_model("mistral", tmp_path, sliding_window=8)
     policy, tokenizer = load(window or folders[family])
-    rollout = sampling.sample(
-        policy, tokenizer, PROMPTS, n=3, max_new_tokens=10, temperature=0.8, seed=3
-    )
+    rollout = sampling.sample(policy, tokenizer, PROMPTS, 3, 10, temperature=0.8, seed=3)
     for i, ids in enumerate(rollout.answer_ids):
         prompt = PROMPTS[i // 3]
         slow_ids, logps, finished = slow_row(policy, prompt, i, 3, 10, 0.8)
         assert (rollout.prompt_ids[i], ids, rollout.finished[i]) == (prompt, slow_ids, finished)
         assert rollout.logps[i] == pytest.approx(logps, abs=2e-5)
         assert rollout.texts[i] == tokenizer.decode(ids, skip_special_tokens=True)
-    forced = teacher_forced(policy, rollout, 0.8)
-    assert sum(rollout.logps, []) == pytest.approx(forced.tolist(), abs=2e-5)
-    lengths = {len(ids) for ids in rollout.answer_ids}
-    assert len(lengths) > 2 and 0 < sum(rollout.finished), "rows must end at different places"
-    assert len(rollout.texts) == 12 and type(rollout.logps[0][0]) is float
+    assert sum(rollout.logps, []) == pytest.approx(teacher_forced(policy, rollout, 0.8), abs=2e-5)
+    assert len({*map(len, rollout.answer_ids)}) > 2, "rows must end at different places"
+    assert sum(rollout.finished) and len(rollout.texts) == 12 and type(rollout.logps[0][0]) is float
     greedy = sampling.sample(policy, tokenizer, PROMPTS, max_new_tokens=12, temperature=0)
-    options = {
-        "do_sample": False,
-        "max_new_tokens": 12,
-        "eos_token_id": MANY_ENDS,
-        "pad_token_id": 7,
-    }
+    options = dict(do_sample=False, max_new_tokens=12, eos_token_id=MANY_ENDS, pad_token_id=7)
     for prompt, ids, finished in zip(PROMPTS, greedy.answer_ids, greedy.finished):
         row = torch.tensor([prompt])
         theirs = policy.model.generate(row, attention_mask=torch.ones_like(row), **options)
         assert ids == theirs[0, len(prompt) :].tolist() and finished == (ids[-1] in MANY_ENDS)
-    assert sum(greedy.logps, []) == pytest.approx(
-        teacher_forced(policy, greedy, 1).tolist(), abs=2e-5
-    )
+    assert sum(greedy.logps, []) == pytest.approx(teacher_forced(policy, greedy, 1), abs=2e-5)
     ours = answers.generate(policy, tokenizer, PROMPTS, 12, temperature=0)
     assert ours == greedy.answer_ids, "padded together, row for row"
 
 
 def test_an_adapter_is_sampled_from(folders, many_ends):
+    """Without a graph; dropout stays off."""
     policy, tokenizer = load(folders["llama"], trainable=True, lora_rank=4)
     base = sampling.sample(policy, tokenizer, PROMPTS, n=2, max_new_tokens=8)
     for name, weight in policy.named_parameters():
         if "lora_B" in name:
             weight.data.normal_(std=0.1)
     rollout = sampling.sample(policy, tokenizer, PROMPTS, n=2, max_new_tokens=8)
-    assert sum(rollout.logps, []) == pytest.approx(
-        teacher_forced(policy, rollout, 1).tolist(), abs=2e-5
-    )
+    assert sum(rollout.logps, []) == pytest.approx(teacher_forced(policy, rollout, 1), abs=2e-5)
     assert rollout.answer_ids != base.answer_ids
-
-
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_half_precision_draws_are_scored_alike(dtype, folders, many_ends):
-    """By tenths at most, and in the mean by hundredths: the trainers' bound is .1."""
-    policy, tokenizer = load(folders["llama"], dtype)
-    rollout = sampling.sample(policy, tokenizer, PROMPTS, n=8, max_new_tokens=10, temperature=0.8)
-    gap = torch.tensor(sum(rollout.logps, [])) - teacher_forced(policy, rollout, 0.8)
-    assert gap.abs().mean() < 0.05
+    answers.generate(policy, tokenizer, PROMPTS, 3, temperature=1.0)
+    assert not policy.model.training and torch.is_grad_enabled()
+    assert any(w.requires_grad for w in policy.parameters())
 
 
 def test_nothing_of_the_generation_config_cuts_the_vocabulary(tmp_path):
     """Uniform logits over 300 ids, 5000 draws: an id is missing with a chance of e⁻¹⁶."""
     folder = tiny_model("llama", tmp_path, tie_word_embeddings=False)
-    file = Path(folder) / "generation_config.json"
-    wanted = """{"do_sample": true, "top_k": 1, "top_p": 0.1, "temperature": 0.1,
-        "repetition_penalty": 5.0, "suppress_tokens": [50], "min_new_tokens": 3}"""
-    file.write_text(json.dumps(json.loads(file.read_text()) | json.loads(wanted)))
+    Path(
+        folder, "generation_config.json"
+    ).write_text("""{"do_sample": true, "top_k": 1, "top_p": 0.1,
+        "temperature": 0.1, "repetition_penalty": 5.0, "suppress_tokens": [50], "min_new_tokens": 3}""")
     policy, tokenizer = load(folder)
     policy.model.lm_head.weight.data.zero_()
     rollout = sampling.sample(policy, tokenizer, [[30, 31]], n=5000, max_new_tokens=1, rows=4096)
@@ -148,11 +130,10 @@ def test_a_row_depends_on_the_seed_and_its_number_alone(family, folders, many_en
     whole = draw()
     ids = whole.answer_ids
     for rows in (1, 3, 8):
-        torch.manual_seed(rows), np.random.seed(rows)
         before = torch.get_rng_state(), np.random.get_state()[1].copy()
         part = draw(rows=rows)
-        assert torch.equal(torch.get_rng_state(), before[0]), "training draws from these, too"
-        assert (np.random.get_state()[1] == before[1]).all()
+        after = torch.get_rng_state(), np.random.get_state()[1]
+        assert all((a == b).all() for a, b in zip(after, before)), "training draws from these, too"
         assert part.answer_ids == ids and part.finished == whole.finished
         assert sum(part.logps, []) == pytest.approx(sum(whole.logps, []), abs=2e-5)
     others = draw([PROMPTS[0], [99] * 20, PROMPTS[2], [5]]).answer_ids
@@ -171,10 +152,11 @@ def test_no_work_is_done_twice(folders, many_ends):
     """The prompts pass once, not once for each answer; then each live row a column a token."""
     policy, tokenizer = load(folders["llama"])
     shapes = []
-    policy.model.base_model.register_forward_pre_hook(
-        lambda module, args, kwargs: shapes.append(tuple(kwargs["input_ids"].shape)),
-        with_kwargs=True,
-    )
+
+    def note(module, args, kwargs):
+        shapes.append(tuple(kwargs["input_ids"].shape))
+
+    policy.model.base_model.register_forward_pre_hook(note, with_kwargs=True)
     rollout = sampling.sample(policy, tokenizer, PROMPTS, n=6, max_new_tokens=12, seed=2)
     lengths = [len(r) for r in rollout.answer_ids]
     assert sum(rollout.finished) > 12 and max(lengths) > 4
@@ -183,23 +165,14 @@ def test_no_work_is_done_twice(folders, many_ends):
     assert len(shapes) == max(lengths), "and it stops when the last row ends"
 
 
-def test_no_graph_is_kept_and_dropout_stays_off(folders):
-    policy, tokenizer = load(folders["gpt2"], trainable=True)
-    assert not policy.model.training
-    sampling.sample(policy, tokenizer, PROMPTS, max_new_tokens=3)
-    answers.generate(policy, tokenizer, PROMPTS, 3, temperature=1.0)
-    assert not policy.model.training and torch.is_grad_enabled()
-    assert all(p.requires_grad and p.grad is None for p in policy.parameters())
-
-
 def test_both_end_ids_end_an_answer(tmp_path):
     """The template's <|im_end|> and EOS: each is the last id of its answer."""
-    tokenizer = tiny_tokenizer(template=CHATML)
-    policy, tokenizer = load(tiny_model("llama", tmp_path, tokenizer))
-    ends = common.end_ids(tokenizer)
+    folder = tiny_model("llama", tmp_path, tiny_tokenizer(template=CHATML))
+    policy, tokenizer = load(folder)
+    ends = {*common.end_ids(tokenizer)}
     rollout = sampling.sample(policy, tokenizer, [[20]], n=400, max_new_tokens=60, temperature=2.0)
     drawn = answers.generate(policy, tokenizer, [[20]] * 200, 60, temperature=2.0)
     assert rollout.finished == [ids[-1] in ends for ids in rollout.answer_ids]
     for rows in (rollout.answer_ids, drawn):
-        assert not any({*ends} & {*ids[:-1]} for ids in rows)
-        assert {ids[-1] for ids in rows if len(ids) < 60} == {*ends}
+        assert not any(ends & {*ids[:-1]} for ids in rows)
+        assert {ids[-1] for ids in rows if len(ids) < 60} == ends

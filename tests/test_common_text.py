@@ -2,7 +2,6 @@
 
 import json
 import math
-import random
 from types import SimpleNamespace
 
 import numpy as np
@@ -16,7 +15,7 @@ from parts import answers, files
 from parts.files import UserError
 from parts.messages import prompt_key
 from parts.pairs import Pairs, held_out, share_interval
-from tiny import CHATML, cases, pair_rows, tiny_model, tiny_tokenizer, write_rows
+from tiny import CHATML, cases, error_of, pair_rows, tiny_model, tiny_tokenizer, write_rows
 
 settings.register_profile(
     "tests", deadline=None, max_examples=60, suppress_health_check=[HealthCheck.too_slow]
@@ -78,13 +77,10 @@ BROKEN = {
 
 
 @pytest.mark.parametrize("line", BROKEN, ids=lambda line: str(line[:20]))
-def test_a_broken_line_is_named(tmp_path, line):
+def test_a_broken_line_is_named(line, tmp_path):
     path = write_bytes(tmp_path, b'{"a": 1}\n\n\n{"a": 2}\n' + line + b"\n")
-    with pytest.raises(UserError) as caught:
-        list(files.read_jsonl(path, flag="--pairs"))
-    message = str(caught.value)
-    assert message.startswith(f"--pairs {path}:5: ") and BROKEN[line] in message
-    assert "\n" not in message
+    refused = error_of(lambda: list(files.read_jsonl(path, flag="--pairs")))
+    assert refused.startswith(f"--pairs {path}:5: ") and BROKEN[line] in refused
 
 
 def one_line(function):
@@ -132,20 +128,14 @@ def test_any_row_is_a_pair_or_one_line(tmp_path_factory, tokenizer, change, base
 def test_lines_of_a_file(tmp_path):
     """`str.splitlines` would also split at U+2028 and U+0085. Rows come one at a time."""
     odd = '{"text": "one\u2028two\u2029three\x85four"}'
-    data = f'\ufeff{odd}\r\n\n  \t\n{{"a": "\\ud83d\\ude00"}}\n\n{{"a": 3}}'.encode()
-    rows = list(files.read_jsonl(write_bytes(tmp_path, data), numbered=True))
-    assert rows == [
-        (1, {"text": "one\u2028two\u2029three\x85four"}),
-        (4, {"a": "😀"}),
-        (6, {"a": 3}),
-    ]
-    rows = files.read_jsonl(write_bytes(tmp_path, b'{"a": 1}\n{oh\n'))
-    assert next(rows) == {"a": 1}
-    with pytest.raises(UserError, match=":2:"):
+    path = write_bytes(tmp_path, f'\ufeff{odd}\r\n\n  \t\n{{"a": "\\ud83d\\ude00"}}\n{{oh'.encode())
+    rows = files.read_jsonl(path, numbered=True)
+    assert next(rows) == (1, {"text": "one\u2028two\u2029three\x85four"})
+    assert next(rows) == (4, {"a": "😀"})
+    with pytest.raises(UserError, match=":5:"):
         next(rows)
-    for path in (tmp_path / "none.jsonl", tmp_path):
-        with pytest.raises(UserError, match="--pairs"):
-            next(files.read_jsonl(path, flag="--pairs"))
+    with pytest.raises(UserError, match="--pairs"):
+        next(files.read_jsonl(tmp_path / "none.jsonl", flag="--pairs"))
 
 
 def test_what_is_written(tmp_path):
@@ -166,24 +156,23 @@ def test_what_is_written(tmp_path):
 # ---- text to ids ----
 
 
-def test_text_is_continued_and_messages_are_rendered(tmp_path, capsys):
+@pytest.mark.parametrize("chat", [False, True])
+def test_text_is_continued_and_messages_are_rendered(chat, tmp_path, plain, capsys):
     """One rule for every model, and one line that says it; --chat makes a user's turn of a text."""
-    for chat in (False, True):
-        tokenizer, text = tiny_tokenizer(), "Which candidate fits this role?"
-        rows = [{"prompt": text, "chosen": "The first one.", "rejected": "None."}]
-        pairs = read(tokenizer, write_rows(tmp_path / "pairs.jsonl", rows), chat=chat)
-        rendered = common.encode_prompt(tokenizer, USER)
-        assert rendered != tokenizer.encode(text)
-        assert pairs.prompts[0].tolist() == (rendered if chat else tokenizer.encode(text))
-        (line,) = [x for x in capsys.readouterr().out.splitlines() if x.startswith("text")]
-        assert "1 prompts" in line and "--chat" in line
-    read(tiny_tokenizer(template=None), tmp_path / "pairs.jsonl")
+    tokenizer = tiny_tokenizer()
+    for text in (
+        "Which candidate fits this role?",
+        "<|user|>Hi<|assistant|>",
+        "Q?\n### Response:\n",
+    ):
+        row = {"prompt": text, "chosen": "The first one.", "rejected": "None."}
+        pairs = read(tokenizer, write_rows(tmp_path / "pairs.jsonl", [row]), chat=chat)
+        asked = common.encode_prompt(tokenizer, [user(text)] if chat else text)
+        assert pairs.prompts[0].tolist() == asked
+        assert (asked == tokenizer.encode(text)) != chat
+        assert "text       1 prompts given as text" in capsys.readouterr().out
+    read(plain, tmp_path / "pairs.jsonl")
     assert "--chat" not in capsys.readouterr().out, "without a template there is one way only"
-
-
-def test_text_that_looks_like_a_dialogue_is_continued(tokenizer):
-    for text in ("<|user|>Hi<|assistant|>", "\n\nHuman: Hi\n\nAssistant:", "Q?\n### Response:\n"):
-        assert common.encode_prompt(tokenizer, text) == tokenizer.encode(text)
 
 
 def test_plain_template_is_saved_with_the_tokenizer(tmp_path, capsys):
@@ -205,24 +194,13 @@ def test_plain_template_is_saved_with_the_tokenizer(tmp_path, capsys):
     [("<|end|>", CHATML, ["<|im_end|>", "<|end|>"]), ("<|im_end|>", CHATML, ["<|im_end|>"]),
      (None, CHATML, ["<|im_end|>"]), ("<|end|>", None, ["<|end|>"])],
 )  # fmt: skip
-def test_end_ids(eos, template, ends):
-    """What the template writes behind an answer, then EOS."""
-    tokenizer = tiny_tokenizer(eos=eos, template=template)
+def test_end_ids(eos, template, ends, tmp_path):
+    """What the template writes behind an answer, then EOS. They follow the tokenizer: cached, a
+    template or an EOS that was set later kept the old answer."""
+    tokenizer = tiny_tokenizer(eos=eos)
+    common.end_ids(tokenizer)
+    tokenizer.chat_template = template
     assert common.end_ids(tokenizer) == tokenizer.convert_tokens_to_ids(ends)
-
-
-def test_end_ids_follow_the_tokenizer():
-    """They are cached: a template or an EOS that is set later kept the old answer."""
-    tokenizer = tiny_tokenizer(eos="<|end|>", template=None)
-    assert common.end_ids(tokenizer) == tokenizer.convert_tokens_to_ids(["<|end|>"])
-    tokenizer.chat_template = CHATML
-    both = tokenizer.convert_tokens_to_ids(["<|im_end|>", "<|end|>"])
-    assert common.end_ids(tokenizer) == both
-    tokenizer.eos_token = "<|im_end|>"
-    assert common.end_ids(tokenizer) == both[:1]
-
-
-def test_a_model_without_end_token_is_refused(tmp_path):
     bare = tiny_model("llama", tmp_path, tiny_tokenizer(eos=None, template=None))
     with pytest.raises(UserError, match="--model .*eos_token"):
         common.load_tokenizer(bare)
@@ -245,16 +223,15 @@ def test_pad_id_never_ends_an_answer():
     assert common.pad_id(own) == own.pad_token_id
     for pad, template in ((None, None), ("<|end|>", None), ("<|im_end|>", CHATML)):
         tokenizer = tiny_tokenizer(pad=pad, reserved=False, bos="<s>", template=template)
-        assert common.pad_id(tokenizer) not in common.end_ids(tokenizer)
-        assert 0 <= common.pad_id(tokenizer) < len(tokenizer)
+        assert common.pad_id(tokenizer) in {*range(len(tokenizer))} - {*common.end_ids(tokenizer)}
 
 
 def test_masks_are_made_from_lengths():
     """A mask by `ids != pad` loses the EOS where pad = EOS; here pad stands everywhere."""
-    ids, attention_mask, mask = common.pad_rows([[7], [7, 7, 7]], [[7, 7, 7, 7], [7]], 7)
-    assert ids.tolist() == [[7] * 5, [7] * 5]
-    assert attention_mask.int().tolist() == [[1, 1, 1, 1, 1], [1, 1, 1, 1, 0]]
-    assert mask.int().tolist() == [[0, 1, 1, 1, 1], [0, 0, 0, 1, 0]]
+    ids, *masks = common.pad_rows([[7], [7, 7, 7]], [[7, 7, 7, 7], [7]], 7)
+    assert (ids == 7).all() and ids.shape == (2, 5)
+    attention_mask, mask = (["".join(map(str, row)) for row in x.int().tolist()] for x in masks)
+    assert attention_mask == ["11111", "11110"] and mask == ["01111", "00010"]
     ids, _, _ = common.pad_rows([[1], [2, 3]], [[4, 5, 6], [8]], 0)
     assert ids.tolist() == [[1, 4, 5, 6], [2, 3, 8, 0]]
 
@@ -289,11 +266,11 @@ def test_cutting(n, answers, limit, lengths, plain):
 
 def test_batches_are_a_permutation_per_epoch_with_its_short_last_batch():
     batches = [common.batch_indices(10, 4, 0, step) for step in range(1, 10)]
-    shapes = [(len(indices), epoch) for indices, epoch in batches]
-    assert shapes == [(n, epoch) for epoch in range(3) for n in (4, 4, 2)]
-    orders = [tuple(np.concatenate([b for b, _ in batches[i : i + 3]])) for i in (0, 3, 6)]
-    assert len({*orders}) == 3 and all(sorted(order) == [*range(10)] for order in orders)
-    assert tuple(common.batch_indices(10, 4, 1, 1)[0]) != orders[0][:4], "another seed"
+    assert [epoch for _, epoch in batches] == [0, 0, 0, 1, 1, 1, 2, 2, 2]
+    assert [len(indices) for indices, _ in batches] == [4, 4, 2] * 3
+    orders = {tuple(np.concatenate([b for b, _ in batches[i : i + 3]])) for i in (0, 3, 6)}
+    assert len(orders) == 3 and all(sorted(order) == [*range(10)] for order in orders)
+    assert (common.batch_indices(10, 4, 1, 1)[0] != batches[0][0]).any(), "another seed"
     assert common.batch_indices(3, 8, 0, 5)[1] == 4, "a batch larger than the data: an epoch a step"
 
 
@@ -332,58 +309,64 @@ chat | {"prompt": [{"role": ["user"], "content": "x"}]} | "role"
 chat | {"prompt": [{"role": "user", "content": ["x"]}]} | one text
 chat | {"prompt": ["x"]} | "role"
 """)
-def test_a_malformed_row_stops_with_file_and_line(tmp_path, base, change, reason, tokenizer):
+def test_a_malformed_row_stops_with_file_and_line(base, change, reason, tmp_path, tokenizer):
     """Line 4, as one is blank."""
     row = {**{"good": GOOD, "chat": CHAT, "none": {}}[base], **change}
     lines = [json.dumps(GOOD), "", json.dumps(GOOD), json.dumps(row)]
     path = write_bytes(tmp_path, "\n".join(lines).encode())
-    with pytest.raises(UserError) as caught:
-        read(tokenizer, path)
-    message = str(caught.value)
-    assert message.startswith(f"--pairs {path}:4: ") and reason in message and "\n" not in message
-
-
-@pytest.mark.parametrize(
-    "key, value", [("task", ["assess", "hr"]), ("id", {"a": [1]}), ("split", 7)]
-)
-def test_columns_of_ones_own_are_carried_along(key, value, tmp_path, tokenizer):
-    """Exports have lists of tags; `task` ended in "unhashable type: 'list'"."""
-    file = write_rows(tmp_path / "pairs.jsonl", [{**CHAT, key: value}, GOOD])
-    pairs = read(tokenizer, file, fraction=0.5)
-    assert [row.get(key) for row in pairs.rows] == [value, None]
+    refused = error_of(read, tokenizer, path)
+    assert refused.startswith(f"--pairs {path}:4: ") and reason in refused
 
 
 def test_unusable_rows_are_counted_and_nothing_vanishes(tmp_path, tokenizer, capsys):
-    """8 rows: 2 equal pairs, 1 tie, 1 pair equal in all tokens that fit; 4 kept, with ties 5."""
-    long = numbers_as_text(30)
-    rows = [{}, {"prompt": "B", "annotator": "kim"}, {"rejected": "hold"}, {"chosen": "reject"}]
+    """8 rows: 2 equal pairs, 1 tie, 1 pair equal in all tokens that fit; 4 kept, with ties 5. Columns
+    of one's own are carried along: exports have lists of tags."""
+    long, path = numbers_as_text(30), tmp_path / "pairs.jsonl"
+    rows = [{}, {"task": ["hr"], "split": 7}, {"rejected": "hold"}, {"chosen": "reject"}]
     rows += [{"tie": True}, {"chosen": long + "x", "rejected": long + "y"}]
     rows += [{"tie": False, "chosen": long}, {"tie": None}]
-    path = write_rows(tmp_path / "pairs.jsonl", [GOOD | row for row in rows])
-    for keep_ties in (False, True):
-        pairs = read(tokenizer, path, max_length=16, keep_ties=keep_ties)
+    write_rows(path, [GOOD | row for row in rows])
+    for ties in (False, True):
+        pairs = read(tokenizer, path, max_length=16, keep_ties=ties)
         said = capsys.readouterr().out
         assert "rows 8" in said and "dropped: equal answers 3" in said
-        assert ("dropped: tie 1" in said) != keep_ties
-        assert len(pairs.places) == len(pairs.train) == 4 + keep_ties
-        assert [bool(row.get("tie")) for row in pairs.rows] == [0, 0, *[1] * keep_ties, 0, 0]
-    assert f"{path}:1" == pairs.places[0] and f"{path}:8" == pairs.places[-1]
+        assert ("dropped: tie 1" in said) != ties and "cut to --max-length 16" in said
+        kept = [0, 1, *[4] * ties, 6, 7]
+        assert [*pairs.rows] == [GOOD | rows[i] for i in kept] and len(pairs.train) == len(kept)
+        assert [*pairs.places] == [f"{path}:{i + 1}" for i in kept]
     assert len(pairs.prompts[3]) + len(pairs.chosen[3]) == 16
+    for reason, unusable in (("the file is empty", []), ("tie 2", [GOOD | rows[4]] * 2)):
+        with pytest.raises(UserError, match=f"--pairs.*: no usable row .*{reason}"):
+            read(tokenizer, write_rows(path, unusable))
 
 
-@pytest.mark.parametrize(
-    "reason, rows",
-    [("the file is empty", []), ("tie 2", [{**GOOD, "tie": True}] * 2),
-     ("equal answers 1", [{**GOOD, "rejected": "hold"}])],
-)  # fmt: skip
-def test_no_usable_row_stops_and_says_why(tmp_path, tokenizer, reason, rows):
-    with pytest.raises(UserError, match=f"--pairs.*: no usable row .*{reason}"):
-        read(tokenizer, write_rows(tmp_path / "bad.jsonl", rows))
+def test_prompts_and_groups_never_part(tmp_path, tokenizer):
+    """300 prompts, two rows each: the same ones in any order, .2 ± 3 sd (60 ± 21). "group" decides in
+    the prompt's place: a prompt, whatever its form, or a name, or a number."""
+    rows, file = [], tmp_path / "p.jsonl"
+    for i in range(600):
+        row = {"prompt": f"Role {i // 2}", "chosen": f"hold {i % 2}", "rejected": "reject"}
+        if i % 20 < 2:
+            row = row | {k: said(row[k]) for k in ("chosen", "rejected")} | {"prompt": [user(row["prompt"])]}  # fmt: skip
+        rows.append(row)
+    held = []
+    for shuffled in (rows, rows[::-1]):
+        pairs = read(tokenizer, write_rows(file, shuffled), fraction=0.2)
+        trained, evaluated = ({pairs.keys[i] for i in part} for part in (pairs.train, pairs.held))
+        assert not trained & evaluated and len(trained | evaluated) == 300
+        assert sorted([*pairs.train, *pairs.held]) == list(range(600))
+        held.append(evaluated)
+    assert held[0] == held[1] and 39 <= len(held[0]) <= 81
+    grouped = [row | {"group": i // 4} for i, row in enumerate(rows[::2])]
+    pairs = read(tokenizer, write_rows(file, grouped), fraction=0.3)
+    sides = [{pairs.rows[i]["group"] for i in part} for part in (pairs.train, pairs.held)]
+    assert not sides[0] & sides[1] and len(sides[0] | sides[1]) == 75
+    with pytest.raises(UserError, match="--eval-fraction 0"):
+        read(tokenizer, write_rows(file, [GOOD]), fraction=0.999)
+    assert not held_out("x", 0.0) and held_out("x", 1.0)
 
 
 # ---- the split ----
-
-HI = [user("Hi"), *said("Yes?")]
 
 
 @cases("""
@@ -400,50 +383,17 @@ def test_one_prompt_is_one_whatever_its_form(name, a, b, same):
         for x in (a, b)
     )
     assert (prompt_key({"prompt": a}) == prompt_key({"prompt": b})) == same
-
-
-def test_a_group_stays_on_one_side(tmp_path, tokenizer):
-    """ "group" decides in the prompt's place: a prompt, whatever its form, or a name, or a number."""
-    rows = [{**GOOD, "prompt": f"p{i}", "group": i // 4} for i in range(200)]
-    pairs = read(tokenizer, write_rows(tmp_path / "p.jsonl", rows), fraction=0.3)
-    sides = [
-        {int(pairs.rows[i]["prompt"][1:]) // 4 for i in part} for part in (pairs.train, pairs.held)
-    ]
-    assert not sides[0] & sides[1] and len(sides[0] | sides[1]) == 50
-    group = [user("Which?")]
-    assert prompt_key({"prompt": "x", "group": group}) == prompt_key({"prompt": "Which?"})
-
-
-def test_prompts_never_part(tmp_path, tokenizer):
-    """300 prompts, two rows each: the same ones in any order, .2 ± 3 sd (60 ± 21)."""
-    rows, held, file = [], [], tmp_path / "p.jsonl"
-    for i in range(600):
-        row = {"prompt": f"Role {i // 2}", "chosen": f"hold {i % 2}", "rejected": "reject"}
-        if i % 20 < 2:
-            row = {k: [user(v)] if k == "prompt" else said(v) for k, v in row.items()}
-        rows.append(row)
-    for seed in (0, 1):
-        random.Random(seed).shuffle(rows)
-        pairs = read(tokenizer, write_rows(file, rows), fraction=0.2)
-        trained, evaluated = ({pairs.keys[i] for i in part} for part in (pairs.train, pairs.held))
-        assert not trained & evaluated and len(trained | evaluated) == 300
-        assert sorted([*pairs.train, *pairs.held]) == list(range(600))
-        held.append(evaluated)
-    assert held[0] == held[1] and 39 <= len(held[0]) <= 81
-    with pytest.raises(UserError, match="--eval-fraction 0"):
-        read(tokenizer, write_rows(file, [GOOD]), fraction=0.999)
-    assert not held_out("x", 0.0) and held_out("x", 1.0)
+    assert (prompt_key({"prompt": "x", "group": a}) == prompt_key({"prompt": b})) == same
 
 
 def test_eval_files_are_the_held_out_rows(tmp_path, tokenizer, capsys):
     """Nothing else is held out, and their prompts are not trained on, in whatever form."""
-    rows = pair_rows(6)
-    known = {**rows[2], "prompt": rows[2]["prompt"][0]["content"], "chosen": "a", "rejected": "b"}
-    fresh = [{**row, "prompt": [user(f"new {i}")]} for i, row in enumerate(pair_rows(2))]
+    rows, fresh = pair_rows(6), GOOD | {"prompt": "new"}
+    known = GOOD | {"prompt": rows[2]["prompt"][0]["content"]}
     train = write_rows(tmp_path / "a.jsonl", rows)
-    held = write_rows(tmp_path / "b.jsonl", [known, *fresh])
+    held = write_rows(tmp_path / "b.jsonl", [known, fresh])
     pairs = read(tokenizer, train, eval_pairs=[held], fraction=0.9)
-    assert pairs.train.tolist() == [0, 1, 3, 4, 5] and pairs.held.tolist() == [6, 7, 8]
+    assert pairs.train.tolist() == [0, 1, 3, 4, 5] and pairs.held.tolist() == [6, 7]
     assert "1 rows" in capsys.readouterr().out
     with pytest.raises(UserError, match="every prompt is held out"):
         read(tokenizer, train, eval_pairs=[train])
@@ -459,28 +409,24 @@ def test_some_prompts_are_of_all_roles():
 # ---- the interval of a share ----
 
 
-def wilson(right):
-    """Against statsmodels, of rows that stand for themselves."""
+@given(right=st.lists(st.sampled_from([0, 1]), min_size=1, max_size=40), copies=st.integers(1, 5))
+def test_with_one_row_per_prompt_it_is_wilsons(right, copies):
+    """As statsmodels computes it; copies of a row say nothing new."""
     from statsmodels.stats.proportion import proportion_confint
 
-    return proportion_confint(sum(right), len(right), method="wilson")
+    wilson = proportion_confint(sum(right), len(right), method="wilson")
+    found = share_interval(right * copies, [*range(len(right))] * copies)
+    assert found == pytest.approx(wilson, abs=1e-6)
 
 
-@given(right=st.lists(st.sampled_from([0, 1]), min_size=1, max_size=40))
-def test_with_one_row_per_prompt_it_is_wilsons(right):
-    assert share_interval(right, range(len(right))) == pytest.approx(wilson(right), abs=1e-6)
-
-
-@given(right=st.lists(st.sampled_from([0, 1]), min_size=1, max_size=12), copies=st.integers(2, 5))
-def test_copies_of_a_row_say_nothing_new(right, copies):
-    again = share_interval(right * copies, [*range(len(right))] * copies)
-    assert again == pytest.approx(share_interval(right, range(len(right))))
-
-
-@given(right=st.lists(st.sampled_from([0, 0.5, 1]), min_size=1, max_size=30), keys=st.data())
-def test_it_holds_the_share_and_stays_within_0_and_1(right, keys):
-    groups = [keys.draw(st.integers(0, 4)) for _ in right]
-    low, high = share_interval(right, groups)
+@given(
+    rows=st.lists(
+        st.tuples(st.sampled_from([0, 0.5, 1]), st.integers(0, 4)), min_size=1, max_size=30
+    )
+)
+def test_it_holds_the_share_and_stays_within_0_and_1(rows):
+    right, keys = zip(*rows)
+    low, high = share_interval(right, keys)
     assert -1e-9 <= low <= np.mean(right) + 1e-9 and np.mean(right) - 1e-9 <= high <= 1 + 1e-9
 
 

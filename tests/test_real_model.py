@@ -9,8 +9,6 @@ import importlib
 import json
 import os
 import shutil
-import subprocess
-import sys
 
 import pytest
 import torch
@@ -24,8 +22,6 @@ from transformers import (
 import common
 from conftest import REPO
 from parts import answers, reward_models, rollouts, runs, sampling
-from parts.files import UserError
-from test_half import SLIPS
 from tiny import words, write_rows
 
 pytestmark = [
@@ -37,10 +33,12 @@ MODEL = REPO / "runs/smollm2"
 CPU, FP32, BF16 = torch.device("cpu"), torch.float32, torch.bfloat16
 LORA_LAYERS = 30 * 7  # each of 30 blocks has four projections of attention and three of the MLP
 STAGES = ["sft", "reward_train", "dpo", "ppo-shared", "grpo_rubric", "grpo_agent"]
-RUNS = [(name, "bf16") for name in [*STAGES, "ppo-separate"]]  # all weights
-RUNS += [(f"{name}-lora", "fp32" if name == "dpo" else "bf16") for name in STAGES]
-RUNS += [("sft-lora", "fp16")]  # one alone: fp16 is slow on a CPU
-READ_AGAIN = [("dpo", "bf16"), ("dpo-lora", "fp32"), ("reward_train", "bf16")]  # by other libraries
+RUNS = [(name, "bf16") for name in (*STAGES, "ppo-separate")]  # all weights
+
+
+LORA_RUNS = [(f"{name}-lora", "fp32" if name == "dpo" else "bf16") for name in STAGES]
+LORA_RUNS += [("sft-lora", "fp16")]  # one alone: fp16 is slow on a CPU
+READ_AGAIN = [("dpo-lora", "fp32"), ("reward_train", "bf16")]  # by other libraries
 GAUGES = [{"check": "text:max_chars", "max_chars": n} for n in range(8, 68, 3)]  # a graded score
 # the interview with a short opening, and a score that differs between untrained interviewers
 ENVIRONMENT = """
@@ -83,16 +81,12 @@ def data(real, tmp_path_factory):
     home, pairs = tmp_path_factory.mktemp("rows"), []
     for question in ("Is she fit?", "Any gaps?", "Hire him?", "Who leads?"):
         prompt = [{"role": "system", "content": "Be brief"}, {"role": "user", "content": question}]
-        chosen, rejected = (
-            [{"role": "assistant", "content": text}] for text in ("Two audits led.", "No.")
-        )
-        pairs.append({"prompt": prompt, "chosen": chosen, "rejected": rejected})
-    prompts = [{"prompt": row["prompt"], "split": "train"} for row in pairs]
-    rows = {"pairs": pairs, "prompts": prompts}
-    rows["rubrics"] = [{**row, "rubrics": GAUGES} for row in prompts]
-    files = {name: write_rows(home / f"{name}.jsonl", rows[name]) for name in rows}
+        texts = {"chosen": "Two audits led.", "rejected": "No."}
+        row = {side: [{"role": "assistant", "content": text}] for side, text in texts.items()}
+        pairs.append({"prompt": prompt, **row, "rubrics": GAUGES, "split": "train"})
     (home / "talkative.py").write_text(ENVIRONMENT)
-    return files | {"env": f"{home}/talkative.py:Talkative"}
+    rows = write_rows(home / "rows.jsonl", pairs)
+    return {"rows": rows, "env": f"{home}/talkative.py:Talkative"}
 
 
 def command(name, data, out, dtype):
@@ -100,24 +94,20 @@ def command(name, data, out, dtype):
     stage, *kinds = name.split("-")
     drawn = "--max-new-tokens 8 --patience 0 --on-hack warn --restore last"
     groups = f"{drawn} --groups-per-batch 1 --group-size 4"
+    rows, held = data["rows"], "--batch-size 2 --eval-fraction 0"
     own = {
-        "sft": ["--data", data["pairs"], "--batch-size 2 --eval-fraction 0 --max-new-tokens 8"],
-        "reward_train": ["--pairs", data["pairs"], "--batch-size 2 --eval-fraction 0"],
-        "dpo": ["--pairs", data["pairs"], "--batch-size 2 --eval-fraction 0 --max-new-tokens 8"],
-        "ppo": ["--prompts", data["prompts"], drawn, "--rollouts 2 --batch-size 2 --ppo-epochs 1"]
+        "sft": ["--data", rows, held, "--max-new-tokens 8"],
+        "reward_train": ["--pairs", rows, held],
+        "dpo": ["--pairs", rows, held, "--max-new-tokens 8"],
+        "ppo": ["--prompts", rows, drawn, "--rollouts 2 --batch-size 2 --ppo-epochs 1"]
         + ["--reward-fn", f"{REPO}/tests/tiny.py:share_of_vowels"],
-        "grpo_rubric": ["--data", data["rubrics"], groups, "--reward checks"],
+        "grpo_rubric": ["--data", rows, groups, "--reward checks"],
         "grpo_agent": ["--env", data["env"], "--env-args", '{"k": 2}', groups]
         + ["--max-length 60 --val-episodes 1"],
     }
     shared = f"--device cpu --steps 2 --lr {'1e-3' if 'lora' in kinds else '1e-4'} --dtype {dtype}"
     flags = ["--lora-rank 4" if kind == "lora" else f"--critic {kind}" for kind in kinds]
     return words("--model", MODEL, "--out", out, shared, *own[stage], *flags)
-
-
-def train(name, data, out, dtype):
-    stage = importlib.import_module(name.partition("-")[0])
-    assert not stage.main(command(name, data, out, dtype))
 
 
 def updates(out):
@@ -129,21 +119,22 @@ def updates(out):
 def finished(data, tmp_path_factory):
     """finished(trainer, dtype): the folder of a run of two steps. Its checkpoint, three numbers per
     trained weight, is not written."""
-    folders, home = {}, tmp_path_factory.mktemp("runs")
+    home = tmp_path_factory.mktemp("runs")
 
-    def finished(*run):
-        if run not in folders:
+    def finished(name, dtype):
+        out = home / f"{name}-{dtype}"
+        if not out.exists():
+            stage = importlib.import_module(name.partition("-")[0])
             with pytest.MonkeyPatch.context() as patch:
                 patch.setattr(runs.Run, "_save_checkpoint", lambda run: None)
-                train(run[0], data, home / "-".join(run), run[1])
-            folders[run] = home / "-".join(run)
-        return folders[run]
+                assert not stage.main(command(name, data, out, dtype))
+        return out
 
     yield finished
     shutil.rmtree(home)
 
 
-@pytest.mark.parametrize("name, dtype", RUNS)
+@pytest.mark.parametrize("name, dtype", RUNS + LORA_RUNS)
 def test_two_steps_change_the_model(name, dtype, start, finished):
     """All weights: all 272 tensors have moved. LoRA: the 210 adapted ones, no other. In bf16 right
     tokens are off by .02 in the mean and .3 at most, and the preflight refused them."""
@@ -160,15 +151,6 @@ def test_two_steps_change_the_model(name, dtype, start, finished):
         shutil.rmtree(out)  # a folder of all weights holds half a gigabyte
 
 
-def test_with_kernels_of_torch(data, tmp_path):
-    """The runs above multiply half precision by the fp32 kernels; a user's process does not."""
-    argv = command("dpo", data, tmp_path / "run", "bf16")
-    subprocess.run([sys.executable, f"{REPO}/dpo.py", *argv], cwd=REPO, check=True)
-    steps = updates(tmp_path / "run")
-    assert len(steps) == 2 and all(abs(row["loss"]) < 20 for row in steps)
-    shutil.rmtree(tmp_path / "run")
-
-
 # ---- what is sampled is what is scored ----
 
 
@@ -179,7 +161,8 @@ def policy_of(folder, dtype):
 @pytest.mark.parametrize("dtype", [FP32, BF16], ids=["fp32", "bf16"])
 @torch.no_grad()
 def test_draws_are_scored_alike(dtype, real):
-    """By the sampler, token by token with a cache, and by one padded forward, at temperature .7."""
+    """By the sampler, token by token with a cache, and by one padded forward, at temperature .7; greedy
+    answers are those of transformers, which knows nothing of us."""
     policy, tokenizer = policy_of(real, dtype), common.load_tokenizer(real)
     prompts = [[{"role": "user", "content": question}] for question in QUESTIONS]
     ids = [common.encode_prompt(tokenizer, prompt) for prompt in prompts]
@@ -189,56 +172,21 @@ def test_draws_are_scored_alike(dtype, real):
     gaps = (logps - b["logps"])[b["mask"]].abs()
     assert b["logps"][b["mask"]].mean() < -0.1, "certain tokens would prove nothing"
     assert gaps.max() < 1e-4 if dtype == FP32 else gaps.mean() < 0.05
-
-
-def sampled_at(factor):
-    def plant(patch):
-        real = sampling.sample
-
-        def hotter(policy, tokenizer, ids, n, most, temperature, seed):
-            return real(policy, tokenizer, ids, n, most, temperature * factor, seed)
-
-        patch.setattr(sampling, "sample", hotter)
-
-    return plant
-
-
-PLANTED = {name: (*SLIPS[name][:2], "dpo") for name in ("logits x 0.8", "reference + 10 %")}
-SAMPLED = "gap between sampler and forward"
-PLANTED["sampled at 0.8"] = (sampled_at(0.8), SAMPLED, "ppo-shared")
-
-
-@pytest.mark.parametrize("slip", PLANTED)
-def test_a_planted_slip_stops_the_run(slip, data, tmp_path, monkeypatch):
-    """In bf16, where rounding is largest."""
-    plant, message, name = PLANTED[slip]
-    plant(monkeypatch)
-    with pytest.raises(UserError, match=f"--model .*: {message}"):
-        train(name, data, tmp_path / "run", "bf16")
+    if dtype == BF16:
+        return
+    greedy = sampling.sample(policy, tokenizer, ids, max_new_tokens=16, temperature=0).answer_ids
+    assert greedy == answers.generate(policy, tokenizer, ids, 16, temperature=0)
+    model = AutoModelForCausalLM.from_pretrained(real, dtype=FP32).eval()
+    for prompt, row, answer in zip(prompts, ids, greedy):
+        theirs = AutoTokenizer.from_pretrained(real).apply_chat_template(
+            prompt, add_generation_prompt=True, return_tensors="pt", return_dict=True
+        )
+        assert theirs["input_ids"][0].tolist() == row
+        drawn = model.generate(**theirs, do_sample=False, max_new_tokens=16)
+        assert drawn[0, len(row) :].tolist() == answer
 
 
 # ---- what the folders are to other libraries ----
-
-
-def test_transformers_reads_the_same_model(real, finished):
-    """The same ids and the same greedy answers, from a folder that has forgotten us."""
-    out = finished("dpo", "bf16")
-    tokenizer, own = AutoTokenizer.from_pretrained(out), common.load_tokenizer(out)
-    model = AutoModelForCausalLM.from_pretrained(out, dtype=torch.float32).eval()
-    prompts = [[{"role": "user", "content": question}] for question in QUESTIONS]
-    ids = [common.encode_prompt(own, prompt) for prompt in prompts]
-    policy = policy_of(out, FP32)
-    rollout = sampling.sample(policy, own, ids, max_new_tokens=16, temperature=0)
-    generated = answers.generate(policy, own, ids, 16, temperature=0)
-    for prompt, prompt_ids, answer_ids, again in zip(prompts, ids, rollout.answer_ids, generated):
-        theirs = tokenizer.apply_chat_template(
-            prompt, add_generation_prompt=True, return_tensors="pt", return_dict=True
-        )
-        assert theirs["input_ids"][0].tolist() == prompt_ids
-        assert "You are a helpful AI assistant" in tokenizer.decode(prompt_ids)
-        answer = model.generate(**theirs, do_sample=False, max_new_tokens=16)[0, len(prompt_ids) :]
-        assert answer.tolist() == answer_ids == again
-    assert own.get_vocab() == AutoTokenizer.from_pretrained(real).get_vocab()
 
 
 def test_adapter_and_merged_folder_are_one_model(real, finished):
@@ -266,23 +214,15 @@ def test_a_reward_folder_scores_a_padded_batch(finished):
     model = AutoModelForSequenceClassification.from_pretrained(out, dtype=torch.float32).eval()
     prompts = [[{"role": "user", "content": QUESTIONS[i % 3] * (1 + i)}] for i in range(8)]
     texts = [" ".join(["Yes, of course."] * (8 - i) * (1 + i % 2)) for i in range(8)]
-    ids = [
-        tokenizer.encode(
-            tokenizer.apply_chat_template(
-                [*prompt, {"role": "assistant", "content": text}], tokenize=False
-            ).rstrip("\n"),  # the score is read at the end token
-            return_tensors="pt",
-        )
-        for prompt, text in zip(prompts, texts)
-    ]
-    assert len({row.shape[1] for row in ids}) == 8
-    batch = torch.nn.utils.rnn.pad_sequence(
-        [row[0] for row in ids], True, model.config.pad_token_id
-    )
-    mask = [[1] * row.shape[1] + [0] * (batch.shape[1] - row.shape[1]) for row in ids]
+    rows = []
+    for prompt, text in zip(prompts, texts):
+        whole = [*prompt, {"role": "assistant", "content": text}]
+        shown = tokenizer.apply_chat_template(whole, tokenize=False).rstrip("\n")
+        rows.append(tokenizer.encode(shown))  # the score is read at the end token
+    ids, mask, _ = common.pad_rows(rows, [()] * 8, model.config.pad_token_id)
     with torch.no_grad():
-        together = model(batch, attention_mask=torch.tensor(mask)).logits[:, 0]
-        alone = torch.cat([model(row).logits[:, 0] for row in ids])
+        together = model(ids, attention_mask=mask.long()).logits[:, 0]
+        alone = torch.cat([model(torch.tensor([row])).logits[:, 0] for row in rows])
     ours = reward_models.reward_function(str(out), CPU, FP32, raw=True)(prompts, texts)
     assert together.std() > 1e-3, "eight equal scores would prove nothing"
     assert torch.allclose(together, alone, atol=1e-4)

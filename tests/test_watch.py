@@ -5,7 +5,6 @@ import json
 import math
 import sys
 from argparse import ArgumentParser, Namespace
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -24,13 +23,13 @@ HACK = {"reward/mean": [0.4 + 0.005 * t for t in range(80)]}, UP + UP[::-1]  # v
 
 
 def made(columns, v=(), every=5, key="val/score"):
-    n, rows = max([*map(len, columns.values()), every * (len(v) - 1)]), []
-    for step in range(n + 1):
-        if step:
-            values = {name: c[step - 1] for name, c in columns.items() if step <= len(c)}
-            rows.append({"step": step, **values})
-        if step % every == 0 and step // every < len(v):
-            rows.append({"step": step, key: v[step // every]})
+    """The rows of a log: at each step a value of each column, and every so many steps one of v."""
+    last = max([*map(len, columns.values()), every * (len(v) - 1)])
+    rows = []
+    for step in range(last + 1):
+        values = {name: c[step - 1] for name, c in columns.items() if 0 < step <= len(c)}
+        rows += [{"step": step, **values}] * (step > 0)
+        rows += [{"step": step, key: x} for x in v[step // every :][: step % every == 0]]
     return rows
 
 
@@ -142,19 +141,20 @@ def test_few_answers_decide_nothing(error, n, fired):
 
 
 def test_which_values_are_v_and_r():
-    """val/gold before val/score; null, NaN, infinity, text and lists are no numbers."""
-    v, lie = [None, *HACK[1]], {"val/score": 9}
-    rows = [{"step": 5 * i, "val/gold": x} | lie for i, x in enumerate(v)]
+    """val/gold before val/score; null, NaN, infinity, text and lists are no numbers; rows of one
+    step may be one row; the final test decides nothing."""
+    rows = [{"step": i, "val/gold": x, "val/score": 9} for i, x in enumerate([None, *HACK[1]])]
     assert [p.v for p in watch.evaluations(rows)] == HACK[1]
-    odd = [None, math.nan, math.inf, 1e300, "1", [1]]
-    rows = [{"step": i, "val/score": x} for i, x in enumerate([0.5, *odd, 0.5])]
+    values = [0.5, None, math.nan, math.inf, 1e300, "1", [1], 0.5]
+    rows = [{"step": i, "val/score": x} for i, x in enumerate(values)]
     assert [(p.step, p.v) for p in watch.evaluations(rows)] == [(0, 0.5), (7, 0.5)]
-    whole = {}  # one row a step in place of two
-    for row in made(*HACK):
+    rows, whole = made(*HACK), {}
+    for row in rows:
         whole.setdefault(row["step"], {}).update(row)
-    assert watch.alarms([*whole.values()]) == watch.alarms(made(*HACK)) != []
     test = {"step": 85, "test/n": 64, "val/score": 9.0, "judge/failed_frac": 0.9}
-    assert watch.alarms([*made(*HACK), test]) == watch.alarms(made(*HACK))
+    assert (
+        watch.alarms([*whole.values()]) == watch.alarms([*rows, test]) == watch.alarms(rows) != []
+    )
 
 
 KEYS = """reward/mean reward/frac_mixed length/mean length/truncated_frac text/repetition
@@ -189,12 +189,10 @@ def test_a_live_run_and_its_log_say_the_same():
 @pytest.mark.parametrize("unit, zero", [(1, 5.0), (1, -5.0), (128, 0.0), (1 / 128, 3.0)])
 def test_the_unit_and_the_zero_of_a_reward_do_not_matter(unit, zero):
     """Scores of 0 to 100 points, or of a reward model without a zero, are the same run."""
+    scores = {"reward/mean", "val/score"}
     for seed in range(3):
         rows = busy_rows(seed)
-        other = [
-            row | {k: unit * row[k] + zero for k in ("reward/mean", "val/score") if k in row}
-            for row in rows
-        ]
+        other = [{k: unit * x + zero if k in scores else x for k, x in row.items()} for row in rows]
         found, again = ([a[:3] for a in watch.alarms(x, flags(patience=3))] for x in (rows, other))
         assert found == again and watch.best_step(rows) == watch.best_step(other)
 
@@ -202,6 +200,7 @@ def test_the_unit_and_the_zero_of_a_reward_do_not_matter(unit, zero):
 @cases("""
 cell | given | expected
 judge/failed_frac .9*3 | {} | R12 judge_down
+judge/failed_frac .1*3; groups/scored 0*3 | {} | R12 none_scored
 reward/mean 80..159/200; v 16..24/40 24..16/40 | {} | R2 reward_hacking
 reward/mean 80..159/200; v 16..24/40 24..16/40 | {"on_hack": "warn"} | None
 v .2,.8,.7,.8,.8 | {"target": 0.8} | target_reached
@@ -216,8 +215,9 @@ judge/failed_frac 0*62 .9*3; reward/mean 80..144/200; v 16..24/40 24..19/40 | {"
 judge/failed_frac .9*3 0*3 | {} | None
 """)
 def test_stop_reasons(cell, given, expected):
-    """The earliest that still holds."""
+    """The earliest that still holds, with its exit status."""
     assert watch.stop_reason(made(*curves(cell)), flags(**given)) == expected
+    assert watch.exit_code(expected) == {"R12": 4, "R2 ": 3}.get(str(expected)[:3], 0)
 
 
 @cases("""
@@ -269,36 +269,26 @@ def run(capsys, *argv):
     return status, capsys.readouterr().out
 
 
-SUPERVISED = """
-stage | key | v
-reward_train | eval/accuracy | [0.5, 0.7, 0.66]
-dpo | eval/rewards/accuracies | [0.5, 0.7, 0.66]
-sft | eval/loss | [2.0, 1.5, 1.6]
-"""
-
-
-@cases(SUPERVISED)
-def test_what_was_held_out_is_known_and_a_finished_run_is_finished(stage, key, v, tmp_path, capsys):
+@cases("""
+stage | key | v | worse
+reward_train | eval/accuracy | [0.5, 0.7, 0.66] | 13..5/10
+dpo | eval/rewards/accuracies | [0.5, 0.7, 0.66] | 13..5/10
+sft | eval/loss | [2.0, 1.5, 1.6] | 5..13/10
+""")
+def test_what_was_held_out_is_known_and_a_finished_run_is_finished(stage, key, v, worse, tmp_path, capsys):  # fmt: skip
     """Of a reward model with 347 held-out pairs measured three times it said "no_validation:
-    nothing held out was measured", and "warming_up: too early to say" of every finished run."""
+    nothing held out was measured", and "warming_up: too early to say" of every finished run.
+    Overfitting is seen: eval/loss rises. A reward model's own mean score is no policy's reward, so
+    its rise is no reward hacking."""
     rows = made({"loss": [0.7] * 12, "time_s": [1.0] * 12}, v, every=6, key=key)
-    rows = [row | {"eval/n": 347} if key in row else row for row in rows]
+    rows = [row | {"eval/n": 335 + row["step"]} if key in row else row for row in rows]
+    assert [abs(point.v) for point in watch.evaluations(rows)] == v
     status, out = run(capsys, folder_of(tmp_path, rows, {"margin": "none", "pairs": ["p.jsonl"]}))
-    lines = out.splitlines()
-    assert status == 0 and lines == [
-        "No reason to stop.",
-        "Finished: step 12.",
-        f"Validation: {key}, n = 347, 3 evaluations; best (median of 3) at step 12.",
-        "This run has only 3 evaluations; R1, R2 and R3 need 6: use --eval-every 2.", "",
-    ]  # fmt: skip
-
-
-@cases(SUPERVISED)
-def test_held_out_scores_that_get_worse_are_seen(stage, key, v):
-    """Overfitting: eval/loss rises. A reward model's own mean score is no policy's reward, so its
-    rise is no reward hacking."""
-    worse = numbers("5..13/10" if key == "eval/loss" else "13..5/10")
-    rows = made({"reward/mean": [t / 10 for t in range(60)]}, worse, key=key)
+    first, finished, validation, few = out.strip().splitlines()
+    assert (status, first, finished) == (0, "No reason to stop.", "Finished: step 12.")
+    assert f"{key}, n = 347, 3 evaluations" in validation and "at step 12" in validation
+    assert "only 3" in few and "--eval-every 2" in few
+    rows = made({"reward/mean": [t / 10 for t in range(60)]}, numbers(worse), key=key)
     assert [a.rule for a in watch.alarms(rows)] == ["R3 val_regression"]
 
 
@@ -308,7 +298,7 @@ cell | saved | finished | asked | status | words
 v 1..5/10 .5*9 | None | False | | 0 | No reason to stop.
 v 1..5/10 .5*9 | None | False | --patience 5 | 0 | Stop: step 65: R1 plateau (stop)
 v 1..5/10 .5*9 | {"steps": 70} | True | --patience 3 | 0 | Stop: step 45: R1 plateau (stop)
-v 1..5/10 .5*9 | {"steps": 70} | True | --baseline .4 | | error: --baseline
+v 1..5/10 .5*9 | {"steps": 70} | True | --baseline .4 | | --baseline
 reward/mean .5*5 | {"on_hack": "stop"} | False | | 0 | Not finished
 reward/mean .5*5 | {"on_hack": "stop"} | True | | 0 | Finished: step 5.
 reward/mean .5*5 | {"steps": 5} | True | | 0 | Finished: step 5 of 5.
@@ -321,39 +311,32 @@ reward/mean 80..159/200; v 16..24/40 24..16/40 | {} | True | --on-hack warn | 0 
 """)
 def test_the_answer_comes_first(tmp_path, capsys, cell, saved, finished, asked, status, words):
     argv = [folder_of(tmp_path, made(*curves(cell)), saved, finished), *asked.split()]
-    if words.startswith("error: "):
-        assert words.removeprefix("error: ") in error_of(watch.main, [*map(str, argv)])
-    else:
-        found, out = run(capsys, *argv)
-        head = out.partition("\n\n")[0]
-        assert found == status and words in head
-        assert len(out.splitlines()) <= 40 and head.startswith(("Stop: ", "No reason to stop."))
+    if not isinstance(status, int):
+        assert words in error_of(watch.main, [*map(str, argv)])
+        return
+    found, out = run(capsys, *argv)
+    head = out.partition("\n\n")[0]
+    assert found == status and words in head and head.startswith(("Stop: ", "No reason to stop."))
 
 
 @cases(r"""
-content | words
+content | fact
 '{"step": 1, "re' | no complete row
 '' | no complete row
 '{"step": 1}\n{"step": 2, "re\n{"step": 1}\n' | :2:
 '{"step": 1}\n[1, 2]\n' | :2:
 '\x89PNG\r\n\x1a\n\0\n' | :1:
 """)
-def test_what_is_no_log(tmp_path, content, words):
+def test_what_is_no_log(content, fact, tmp_path):
+    """A cut-off last line is left out, and the args.json of another tool does not matter."""
     path = tmp_path / "metrics.jsonl"
     path.write_bytes(content.encode("latin-1"))
-    assert words in error_of(watch.main, [str(path)])
-
-
-def test_the_cut_off_line_of_a_log_is_left_out(tmp_path):
-    path = Path(write_rows(tmp_path / "metrics.jsonl", made({"reward/mean": [0.5] * 3})))
+    assert fact in error_of(watch.main, [str(path)])
+    folder_of(tmp_path, made({"reward/mean": [0.5] * 3}))
     path.write_text(path.read_text() + '{"step": 4, "reward/me')
     assert len(watch.read_log(path)) == 3
-
-
-def test_the_args_of_another_tool(tmp_path):
-    folder = folder_of(tmp_path, made({"reward/mean": [0.5] * 3}))
-    (folder / "args.json").write_text('{"args": 5}')
-    assert watch.main([str(folder)]) == 0
+    (tmp_path / "args.json").write_text('{"args": 5}')
+    assert watch.main([str(tmp_path)]) == 0
 
 
 @cases("""
@@ -393,65 +376,54 @@ LOOPS = [
     "好的。" * 400, "word " * 20, (PROSE * 4)[:500] + "and so on " * 100 + (PROSE * 4)[500:1000],
     UNLIKE + " so on and on" * 200 + PROSE * 3,
 ]  # fmt: skip
-NO_LOOPS = ["", PROSE + PROSE, "x" * 60, "one two three four five six seven eight nine ten " * 2]
-NO_LOOPS.append(UNLIKE)
 
 
 def test_repetition():
     assert [t[:40] for t in LOOPS if not is_repetitive(t)] == []
-    assert [t[:40] for t in NO_LOOPS if is_repetitive(t)] == []
+    ten = "one two three four five six seven eight nine ten " * 2
+    assert not any(map(is_repetitive, ("", PROSE + PROSE, "x" * 60, "x" * 90, ten, UNLIKE)))
+    assert is_repetitive("x" * 91), "90 characters cannot tell"
     assert text_row([""]) == {"text/repetition": 0, "text/distinct_2": None}
-    assert text_row(["a" * 10**6])["text/repetition"] == 1, "a megabyte does not hang the run"
+    assert text_row(["a a b a b", "x" * 10**6]) == {"text/repetition": 0.5, "text/distinct_2": 0.75}
 
 
 def test_the_page(tmp_path, capsys):
     """What is printed, and curves in which the alarms are marked; a value that is missing is no point
     of a curve, and a folder's name is text."""
-    run = tmp_path / "<b>run"
-    run.mkdir()
-    rows = [
-        {"step": k, "reward/mean": k / 20, "length/mean": 40 * (1 + 2 * (k // 6))}
-        for k in range(12)
-    ]
-    rows[3]["reward/mean"] = None
-    (run / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    assert watch.main([str(run), "--html"]) == 0
-    said, page = capsys.readouterr().out, (run / "watch/report.html").read_text("utf-8")
-    assert "R9 length_doubled" in said and str(run / "watch/report.html") in said
-    for text in ("No reason to stop.", "R9 length_doubled", "reward/mean", "length/mean", "<svg"):
-        assert text in page
-    assert "<b>run" not in page and "<script" not in page and "val/gold</h" not in page
+    home = tmp_path / "<b>run"
+    home.mkdir()
+    lengths = [40] * 6 + [120] * 6
+    folder_of(home, made({"reward/mean": [None, *range(11)], "length/mean": lengths}))
+    status, said = run(capsys, home, "--html")
+    page = (home / "watch/report.html").read_text("utf-8")
+    assert status == 0 and str(home / "watch/report.html") in said
+    for text in ("No reason to stop.", "R9 length_doubled"):
+        assert text in said and text in page
+    assert page.count("<svg") == 2 and "<b>run" not in page and "<script" not in page
 
 
 # ---- runs of known truth ----
 
 
 @cases("""
-kind | rule | share
-healthy | R2 | (0, 0.01)
-slow hack | R2 | (0.95, 1)
-slow hack, 64 answers | R2 | (0.95, 1)
-collapse | R2 | (0, 0.01)
-collapse | R3 | (0.95, 1)
+kind | rule | patience | runs | least | most
+healthy | R2 | 0 | 100 | 0 | 1
+slow hack | R2 | 0 | 100 | 95 | 100
+slow hack, 64 answers | R2 | 0 | 100 | 95 | 100
+collapse | R2 | 0 | 100 | 0 | 1
+collapse | R3 | 0 | 100 | 95 | 100
+healthy, noisy |  | 0 | 40 | 0 | 3
+slow |  | 0 | 40 | 0 | 3
+slow, 64 answers |  | 0 | 40 | 0 | 3
+flat, 64 answers |  | 0 | 40 | 0 | 3
+slow, 4 answers |  | 0 | 40 | 0 | 0
+flat, 4 answers |  | 0 | 40 | 0 | 0
+slow |  | 10 | 25 | 0 | 2
+flat |  | 10 | 25 | 20 | 25
 """)
-def test_alarms_on_simulated_runs(kind, rule, share):
-    """Seldom false, seldom missed."""
-    first = [outcome(kind, seed)[0] for seed in range(100)]
-    assert share[0] <= sum(rule in fired for fired in first) / 100 <= share[1]
-
-
-@cases("""
-kind | patience | runs | stopped
-healthy, noisy | 0 | 40 | (0, 3)
-slow | 0 | 40 | (0, 3)
-slow, 64 answers | 0 | 40 | (0, 3)
-flat, 64 answers | 0 | 40 | (0, 3)
-slow, 4 answers | 0 | 40 | (0, 0)
-flat, 4 answers | 0 | 40 | (0, 0)
-slow | 10 | 25 | (0, 2)
-flat | 10 | 25 | (20, 25)
-""")
-def test_progress_is_not_stopped_and_a_flat_run_is(kind, patience, runs, stopped):
-    """How many may end early: of progress few, of a flat run with patience most."""
-    n = sum(outcome(kind, seed, patience)[1] is not None for seed in range(runs))
-    assert stopped[0] <= n <= stopped[1]
+def test_alarms_on_simulated_runs(kind, rule, patience, runs, least, most):
+    """Seldom false, seldom missed; without a rule: runs that end early. Of progress few do, of a flat
+    run with patience most."""
+    found = [outcome(kind, seed, patience)[:2] for seed in range(runs)]
+    n = sum(rule in fired if rule else stop is not None for fired, stop in found)
+    assert least <= n <= most

@@ -220,11 +220,6 @@ def cases(text):
     return pytest.mark.parametrize(",".join(names), values, ids=ids)
 
 
-def printed(capsys):
-    """What was printed since the last call, as one line."""
-    return " ".join(capsys.readouterr().out.split())
-
-
 def words(*flags):
     """A command line: "--a 1 --b" is three words, "" none; what begins otherwise is one, such as a
     path with blanks."""
@@ -249,32 +244,3 @@ def error_of(command, *arguments):
         return said.getvalue().splitlines()[-1]
     assert "\n" not in str(caught.value)
     return str(caught.value)
-
-
-def value_at(record, path):
-    key, _, rest = path.partition(".")
-    if key == "*":
-        return [value_at(row, rest) for row in record]
-    value = record[int(key)] if isinstance(record, list) else record[key]
-    return value_at(value, rest) if rest else value
-
-
-def assert_shows(record, expected):
-    """That a record of a report holds {"ir.value": 0.96, "verdict": "inconclusive…"}.
-
-    A dotted key leads into it ("rows.*.n" is the n of every row). A number is equal to six digits
-    or, written "< 0.1", to be below it; a text that ends with … is a beginning, and one that begins
-    with … stands anywhere in it.
-    """
-    for path, value in expected.items():
-        shown, text = value_at(record, path), value if isinstance(value, str) else ""
-        if text[:2] in ("< ", "> "):
-            number = float(text[2:])
-            same = shown < number if text[0] == "<" else shown > number
-        elif text.startswith("…"):
-            same = text[1:] in shown
-        elif text.endswith("…"):
-            same = shown.startswith(text[:-1])
-        else:
-            same = shown == pytest.approx(value)
-        assert same, f"{path}: {shown!r}, expected {value!r}"
