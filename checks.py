@@ -234,11 +234,7 @@ def check_arguments(check, arguments, allow_code=False):
 
 
 def decide(criterion, answer):
-    """Does the visible part of an answer meet a check (negated: not meet it)? An empty answer meets
-    nothing. What a check raises is raised: math:equal in another thread than the main one, whose
-    timeout is a signal.
+    """Does the visible part of an answer meet a check? What a check raises is raised: math:equal in
+    another thread than the main one, whose timeout is a signal.
     """
-    text = visible(answer)
-    if not plain(text):
-        return False
-    return bool(CHECKS[criterion.check](text, **criterion.arguments)) != criterion.negate
+    return bool(CHECKS[criterion.check](visible(answer), **criterion.arguments))

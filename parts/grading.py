@@ -17,7 +17,8 @@ from pathlib import Path
 from checks import decide
 from parts.files import brief, existing_file
 from parts.judging import Call, Reply
-from parts.messages import visible, words
+from parts.messages import visible
+from parts.risky import plain
 from parts.rubrics import Grade, rubric_score
 
 REFERENCE = "A reference that the author of the answer did not see; other wordings may be as good:"
@@ -29,10 +30,13 @@ ALONE = "one answer, or equal ones: nothing to compare"
 # {"ratings": {"1": {"reason": "names SQL", "rating": "Yes"}, "3": {"reason": …, "rating": "No"}}}
 
 
-def reply_schema(key, name, value, ids):
-    """JSON schema of {key: {id: {"reason": text, name: value}}}: each id once, the reason first."""
+def form_call(messages, key, name, value, read, ids, graded=""):
+    """The Call of a question whose reply is {key: {id: {"reason": text, name: value}}}: each id
+    once, the reason first. value: its JSON schema; read, graded: see `read_entries`."""
     entry = fixed_object({"reason": {"type": "string"}, name: value})
-    return fixed_object({key: fixed_object({str(i): entry for i in ids})})
+    schema = fixed_object({key: fixed_object({str(i): entry for i in ids})})
+    form = dict(key=key, name=name, read=read, ids=[*ids], graded=graded)
+    return Call(messages, schema, partial(read_entries, **form))
 
 
 def fixed_object(properties):
@@ -173,9 +177,8 @@ def rubric_call(row, answer):
     """The Call that grades an answer by the row's text criteria: {id: (verdict, reason)}."""
     criteria = {c.id: c.text for c in row.criteria if c.kind == "judge"}
     messages = judge_messages(row.prompt, criteria, answer, row.reference)
-    schema = reply_schema("ratings", "rating", {"type": "string", "enum": ["Yes", "No"]}, criteria)
-    form = dict(key="ratings", name="rating", read=read_verdict, ids=[*criteria])
-    return Call(messages, schema, partial(read_entries, graded=answer, **form))
+    value = {"type": "string", "enum": ["Yes", "No"]}
+    return form_call(messages, "ratings", "rating", value, read_verdict, criteria, answer)
 
 
 def grade_answers(rows, answers, judge=None, checks_only=False):
@@ -185,30 +188,31 @@ def grade_answers(rows, answers, judge=None, checks_only=False):
     """
     calls, texts = {}, [visible(answer) for answer in answers]
     for n, (row, text) in enumerate(zip(rows, texts, strict=True)):
-        if words(text) and not checks_only and any(c.kind == "judge" for c in row.criteria):
+        if plain(text) and not checks_only and any(c.kind == "judge" for c in row.criteria):
             calls[n] = rubric_call(row, text)
     replies = dict(zip(calls, judge.ask([*calls.values()]))) if calls else {}
     grades = []
     for n, row in enumerate(rows):
-        reply, empty = replies.get(n, Reply()), not words(texts[n])
+        reply, empty = replies.get(n, Reply()), not plain(texts[n])
         grade = Grade(error=reply.error)
         for c in row.criteria:
             if c.kind == "judge" and checks_only:
                 continue
-            credit, reason = None, None
-            if empty:  # a failure of the model: it earns nothing
-                credit = False
-            elif c.kind == "check":
+            verdict, reason = None, None
+            if c.kind == "check":
                 try:
-                    credit = decide(c, answers[n])
+                    verdict = decide(c, answers[n])
                 except Exception as problem:  # it costs this answer its score, not the run
                     grade.error = f"{c.check}: {brief(problem, 200)}"
             elif reply.value:
                 verdict, reason = reply.value[c.id]
-                credit = verdict != c.negate
-            verdict = None if credit is None else credit != c.negate and not empty
-            logged = dict(id=c.id, kind=c.kind, verdict=verdict, credit=credit, weight=c.weight)
-            grade.criteria.append(logged | {"reason": reason})
+            credit = None if verdict is None else verdict != c.negate
+            if empty:  # a failure of the model: it earns nothing
+                verdict = credit = False
+            grade.criteria.append({
+                "id": c.id, "kind": c.kind, "verdict": verdict, "credit": credit,
+                "weight": c.weight, "reason": reason,
+            })  # fmt: skip
         if not grade.error:
             weights = [c["weight"] for c in grade.criteria]
             grade.score = rubric_score(weights, [c["credit"] for c in grade.criteria])
@@ -295,7 +299,7 @@ def ruler_calls(group, standard=None, passes=1, reference=None):
     texts = []
     for rest in (messages[shared:] for messages in group):
         own = [spoken(message) for message in rest if message["role"] == "assistant"]
-        texts.append(shown(rest) if words("".join(own)) or not own else None)
+        texts.append(shown(rest) if plain("".join(own)) or not own else None)
     attempts = sorted({*texts} - {None})
     rng = random.Random(json.dumps([group[0][:shared], attempts]))
     labels = {x: f"A{n}" for x, n in zip(attempts, rng.sample(range(10_000), len(attempts)))}
@@ -304,9 +308,7 @@ def ruler_calls(group, standard=None, passes=1, reference=None):
     for order in [first, first[::-1]][: passes if len({*texts}) > 1 else 0]:
         named = {labels[text]: text for text in order}
         messages = ruler_messages(group[0][:shared], named, standard, reference)
-        schema = reply_schema("scores", "score", value, named)
-        read = partial(read_entries, key="scores", name="score", read=read_score, ids=[*named])
-        calls.append(Call(messages, schema, read))
+        calls.append(form_call(messages, "scores", "score", value, read_score, named))
     return [labels.get(text) for text in texts], calls
 
 

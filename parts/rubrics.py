@@ -9,13 +9,13 @@ and "test", of which a row's "split" is one, too. IFEval's "instruction_id_list"
 """
 
 import json
-import math
 from collections import Counter, defaultdict
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from checks import check_arguments
 from parts import files
+from parts.agreement import mean_interval, with_interval
 from parts.files import PRIVATE, UserError
 from parts.judging import conversation
 from parts.messages import check_prompt
@@ -298,8 +298,8 @@ def print_scores(items, grades):
 
 def mean_score(scores):
     """The mean of (prompt, score or None) as text, with its interval over prompts."""
-    rated = [(x, task) for task, x in scores if x is not None]
-    interval = mean_interval(*zip(*rated)) if rated else [None] * 3
+    rated = [(task, x) for task, x in scores if x is not None]
+    interval = mean_interval([x for _, x in rated], [task for task, _ in rated])
     return f"{with_interval(*interval)} (n = {len(rated)})"
 
 
@@ -312,39 +312,3 @@ def print_sameness(grades):
     if len(said) >= 4 and len(set(said)) == 1:
         print(f"warning: the judge says the same of everything ({said[0]}, {len(said)} times): it "
               "does not tell one answer from another")  # fmt: skip
-
-
-# ---- how sure ----
-
-
-def mean_interval(values, clusters):
-    """(mean, low, high) of values in [0, 1], a 95 % interval; None for the ends of one cluster.
-
-    clusters   a label per value: answers to one prompt are not independent, prompts are
-    variance   ((C − 1)·Σ_c (Σ_{i in c} (v_i − p)/n)² + p(1 − p)/C)/C of the mean p over C clusters,
-               one of which counts with the largest spread there is: two prompts that agree do not
-               prove that all would
-    Wilson's interval with p(1 − p)/variance in place of n [Korn & Graubard 1998], and for z
-    Student's t, up to 4 % too wide from three clusters on.
-
-    >>> [round(x, 2) for x in mean_interval([1, 1, 1, 0] * 15, range(60))]
-    [0.75, 0.62, 0.84]
-    """
-    mean, influence = sum(values) / len(values), Counter()
-    for value, cluster in zip(values, clusters):
-        influence[cluster] += (value - mean) / len(values)
-    C = len(influence)
-    if C < 2:
-        return mean, None, None
-    spread, t = mean * (1 - mean), 1.96 + 2.4 / (C - 1) + 5 / (C - 1) ** 2
-    variance = ((C - 1) * sum(x * x for x in influence.values()) + spread / C) / C
-    a = t * t * variance / spread if spread > 1e-12 else t * t / C  # t²/n
-    half = math.sqrt(a * spread + a * a / 4)
-    low, high = ((mean + a / 2 + side * half) / (1 + a) for side in (-1, 1))
-    return mean, max(0.0, low), min(1.0, high)
-
-
-def with_interval(value, low, high):
-    """ "0.500 [0.440, 0.560]"; the dash is for None."""
-    shown = "–" if value is None else f"{value:.3f}"
-    return shown if low is None else f"{shown} [{low:.3f}, {high:.3f}]"

@@ -11,6 +11,7 @@ import judge
 import ruler
 from judge_server import Server, asked, attempts, completion, fault, judge_of, ratings, scores
 from parts.files import read_jsonl
+from parts.agreement import mean_interval
 from parts.grading import (
     ALONE,
     grade_answers,
@@ -20,7 +21,7 @@ from parts.grading import (
     ruler_groups,
 )
 from parts.judging import conversation
-from parts.rubrics import mean_interval, read_row
+from parts.rubrics import read_row
 from tiny import error_of, write_rows
 
 pytestmark = pytest.mark.usefixtures("quiet_process")
