@@ -30,9 +30,7 @@ def mean_interval(values, clusters):
     >>> [round(x, 2) for x in mean_interval([1, 1, 1, 0] * 15, range(60))]
     [0.75, 0.62, 0.84]
     """
-    if not values:
-        return None, None, None
-    mean, influence = sum(values) / len(values), Counter()
+    mean, influence = sum(values) / len(values) if values else None, Counter()
     for value, cluster in zip(values, clusters):
         influence[cluster] += (value - mean) / len(values)
     C = len(influence)
@@ -53,19 +51,6 @@ def with_interval(value, low=None, high=None, form=".3f"):
 
 
 # ---- the math ----
-
-
-def sign_test(heads, n):
-    """Exact two-sided p of so many heads in n tosses of a fair coin: twice the smaller tail, or 1.
-
-    >>> sign_test(5, 5), sign_test(2, 4)
-    (0.0625, 1.0)
-    """
-    tail = ways = 1  # sequences with at most x heads, with x heads
-    for x in range(min(heads, n - heads)):
-        ways = ways * (n - x) // (x + 1)
-        tail += ways
-    return min(1.0, 2 * tail / 2**n)
 
 
 def raw_agreement(items, name=None):
@@ -110,14 +95,14 @@ def fleiss_kappa(items):
 
 
 def position_bias(votes):
-    """(left, n, p): how often the answer on the left was preferred, and the p of `sign_test`.
+    """(share, low, high) of the preferred answers that were on the left.
 
     Each annotator's sides are drawn by chance, so with no eye for the side the preferred answer is
-    on the left like heads of a fair coin. Biased means p < .05: the one rule.
+    on the left like heads of a fair coin: half of the time, or the interval excludes it.
     """
     decided = [vote for vote in ordinary_votes(votes) if vote["strength"]]
-    left = sum(vote["choice"] == vote["shown"]["left"] for vote in decided)
-    return left, len(decided), sign_test(left, len(decided))
+    left = [vote["choice"] == vote["shown"]["left"] for vote in decided]
+    return mean_interval(left, range(len(left)))
 
 
 def shared_items(votes):
@@ -131,8 +116,9 @@ def shared_items(votes):
 def print_agreement(events):
     """What the events of a log say about its annotators, as text."""
     votes = replay(events)
-    items, (left, n, p) = shared_items(votes), position_bias(votes)
-    print(f"left side preferred  {left} of {n}, sign test p = {p:.3f}{'  ← biased' * (p < 0.05)}")
+    items, left = shared_items(votes), position_bias(votes)
+    biased = left[1] is not None and not left[1] <= 0.5 <= left[2]
+    print(f"left side preferred  {with_interval(*left, form='.1%')}{'  ← biased' * biased}")
     if items:
         share = with_interval(*raw_agreement(items), form=".0%")
         print(f"raw agreement        {share}, on {len(items)} items")
@@ -143,10 +129,10 @@ def print_agreement(events):
     for name in sorted({event["annotator"] for event in events}):
         own = standing([event for event in events if event["annotator"] == name])
         votes = replay(own)
-        left, n, _ = position_bias(votes)
+        left = with_interval(*position_bias(votes), form=".0%")
         gold = [vote["gold_pass"] for vote in votes if vote["gold_pass"] is not None]
         agrees = with_interval(*raw_agreement(items, name), form=".0%")
-        shares = f"{left} of {n}", f"{sum(gold)} of {len(gold)}", agrees
+        shares = left, f"{sum(gold)} of {len(gold)}", agrees
         rows.append((name, len(votes), len(own) - len(votes), *shares))
     widths = [max(map(len, map(str, column))) for column in zip(*rows)]
     for row in rows:
@@ -156,21 +142,21 @@ def print_agreement(events):
 # ---- pairs to train on ----
 
 
-def to_prefs(items, votes, ties="keep"):
-    """Rows of prefs.jsonl, one per vote; none of both bad, of gold items, of ties with "drop".
+def to_prefs(items, votes):
+    """Rows of prefs.jsonl, one per ordinary vote; none of both bad.
 
     A tie keeps the item's order, with strength 0. `agreement` is the share of the most frequent
     choice among the item's `n_votes`. Every row has the same keys with values of one type, because
     `datasets` takes the types from the first rows of a file: so `candidates` is JSON in a text.
     """
-    votes, choices, rows = ordinary_votes(votes), defaultdict(Counter), []
+    choices, rows = defaultdict(Counter), []
     for vote in votes:
         choices[vote["item_id"]][vote["choice"]] += 1
     for vote in votes:
-        tie = vote["choice"] == "tie"
-        if vote["choice"] == "both_bad" or (tie and ties == "drop"):
+        if vote["choice"] == "both_bad":
             continue
         item, counts = items[vote["item_id"]], choices[vote["item_id"]]
+        tie = vote["choice"] == "tie"
         better = "a" if tie else vote["choice"]
         worse = other(better)
         place = {better: "chosen", worse: "rejected"}

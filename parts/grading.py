@@ -13,8 +13,9 @@ import random
 from argparse import ArgumentTypeError
 from functools import partial
 from pathlib import Path
+from statistics import fmean
 
-from checks import decide
+from checks import CHECKS
 from parts.files import brief, existing_file
 from parts.judging import Call, Reply
 from parts.messages import visible
@@ -77,10 +78,10 @@ def read_entries(reply, key, name, read, ids, graded=""):
             entries = each_once([(str(entry["id"]), entry) for entry in entries])
         rows = {i: entries[str(i)] for i in ids}
         values = {i: (read(row.get(name)), as_text(row.get("reason"))) for i, row in rows.items()}
+        if len(entries) > len(ids):
+            raise LookupError
     except (LookupError, TypeError, AttributeError):
-        values = {}
-    if not values or len(entries) != len(ids):
-        raise ValueError(f"each of the ids {', '.join(map(str, ids))} is wanted once")
+        raise ValueError(f"each of the ids {', '.join(map(str, ids))} is wanted once") from None
     unread = {i: row.get(name) for i, row in rows.items() if values[i][0] is None}
     if unread:
         raise ValueError(f"no usable {name}: {unread!r:.80}")
@@ -199,9 +200,9 @@ def grade_answers(rows, answers, judge=None, checks_only=False):
             if c.kind == "judge" and checks_only:
                 continue
             verdict, reason = None, None
-            if c.kind == "check":
+            if c.kind == "check" and not empty:
                 try:
-                    verdict = decide(c, answers[n])
+                    verdict = bool(CHECKS[c.check](texts[n], **c.arguments))
                 except Exception as problem:  # it costs this answer its score, not the run
                     grade.error = f"{c.check}: {brief(problem, 200)}"
             elif reply.value:
@@ -209,10 +210,8 @@ def grade_answers(rows, answers, judge=None, checks_only=False):
             credit = None if verdict is None else verdict != c.negate
             if empty:  # a failure of the model: it earns nothing
                 verdict = credit = False
-            grade.criteria.append({
-                "id": c.id, "kind": c.kind, "verdict": verdict, "credit": credit,
-                "weight": c.weight, "reason": reason,
-            })  # fmt: skip
+            logged = dict(id=c.id, kind=c.kind, verdict=verdict, credit=credit, weight=c.weight)
+            grade.criteria.append(logged | {"reason": reason})
         if not grade.error:
             weights = [c["weight"] for c in grade.criteria]
             grade.score = rubric_score(weights, [c["credit"] for c in grade.criteria])
@@ -333,7 +332,7 @@ def group_grades(labels, replies):
         grade = Grade(error=errors[0]) if errors else Grade(0.0)
         if label and not errors:
             grade.pass_scores, reasons = zip(*(reply.value[label] for reply in replies))
-            grade.score = sum(grade.pass_scores) / len(replies)
+            grade.score = fmean(grade.pass_scores)
             grade.reason = " / ".join(filter(None, reasons))
         grades.append(grade)
     return grades
@@ -347,5 +346,4 @@ def order_difference(grades):
     0.375
     """
     pairs = [grade.pass_scores for grade in grades if len(grade.pass_scores or ()) == 2]
-    differences = [abs(first - second) for first, second in pairs]
-    return sum(differences) / len(pairs) if pairs else None
+    return fmean(abs(first - second) for first, second in pairs) if pairs else None

@@ -47,8 +47,6 @@ def one_spelling(text):
     >>> one_spelling("Ｄｏｎ’t sa\\N{SOFT HYPHEN}id")
     "Don't said"
     """
-    if text.isascii():
-        return text
     return INVISIBLE.sub("", unicodedata.normalize("NFKC", text).translate(STRAIGHT))
 
 

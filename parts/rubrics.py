@@ -130,17 +130,19 @@ def read_row(raw, name="row-1", allow_code=False):
         raise ValueError(f"expected an object, found {type(raw).__name__}")
     json.dumps(raw, ensure_ascii=False).encode()  # half a character is a ValueError
     check_prompt(raw)
-    lists = [raw.get(key) or [] for key in ("rubrics", "instruction_id_list", "kwargs")]
     task_id, reference, criteria = raw.get("task_id"), raw.get("reference"), []
-    if {*map(type, lists)} != {list} or not isinstance(reference or "", str):
-        raise ValueError('"rubrics", "instruction_id_list", "kwargs" are lists, "reference" a text')
-    rubrics, checks, kwargs = lists
-    kwargs = [given or {} for given in kwargs]
-    if len(checks) != len(kwargs) or not {*map(type, kwargs)} <= {dict}:
-        raise ValueError('each id of "instruction_id_list" has its object in "kwargs"')
-    for check, given in zip(checks, kwargs):
-        arguments = {key: value for key, value in given.items() if value is not None}
-        rubrics = [*rubrics, {"check": check} | arguments]
+    if not isinstance(reference or "", str):
+        raise ValueError('"reference" is no text')
+    keys = "rubrics", "instruction_id_list", "kwargs"
+    rubrics, checks, kwargs = (raw.get(key) or [] for key in keys)
+    try:
+        rubrics = [] + rubrics  # of what is no list a TypeError
+        for check, given in zip(checks, kwargs, strict=True):
+            arguments = {key: value for key, value in (given or {}).items() if value is not None}
+            rubrics.append({"check": check} | arguments)
+    except (TypeError, AttributeError, ValueError):
+        expected = 'each id of "instruction_id_list" with an object in "kwargs"'
+        raise ValueError(f'expected lists "rubrics" and {expected}') from None
     for number, value in enumerate(rubrics, 1):
         try:
             criteria.append(read_criterion(value, allow_code))
@@ -158,9 +160,7 @@ def read_criterion(value, allow_code=False):
     >>> read_criterion({"check": "text:max_chars", "max_chars": 400, "weight": 2}).arguments
     {'max_chars': 400}
     """
-    if not isinstance(value, (str, dict)):
-        raise ValueError(f"expected text or an object, found {type(value).__name__}")
-    arguments = {"criterion": value} if isinstance(value, str) else dict(value)
+    arguments = {**value} if isinstance(value, dict) else {"criterion": value}
     text, check = arguments.pop("criterion", ""), arguments.pop("check", "")
     weight, negate = arguments.pop("weight", 1), arguments.pop("negate", False)
     if type(weight) not in (int, float) or not abs(weight) < 1e9 or type(negate) is not bool:
@@ -306,9 +306,8 @@ def mean_score(scores):
 def print_sameness(grades):
     """One line if the judge says the same of all answers: it tells nothing of them."""
     said = [grade.score for grade in grades if grade.pass_scores]
-    for c in (c for grade in grades for c in grade.criteria):
-        if c["kind"] == "judge" and c["reason"] is not None:
-            said.append(c["verdict"])
+    for grade in grades:
+        said += [c["verdict"] for c in grade.criteria if c["reason"] is not None]
     if len(said) >= 4 and len(set(said)) == 1:
         print(f"warning: the judge says the same of everything ({said[0]}, {len(said)} times): it "
               "does not tell one answer from another")  # fmt: skip

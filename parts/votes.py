@@ -126,7 +126,7 @@ def draw(args):
     from common import load_tokenizer
     from parts.answers import read_prompts, some_prompts  # needs torch, as the page does not
 
-    out, model_b = Path(args.out), args.model_b or args.model
+    out, model_b, items = Path(args.out), args.model_b or args.model, []
     if (out / "items.jsonl").exists():
         raise UserError(f"--out {out}: already holds items.jsonl; choose another --out")
     rows = read_prompts(args.prompts, "--prompts", args.chat)
@@ -139,7 +139,6 @@ def draw(args):
     out.mkdir(mode=0o700, parents=True, exist_ok=True)
     answers_a = sample("--model", args.model, rows, args, seed=2 * args.seed)
     answers_b = sample("--model-b", model_b, rows, args, seed=2 * args.seed + 1)
-    items = []
     for row, a, b in zip(rows, answers_a, answers_b, strict=True):
         if a != b:
             item = {key: row.get(key) for key in ("task", "prompt", "candidates")}

@@ -10,8 +10,8 @@ import pytest
 import judge
 import ruler
 from judge_server import Server, asked, attempts, completion, fault, judge_of, ratings, scores
-from parts.files import read_jsonl
 from parts.agreement import mean_interval
+from parts.files import read_jsonl
 from parts.grading import (
     ALONE,
     grade_answers,

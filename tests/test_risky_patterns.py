@@ -190,8 +190,8 @@ def test_requests_agree_with_the_interview_bank():
             assert number_of_requests(text) == number_of_requests(f"Thanks. {text}") == wanted, text
 
 
-def test_offsets_are_those_of_the_text():
+def test_a_quote_is_the_text_as_it_stands():
     text = "Gut ﬁt ½… “Well”\u200b. ＡＲＥ yo\u200bu  married？ 50% sure(s)."
     (hit,) = risky_questions(text)
     assert (hit["code"], hit["severity"]) == ("sex_family", "discouraged")
-    assert text[hit["start"] : hit["end"]] == hit["sentence"] == "ＡＲＥ yo\u200bu  married？"
+    assert hit["sentence"] == "ＡＲＥ yo\u200bu  married？"

@@ -70,7 +70,7 @@ BAD_ROWS = [  # a row, a word of the message
     ([1], "object"),
 ]
 BAD_CRITERIA = [
-    (" ", "criterion"), (7, "int"), ({"weight": 1}, "criterion"), ({"criterion": 7}, "7"),
+    (" ", "criterion"), (7, "7"), ({"weight": 1}, "criterion"), ({"criterion": 7}, "7"),
     ({"criterion": "a", "check": "punctuation:no_comma"}, "check"),
     ({"criterion": "a", "wieght": 2}, "wieght"), ({"criterion": "a", "points": 2}, "points"),
     ({"criterion": "a", "weight": True}, "weight"), ({"criterion": "a", "weight": "2"}, "weight"),

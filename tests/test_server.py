@@ -332,7 +332,6 @@ def test_the_key_goes_to_the_server_alone(monkeypatch, tmp_path, capsys):
     assert KEY not in repr(vars(judge)) + (tmp_path / "judge_cache.jsonl").read_text()
     assert capsys.readouterr().out == ""
     session = judge_of("http://judge.example/v1", tmp_path).session
-    assert "unencrypted" in capsys.readouterr().out
     request = session.prepare_request(requests.Request("POST", "http://judge.example/v1"))
     assert request.headers["Authorization"] == f"Bearer {KEY}"
     monkeypatch.setenv("OPENAI_API_KEY", "sk-one\nsk-two")
