@@ -9,12 +9,13 @@ import time
 import pytest
 import requests
 
-from judge_server import Server, asked, completion, fault, judge_of, ratings
+from judge_server import asked, completion, fault, judge_of, ratings
 from parts.grading import grade_answers, rubric_call
 from parts.judging import least_tokens
 from parts.rubrics import read_row
 from tiny import error_of
 
+pytest_plugins = "judge_server"
 pytestmark = pytest.mark.usefixtures("quiet_process")
 
 ROW = read_row({"prompt": "Sum up.", "task_id": "t", "rubrics": ["Names the skill.", "Is polite."]})
@@ -104,20 +105,6 @@ def test_a_verdict_that_stands_in_the_answer_is_quoted():
 
 
 # ---- servers ----
-
-
-@pytest.fixture
-def serve(tmp_path):
-    """(answer, flags) → (server, a judge that asks it)."""
-    servers = []
-
-    def start(answer, *flags, folder=tmp_path):
-        servers.append(Server(answer))
-        return servers[-1], judge_of(servers[-1].url, folder, *flags)
-
-    yield start
-    for server in servers:
-        server.__exit__()
 
 
 def scores(judge, *answers):
