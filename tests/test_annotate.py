@@ -2,6 +2,7 @@
 
 import contextlib
 import errno
+import itertools
 import json
 import math
 import os
@@ -341,6 +342,8 @@ def test_old_logs_are_read(tmp_path):
     del line["browser_sha256"]
     write_rows(tmp_path / "annotations.jsonl", [line | OLD])
     assert len(export(tmp_path)) == 1 == Session(tmp_path, 3).rater().state["votes"]
+    known = votes.item_sha256({"prompt": "Größe?", "a": "é", "b": "好"})
+    assert known.startswith("da7d0f9f651bcc2b"), "as in the logs of all versions"
 
 
 @pytest.mark.parametrize("change, word", bad("event"))
@@ -445,10 +448,13 @@ def test_draw(tmp_path, llama_folder, capsys):
         assert [*items] == [f"item-{i}" for i in range(len(items))]
         return [*items.values()]
 
-    one, two = draw("one", "--seed", "1"), draw("two", "--model-b", second)
+    zero, one, two = draw("zero"), draw("one", "--seed", "1"), draw("two", "--model-b", second)
     assert {(row["a_model"], row["b_model"]) for row in one} == {(llama_folder, llama_folder)}
     assert {(row["a_model"], row["b_model"]) for row in two} == {(llama_folder, second)}
-    assert [row["a"] for row in one] != [row["a"] for row in two], "another seed"
+    drawn = [{str(row[key]) for row in rows} for rows in (zero, one) for key in "ab"]
+    assert not any(x & y for x, y in itertools.combinations(drawn, 2)), "seeds share no draws"
+    defaults = vars(annotate.parse_args(["draw"]))
+    assert [defaults[key] for key in ("seed", "temperature", "max_new_tokens")] == [0, 1, 96]
     assert re.search(r"[1-8] of 8 answers were cut at --max-new-tokens 8", capsys.readouterr().out)
     refused = {"--prompts": mixed, "--model-b": "no/such", "--max-new-tokens": "300", "--temperature": "1e-6",
                "--split": "none", "--limit": "0"}  # fmt: skip
