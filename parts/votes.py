@@ -134,7 +134,7 @@ def draw(args):
     if len({type(row["prompt"]) for row in rows}) != 1:
         expected = f"expected prompts of --split {args.split}, all texts or all messages"
         raise UserError(f"--prompts {args.prompts}: {expected}")
-    rows = some_prompts(rows, args.limit)
+    rows = some_prompts(rows, args.limit) if args.limit else rows
     load_tokenizer(model_b, "--model-b")  # a wrong name is told before --model has answered
     out.mkdir(mode=0o700, parents=True, exist_ok=True)
     answers_a = sample("--model", args.model, rows, args, seed=2 * args.seed)
