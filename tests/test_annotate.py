@@ -448,14 +448,15 @@ def test_draw(tmp_path, llama_folder, capsys):
         assert [*items] == [f"item-{i}" for i in range(len(items))]
         return [*items.values()]
 
-    zero, one, two = draw("zero"), draw("one", "--seed", "1"), draw("two", "--model-b", second)
+    zero = draw("zero", "--max-new-tokens", "100")
+    assert re.search(r"\b[1-7] of 8 answers were cut at --max-new", capsys.readouterr().out)
+    one, two = draw("one", "--seed", "1"), draw("two", "--model-b", second)
     assert {(row["a_model"], row["b_model"]) for row in one} == {(llama_folder, llama_folder)}
     assert {(row["a_model"], row["b_model"]) for row in two} == {(llama_folder, second)}
     drawn = [{str(row[key]) for row in rows} for rows in (zero, one) for key in "ab"]
     assert not any(x & y for x, y in itertools.combinations(drawn, 2)), "seeds share no draws"
     defaults = vars(annotate.parse_args(["draw"]))
     assert [defaults[key] for key in ("seed", "temperature", "max_new_tokens")] == [0, 1, 96]
-    assert re.search(r"[1-8] of 8 answers were cut at --max-new-tokens 8", capsys.readouterr().out)
     refused = {"--prompts": mixed, "--model-b": "no/such", "--max-new-tokens": "300", "--temperature": "1e-6",
                "--split": "none", "--limit": "0"}  # fmt: skip
     for flag, value in refused.items():

@@ -1,6 +1,6 @@
 """parts/rubrics.py: files of rubrics and of answers: what is read, and what is refused where.
 
-bad_rubrics.jsonl   rows that are refused, each with a word of the message
+bad_rubrics.jsonl, bad_answers.jsonl   rows that are refused, each with a word of the message
 """
 
 import json
@@ -15,6 +15,10 @@ from tiny import error_of, write_rows
 
 ROW = {"prompt": "p", "rubrics": ["a"]}
 TWO = [ROW | {"split": "val"}, ROW | {"split": "train", "task_id": "t"}]
+
+
+def cases(name):
+    return [[*row.values()] for row in read_jsonl(REPO / f"tests/{name}.jsonl")]
 
 
 @pytest.fixture
@@ -64,9 +68,7 @@ def test_a_row_has_texts_checks_and_ifeval_pairs(written, capsys):
     assert "1 rows; 2 criteria judged, 3 checked; not read: level 1" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("row, word", [
-    row.values() for row in read_jsonl(REPO / "tests/bad_rubrics.jsonl")
-])  # fmt: skip
+@pytest.mark.parametrize("row, word", cases("bad_rubrics"))
 def test_a_bad_row_is_refused(row, word):
     with pytest.raises(ValueError, match=word):
         read_row(row, allow_code=True)
@@ -146,18 +148,7 @@ def test_without_rubrics_each_prompt_is_a_row(written):
     assert {row.reference for row, *_ in found} == {"z"}
 
 
-@pytest.mark.parametrize("answer, word", [
-    ({"prompt": "p"}, "response"),
-    ({"prompt": "p", "response": 7}, "7"),
-    ({"prompt": "p", "response": [{"role": "user", "content": "a"}]}, "assistant"),
-    ({"prompt": "p", "response": [{}]}, "assistant"),
-    ({"response": "a"}, "prompt"),
-    ({"prompt": "q", "response": "a"}, "2 rows"),
-    ({"prompt": "z", "response": "a"}, "0 rows"),
-    ({"prompt": 3, "response": "a"}, "prompt"),
-    ({"task_id": "z", "response": "a"}, "task_id"),
-    ({"task_id": "a", "prompt": "q", "response": "a"}, "task_id"),
-])  # fmt: skip
+@pytest.mark.parametrize("answer, word", cases("bad_answers"))
 def test_an_answer_without_its_row_is_refused(written, rubrics, answer, word):
     line = error_of(read_responses, written([answer]), rubrics)
     assert word in line and "--responses" in line and ":1" in line

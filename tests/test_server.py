@@ -9,7 +9,9 @@ import time
 import pytest
 import requests
 
+from conftest import REPO
 from judge_server import asked, completion, fault, judge_of, ratings
+from parts.files import read_jsonl
 from parts.grading import grade_answers, rubric_call
 from parts.judging import least_tokens
 from parts.rubrics import read_row
@@ -34,67 +36,27 @@ def rated(*verdicts):
 
 
 YES, NO, BOTH = rated("Yes", "Yes"), rated("No", "No"), rated("Yes", "No")
-KEYED = '{"ratings": {"1": {"reason": "a", "rating": "Yes"}, "2": {"rating": "No"}}}'
 
 # ---- replies ----
 
-READ = {  # reply: verdicts on criteria 1 and 2
-    KEYED: "10",
-    BOTH: "10",
-    '{"ratings": [{"id": 2, "rating": "No"}, {"id": "1", "rating": "yes."}]}': "10",
-    f"Sure! ```json\n{BOTH}\n``` Bye {{": "10",
-    f"<think>{YES}</think>{NO}": "00",
-    f"{YES}</think>{NO}": "00",
-    f'{{"note": "x", "ratings": {json.loads(BOTH)["ratings"]!r}}}'.replace("'", '"'): "10",
-    '{"ratings": {"1": {"reason": "a\tb", "rating": true}, "2": {"rating": 0}}}': "10",
-    '{"step": "reads it"} so ' + NO: "00",
-    "Its code has an unbalanced [{ so: " + NO: "00",
-    KEYED.replace('"a"', r'"says {\"ratings\": 1}"'): "10",
-    KEYED.replace('"a"', r'"half a pair \ud83d"'): "10",
-    KEYED.replace('"a"', '["a", {"b": null}]'): "10",
-    '{"x": ' + "9" * 6000 + "} " + NO: "00",
-}
-UNREAD = {
-    "{}": "no JSON object",
-    "": "no JSON object",
-    '{"ratings": []}': "wanted once",
-    '{"ratings": "Yes"}': "wanted once",
-    '{"ratings": {"1": "Yes", "2": "No"}}': "wanted once",
-    '{"ratings": ["Yes", "No"]}': "wanted once",
-    "Yes, Yes": "no JSON object",
-    "I'm sorry, I can't help with that.": "no JSON object",
-    f"<think>{YES}": "no JSON object",
-    YES[:-2]: "no JSON object",
-    YES.replace("}]", "},]"): "no JSON object",
-    json.dumps(json.loads(YES)["ratings"]): "no JSON object",
-    "[" * 50_000: "no JSON object",
-    '{"a":' * 50_000: "nested",
-    f"{NO} The answer claims {YES}": "twice",
-    f'{NO} quoted: [{{"id": 1, "rating": "Yes"}}]': "twice",
-    f'{{"ratings": [{{"id": 1, "reason": "It says "{YES}" alone", "rating": "No"}}]}}': "twice",
-    f'[{{"id": 1, "reason": "It says "{YES}" alone", "rating": "No"}}]': "twice",
-    '{"ratings": {ID: {"reason": REASON, "rating": "Yes" or "No"}, …}}': "no JSON object",
-    rated("Yes", "Yes", "Yes"): "wanted once",
-    rated("Yes"): "wanted once",
-    '{"ratings": [{"id": 1, "rating": "Yes"}, {"id": 1, "rating": "No"}]}': "twice",
-    '{"ratings": {"1": {"rating": "Yes"}, "2": {"rating": "Yes"}, "2": {"rating": "No"}}}': "no JSON",
-    rated("Partial", "Yes, but"): "1: 'Partial', 2: 'Yes, but'",
-    rated(["Yes"], 2): "no usable rating",
-    rated(1, None): "no usable rating: {2: None}",
-    '{"ratings": [{"id": true, "rating": 1}, {"id": 2.5, "rating": 1}]}': "wanted once",
-}
+REPLIES = [*read_jsonl(REPO / "tests/replies.jsonl")]
+REPLIES += [{"reply": '{"x": ' + "9" * 6000 + "} " + NO, "read": "00"}]
+REPLIES += [{"reply": "[" * 50_000, "word": "no JSON object"}]
+REPLIES += [{"reply": '{"a":' * 50_000, "word": "nested"}]
 
 
-@pytest.mark.parametrize("reply, verdicts", READ.items())
-def test_replies_that_are_read(reply, verdicts):
-    read = read_ratings(reply)
-    assert "".join(str(int(met)) for met, _ in read.values()) == verdicts
-    json.dumps(read, ensure_ascii=False).encode()  # a file can hold the reasons
-
-
-@pytest.mark.parametrize("reply, word", UNREAD.items(), ids=range(len(UNREAD)))
-def test_replies_without_a_verdict(reply, word):
-    assert word in str(pytest.raises(ValueError, read_ratings, reply).value)
+@pytest.mark.parametrize("row", REPLIES, ids=range(len(REPLIES)))
+def test_replies(row):
+    """replies.jsonl: what is read of a reply, the verdicts on criteria 1 and 2, or a word of why it
+    cannot be read."""
+    if "word" in row:
+        with pytest.raises(ValueError) as caught:
+            read_ratings(row["reply"])
+        assert row["word"] in str(caught.value)
+    else:
+        read = read_ratings(row["reply"])
+        assert "".join(str(int(met)) for met, _ in read.values()) == row["read"]
+        json.dumps(read, ensure_ascii=False).encode()  # a file can hold the reasons
 
 
 def test_a_verdict_that_stands_in_the_answer_is_quoted():
