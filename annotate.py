@@ -101,7 +101,7 @@ def parse_args(argv=None):
             name, help=run.__doc__, description=run.__doc__, formatter_class=parser.formatter_class
         )
         command.add_argument("--out", default="runs/annotate", help="folder of the session")
-    add, ties = (commands.choices[name].add_argument for name in ("serve", "export"))
+    add = commands.choices["serve"].add_argument
     # fmt: off
     add("--items", help="JSONL of id, prompt, a, b, optional task, gold … (default: items.jsonl in --out, else data/items.jsonl)")
     add("--overlap", type=number(int, at_least=0), help="votes per item; 0: everyone sees every item (default: as last time, else 1)")
@@ -110,7 +110,6 @@ def parse_args(argv=None):
     add("--port", type=number(int, at_least=0, below=65536), default=5050, help="port; 0: any free one")
     add("--allow-host", action="append", default=[], metavar="NAME", help="also answer under this host name, such as a tunnel's")
     add("--release", action="append", default=[], metavar="NAME", help="let another browser continue under this pseudonym")
-    ties("--ties", choices=("keep", "drop"), default="keep", help="drop: for tools that do not know ties")
     # fmt: on
     votes.add_draw_arguments(commands.choices["draw"])
     return parser.parse_args(argv)
@@ -328,17 +327,15 @@ def serve(args):
 
 
 # (5) export: the votes that stand → prefs.jsonl for reward_train.py, dpo.py and TRL
-def write_prefs(out, items, events, ties="keep"):
+def write_prefs(out, items, events):
     """Write prefs.jsonl into the folder `out`, and say what is in it."""
     every_vote = replay(events)
     ordinary = votes.ordinary_votes(every_vote)
-    rows, path = to_prefs(items, ordinary, ties), out / "prefs.jsonl"
+    rows, path = to_prefs(items, ordinary), out / "prefs.jsonl"
     files.write_jsonl(path, rows, mode=files.PRIVATE)
     n, n_gold = Counter(vote["choice"] for vote in ordinary), len(every_vote) - len(ordinary)
     counts = f"{n['tie']} ties, {n['both_bad']} both bad; left out: {n_gold} on gold items"
     print(f"{path}: {len(rows)} rows from {len(ordinary)} votes, {counts}")
-    if n_alone := sum(row["n_votes"] == 1 for row in rows):
-        print(f'"agreement" says nothing in {n_alone} rows, those of items with one vote')
     print(f"next: python dpo.py --model MODEL --pairs {path}")
 
 
@@ -350,7 +347,7 @@ def read_session(out):
 
 def export(args):
     """write prefs.jsonl from the votes (works while a server runs)"""
-    write_prefs(Path(args.out), *read_session(args.out), args.ties)
+    write_prefs(Path(args.out), *read_session(args.out))
 
 
 def report(args):

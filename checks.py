@@ -13,7 +13,6 @@ import json
 import re
 from operator import eq, ge, gt, le, lt
 
-from parts.messages import visible
 from parts.risky import number_of_requests, plain, risky_questions
 from parts.run_code import run_tests
 from parts.texts import last_line
@@ -231,14 +230,3 @@ def check_arguments(check, arguments, allow_code=False):
         fix = "; pip install math-verify" * isinstance(error, ImportError)
         raise ValueError(f'"{check}" with {arguments}: {error!r}{fix}') from None
     return arguments
-
-
-def decide(criterion, answer):
-    """Does the visible part of an answer meet a check (negated: not meet it)? An empty answer meets
-    nothing. What a check raises is raised: math:equal in another thread than the main one, whose
-    timeout is a signal.
-    """
-    text = visible(answer)
-    if not plain(text):
-        return False
-    return bool(CHECKS[criterion.check](text, **criterion.arguments)) != criterion.negate

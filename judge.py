@@ -29,19 +29,18 @@ Axes         P prompts, G answers per prompt, K criteria
 from collections import Counter, defaultdict
 
 from parts import files
+from parts.agreement import mean_interval, with_interval
 from parts.files import UserError, existing_file
 from parts.grading import grade_answers, read_verdict
 from parts.judging import Judge, add_judge_arguments
 from parts.rubrics import (
     add_output_arguments,
     free_path,
-    mean_interval,
     print_sameness,
     print_scores,
     read_responses,
     read_rubrics,
     response_text,
-    with_interval,
     write_grades,
 )
 

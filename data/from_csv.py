@@ -22,7 +22,8 @@ from collections import defaultdict
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
-from parts import agreement, files  # noqa: E402
+from parts import files  # noqa: E402
+from parts.agreement import fleiss_kappa, raw_agreement, with_interval  # noqa: E402
 from parts.files import UserError  # noqa: E402
 from parts.messages import hash_fraction, prompt_key, words  # noqa: E402
 
@@ -133,9 +134,10 @@ def main(argv=None):
     print(f"votes      {n_votes}, of them {n_votes - len(first_won)} ties; left out {n_left_out}")
     print(f"position   the first answer won {sum(first_won)} of {len(first_won)}")
     shared = [votes for votes in items.values() if args.annotator and len(votes) > 1]
-    share, kappa = agreement.raw_agreement(shared), agreement.fleiss_kappa(shared)
-    print(f"agreement  {agreement.text(share)} of two votes are equal, on {len(shared)} items with")
-    print(f"           two or more annotators; Fleiss' κ {agreement.text(kappa)} (0: as by chance)")
+    share = with_interval(*raw_agreement(shared), form=".0%")
+    kappa = with_interval(fleiss_kappa(shared), form=".2f")
+    print(f"agreement  {share} of two votes are equal, on {len(shared)} items with")
+    print(f"           two or more annotators; Fleiss' κ {kappa} (0: as by chance)")
     for name, rows in pairs.items():
         files.write_jsonl(path / f"{name}.jsonl", rows, mode=files.PRIVATE)  # it says who voted
         n_prompts = len(set(map(prompt_key, rows)))

@@ -80,7 +80,7 @@ def read_bank(path):
 def read_turn(bank, text):
     """(number of requests, kind, competencies named: the one that the turn is about first)"""
     cues = bank["read"]
-    requests = [cues["lead_in"].sub("", sentence) for _, _, sentence in asked_sentences(text)]
+    requests = [cues["lead_in"].sub("", sentence) for _, sentence in asked_sentences(text)]
     kinds = [kind for kind, cue in cues["kinds"] if any(map(cue.search, requests))]
     find = cues["phrase"].findall
     phrases = find(" ".join(requests)) or find(normal_form(text))  # else beside the request

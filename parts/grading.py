@@ -13,11 +13,13 @@ import random
 from argparse import ArgumentTypeError
 from functools import partial
 from pathlib import Path
+from statistics import fmean
 
-from checks import decide
+from checks import CHECKS
 from parts.files import brief, existing_file
 from parts.judging import Call, Reply
-from parts.messages import visible, words
+from parts.messages import visible
+from parts.risky import plain
 from parts.rubrics import Grade, rubric_score
 
 REFERENCE = "A reference that the author of the answer did not see; other wordings may be as good:"
@@ -29,10 +31,13 @@ ALONE = "one answer, or equal ones: nothing to compare"
 # {"ratings": {"1": {"reason": "names SQL", "rating": "Yes"}, "3": {"reason": …, "rating": "No"}}}
 
 
-def reply_schema(key, name, value, ids):
-    """JSON schema of {key: {id: {"reason": text, name: value}}}: each id once, the reason first."""
+def form_call(messages, key, name, value, read, ids, graded=""):
+    """The Call of a question whose reply is {key: {id: {"reason": text, name: value}}}: each id
+    once, the reason first. value: its JSON schema; read, graded: see `read_entries`."""
     entry = fixed_object({"reason": {"type": "string"}, name: value})
-    return fixed_object({key: fixed_object({str(i): entry for i in ids})})
+    schema = fixed_object({key: fixed_object({str(i): entry for i in ids})})
+    form = dict(key=key, name=name, read=read, ids=[*ids], graded=graded)
+    return Call(messages, schema, partial(read_entries, **form))
 
 
 def fixed_object(properties):
@@ -73,10 +78,10 @@ def read_entries(reply, key, name, read, ids, graded=""):
             entries = each_once([(str(entry["id"]), entry) for entry in entries])
         rows = {i: entries[str(i)] for i in ids}
         values = {i: (read(row.get(name)), as_text(row.get("reason"))) for i, row in rows.items()}
+        if len(entries) > len(ids):
+            raise LookupError
     except (LookupError, TypeError, AttributeError):
-        values = {}
-    if not values or len(entries) != len(ids):
-        raise ValueError(f"each of the ids {', '.join(map(str, ids))} is wanted once")
+        raise ValueError(f"each of the ids {', '.join(map(str, ids))} is wanted once") from None
     unread = {i: row.get(name) for i, row in rows.items() if values[i][0] is None}
     if unread:
         raise ValueError(f"no usable {name}: {unread!r:.80}")
@@ -173,9 +178,8 @@ def rubric_call(row, answer):
     """The Call that grades an answer by the row's text criteria: {id: (verdict, reason)}."""
     criteria = {c.id: c.text for c in row.criteria if c.kind == "judge"}
     messages = judge_messages(row.prompt, criteria, answer, row.reference)
-    schema = reply_schema("ratings", "rating", {"type": "string", "enum": ["Yes", "No"]}, criteria)
-    form = dict(key="ratings", name="rating", read=read_verdict, ids=[*criteria])
-    return Call(messages, schema, partial(read_entries, graded=answer, **form))
+    value = {"type": "string", "enum": ["Yes", "No"]}
+    return form_call(messages, "ratings", "rating", value, read_verdict, criteria, answer)
 
 
 def grade_answers(rows, answers, judge=None, checks_only=False):
@@ -185,28 +189,27 @@ def grade_answers(rows, answers, judge=None, checks_only=False):
     """
     calls, texts = {}, [visible(answer) for answer in answers]
     for n, (row, text) in enumerate(zip(rows, texts, strict=True)):
-        if words(text) and not checks_only and any(c.kind == "judge" for c in row.criteria):
+        if plain(text) and not checks_only and any(c.kind == "judge" for c in row.criteria):
             calls[n] = rubric_call(row, text)
     replies = dict(zip(calls, judge.ask([*calls.values()]))) if calls else {}
     grades = []
     for n, row in enumerate(rows):
-        reply, empty = replies.get(n, Reply()), not words(texts[n])
+        reply, empty = replies.get(n, Reply()), not plain(texts[n])
         grade = Grade(error=reply.error)
         for c in row.criteria:
             if c.kind == "judge" and checks_only:
                 continue
-            credit, reason = None, None
-            if empty:  # a failure of the model: it earns nothing
-                credit = False
-            elif c.kind == "check":
+            verdict, reason = None, None
+            if c.kind == "check" and not empty:
                 try:
-                    credit = decide(c, answers[n])
+                    verdict = bool(CHECKS[c.check](texts[n], **c.arguments))
                 except Exception as problem:  # it costs this answer its score, not the run
                     grade.error = f"{c.check}: {brief(problem, 200)}"
             elif reply.value:
                 verdict, reason = reply.value[c.id]
-                credit = verdict != c.negate
-            verdict = None if credit is None else credit != c.negate and not empty
+            credit = None if verdict is None else verdict != c.negate
+            if empty:  # a failure of the model: it earns nothing
+                verdict = credit = False
             logged = dict(id=c.id, kind=c.kind, verdict=verdict, credit=credit, weight=c.weight)
             grade.criteria.append(logged | {"reason": reason})
         if not grade.error:
@@ -295,7 +298,7 @@ def ruler_calls(group, standard=None, passes=1, reference=None):
     texts = []
     for rest in (messages[shared:] for messages in group):
         own = [spoken(message) for message in rest if message["role"] == "assistant"]
-        texts.append(shown(rest) if words("".join(own)) or not own else None)
+        texts.append(shown(rest) if plain("".join(own)) or not own else None)
     attempts = sorted({*texts} - {None})
     rng = random.Random(json.dumps([group[0][:shared], attempts]))
     labels = {x: f"A{n}" for x, n in zip(attempts, rng.sample(range(10_000), len(attempts)))}
@@ -304,9 +307,7 @@ def ruler_calls(group, standard=None, passes=1, reference=None):
     for order in [first, first[::-1]][: passes if len({*texts}) > 1 else 0]:
         named = {labels[text]: text for text in order}
         messages = ruler_messages(group[0][:shared], named, standard, reference)
-        schema = reply_schema("scores", "score", value, named)
-        read = partial(read_entries, key="scores", name="score", read=read_score, ids=[*named])
-        calls.append(Call(messages, schema, read))
+        calls.append(form_call(messages, "scores", "score", value, read_score, named))
     return [labels.get(text) for text in texts], calls
 
 
@@ -331,7 +332,7 @@ def group_grades(labels, replies):
         grade = Grade(error=errors[0]) if errors else Grade(0.0)
         if label and not errors:
             grade.pass_scores, reasons = zip(*(reply.value[label] for reply in replies))
-            grade.score = sum(grade.pass_scores) / len(replies)
+            grade.score = fmean(grade.pass_scores)
             grade.reason = " / ".join(filter(None, reasons))
         grades.append(grade)
     return grades
@@ -345,5 +346,4 @@ def order_difference(grades):
     0.375
     """
     pairs = [grade.pass_scores for grade in grades if len(grade.pass_scores or ()) == 2]
-    differences = [abs(first - second) for first, second in pairs]
-    return sum(differences) / len(pairs) if pairs else None
+    return fmean(abs(first - second) for first, second in pairs) if pairs else None

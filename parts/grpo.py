@@ -14,13 +14,14 @@ import torch
 
 from common import same_shape
 from parts import parallel, rollouts
+from parts.agreement import mean_interval
 from parts.answers import score_answers, scores_by
 from parts.files import UserError, load_function, number
 from parts.grading import ALONE, add_ruler_arguments, grade_answers, ruler_groups
 from parts.judging import Judge, add_judge_arguments, conversation
 from parts.lora import adapter_off
 from parts.reward_models import reward_function
-from parts.rubrics import Grade, mean_interval
+from parts.rubrics import Grade
 from parts.sampling import is_weights, kl_estimates
 
 REWARDS = ("rubric", "checks", "ruler", "model")
@@ -332,8 +333,7 @@ def mean_row(key, scores):
     [1.0, 0.27, 1.0]
     """
     rated = [x for x in scores if x is not None]
-    interval = mean_interval(rated, range(len(rated))) if rated else [None] * 3
-    return dict(zip((key, f"{key}_low", f"{key}_high"), interval))
+    return dict(zip((key, f"{key}_low", f"{key}_high"), mean_interval(rated, range(len(rated)))))
 
 
 def show_group(size, grades, total, advantages):

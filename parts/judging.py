@@ -104,14 +104,11 @@ class Judge:
         if args.judge_budget and not args.judge_price:
             raise UserError("--judge-budget: needs --judge-price IN,OUT (USD per million tokens)")
         key, url = os.environ.get("OPENAI_API_KEY", ""), args.judge_base_url.rstrip("/")
-        address = urlsplit(url)
         if url == OPENAI and not key:
             ways = "give --judge-base-url (a local server needs no key), set OPENAI_API_KEY"
             raise UserError(f"--judge-model {args.judge_model}: {ways}, or use checks alone")
         if not re.fullmatch("[!-~]*", key):
             raise UserError("OPENAI_API_KEY: has a blank, a line end or a character beyond ASCII")
-        if key and address.scheme == "http" and address.hostname not in LOCAL:
-            print(f"warning: OPENAI_API_KEY goes to {address.hostname} unencrypted; use https")
         self.url = url + "/chat/completions"
         self.settings = {"model": args.judge_model}
         if args.judge_temperature is not None:
@@ -132,7 +129,7 @@ class Judge:
 
         self.session = requests.Session()
         self.session.auth = authorize
-        self.session.trust_env = address.hostname not in LOCAL  # no proxy between here and here
+        self.session.trust_env = urlsplit(url).hostname not in LOCAL  # no proxy to this machine
         retry = Retry(
             args.judge_max_retries, status_forcelist=RETRIED, allowed_methods=None,
             raise_on_status=False, backoff_factor=0.5, backoff_jitter=0.5, backoff_max=60,
@@ -180,8 +177,8 @@ class Judge:
                 error = brief(problem, 300)
                 if text:
                     again = f"Unusable reply ({error}). Send the whole JSON object, and that alone."
-                    messages = conversation(call.messages, text[:20_000])
-                    messages.append({"role": "user", "content": again})
+                    said = conversation(call.messages, text[:20_000])
+                    messages = [*said, {"role": "user", "content": again}]
                     error += f", in {brief(text, 80)!r}"
             except OSError as problem:  # requests' errors are OSErrors, too
                 return Reply(error=brief(problem, 300))
@@ -288,4 +285,4 @@ def least_tokens(text):
     >>> least_tokens("She led the audit."), least_tokens("=" * 80), least_tokens("职位要求")
     (4, 1, 2)
     """
-    return sum(1 for _ in UNIT.finditer(text))
+    return len(UNIT.findall(text))

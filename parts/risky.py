@@ -47,8 +47,6 @@ def one_spelling(text):
     >>> one_spelling("Ｄｏｎ’t sa\\N{SOFT HYPHEN}id")
     "Don't said"
     """
-    if text.isascii():
-        return text
     return INVISIBLE.sub("", unicodedata.normalize("NFKC", text).translate(STRAIGHT))
 
 
@@ -68,28 +66,25 @@ def normal_form(text):
     return re.sub(r"[^\S\n]+", " ", text).strip()
 
 
-def sentences(text):
-    """(start, end, normal form) of each sentence; offsets into the text as it was given.
-
-    >>> sentences("Hi.  Are you sure？")
-    [(0, 3, 'hi.'), (5, 18, 'are you sure?')]
-    """
-    found = re.finditer(r"[^.!?;\n？！。；\s][^.!?;\n？！。；]*[.!?;？！。；]?", text)
-    return [(match.start(), match.end(), normal_form(match[0])) for match in found]
-
-
 def asked_sentences(text):
-    """The sentences that ask: they end in "?", or open with an imperative behind lead-ins."""
-    return [found for found in sentences(text) if found[2].endswith("?") or ORDER.match(found[2])]
+    """[(sentence as it stands there, normal form)] of what asks: it ends in "?", or opens with an
+    imperative behind lead-ins.
+
+    >>> asked_sentences("Hi.  Are you sure？ Tell me.")
+    [('Are you sure？', 'are you sure?'), ('Tell me.', 'tell me.')]
+    """
+    found = re.findall(r"[^.!?;\n？！。；\s][^.!?;\n？！。；]*[.!?;？！。；]?", text)
+    pairs = [(sentence, normal_form(sentence)) for sentence in found]
+    return [pair for pair in pairs if pair[1].endswith("?") or ORDER.match(pair[1])]
 
 
 def number_of_requests(text):
     """Requests in a turn; each joint inside one ("and what", "or how") counts one more."""
-    return sum(1 + len(JOINT.findall(asked)) for _, _, asked in asked_sentences(text))
+    return sum(1 + len(JOINT.findall(asked)) for _, asked in asked_sentences(text))
 
 
 def risky_questions(text):
-    """What must not be asked: [{"code", "severity", "sentence", "start", "end"}], offsets in text.
+    """What must not be asked: [{"code", "severity", "sentence"}].
 
     Only a request counts; a refusal to ask and what may be asked do not.
     >>> hits = risky_questions("Thanks. How old are you? I can't ask your age.")
@@ -97,14 +92,8 @@ def risky_questions(text):
     [('age', 'How old are you?')]
     """
     return [
-        {
-            "code": code,
-            "severity": severity,
-            "sentence": text[start:end],
-            "start": start,
-            "end": end,
-        }
-        for start, end, asked in asked_sentences(text)
+        {"code": code, "severity": severity, "sentence": sentence}
+        for sentence, asked in asked_sentences(text)
         if not SILENT.search(asked)
         for code, severity, pattern in CATEGORIES
         if pattern.search(asked)

@@ -9,13 +9,13 @@ and "test", of which a row's "split" is one, too. IFEval's "instruction_id_list"
 """
 
 import json
-import math
 from collections import Counter, defaultdict
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from checks import check_arguments
 from parts import files
+from parts.agreement import mean_interval, with_interval
 from parts.files import PRIVATE, UserError
 from parts.judging import conversation
 from parts.messages import check_prompt
@@ -130,17 +130,19 @@ def read_row(raw, name="row-1", allow_code=False):
         raise ValueError(f"expected an object, found {type(raw).__name__}")
     json.dumps(raw, ensure_ascii=False).encode()  # half a character is a ValueError
     check_prompt(raw)
-    lists = [raw.get(key) or [] for key in ("rubrics", "instruction_id_list", "kwargs")]
     task_id, reference, criteria = raw.get("task_id"), raw.get("reference"), []
-    if {*map(type, lists)} != {list} or not isinstance(reference or "", str):
-        raise ValueError('"rubrics", "instruction_id_list", "kwargs" are lists, "reference" a text')
-    rubrics, checks, kwargs = lists
-    kwargs = [given or {} for given in kwargs]
-    if len(checks) != len(kwargs) or not {*map(type, kwargs)} <= {dict}:
-        raise ValueError('each id of "instruction_id_list" has its object in "kwargs"')
-    for check, given in zip(checks, kwargs):
-        arguments = {key: value for key, value in given.items() if value is not None}
-        rubrics = [*rubrics, {"check": check} | arguments]
+    if not isinstance(reference or "", str):
+        raise ValueError('"reference" is no text')
+    keys = "rubrics", "instruction_id_list", "kwargs"
+    rubrics, checks, kwargs = (raw.get(key) or [] for key in keys)
+    try:
+        rubrics = [] + rubrics  # of what is no list a TypeError
+        for check, given in zip(checks, kwargs, strict=True):
+            arguments = {key: value for key, value in (given or {}).items() if value is not None}
+            rubrics.append({"check": check} | arguments)
+    except (TypeError, AttributeError, ValueError):
+        expected = 'each id of "instruction_id_list" with an object in "kwargs"'
+        raise ValueError(f'expected lists "rubrics" and {expected}') from None
     for number, value in enumerate(rubrics, 1):
         try:
             criteria.append(read_criterion(value, allow_code))
@@ -158,9 +160,7 @@ def read_criterion(value, allow_code=False):
     >>> read_criterion({"check": "text:max_chars", "max_chars": 400, "weight": 2}).arguments
     {'max_chars': 400}
     """
-    if not isinstance(value, (str, dict)):
-        raise ValueError(f"expected text or an object, found {type(value).__name__}")
-    arguments = {"criterion": value} if isinstance(value, str) else dict(value)
+    arguments = {**value} if isinstance(value, dict) else {"criterion": value}
     text, check = arguments.pop("criterion", ""), arguments.pop("check", "")
     weight, negate = arguments.pop("weight", 1), arguments.pop("negate", False)
     if type(weight) not in (int, float) or not abs(weight) < 1e9 or type(negate) is not bool:
@@ -298,53 +298,16 @@ def print_scores(items, grades):
 
 def mean_score(scores):
     """The mean of (prompt, score or None) as text, with its interval over prompts."""
-    rated = [(x, task) for task, x in scores if x is not None]
-    interval = mean_interval(*zip(*rated)) if rated else [None] * 3
+    rated = [(task, x) for task, x in scores if x is not None]
+    interval = mean_interval([x for _, x in rated], [task for task, _ in rated])
     return f"{with_interval(*interval)} (n = {len(rated)})"
 
 
 def print_sameness(grades):
     """One line if the judge says the same of all answers: it tells nothing of them."""
     said = [grade.score for grade in grades if grade.pass_scores]
-    for c in (c for grade in grades for c in grade.criteria):
-        if c["kind"] == "judge" and c["reason"] is not None:
-            said.append(c["verdict"])
+    for grade in grades:
+        said += [c["verdict"] for c in grade.criteria if c["reason"] is not None]
     if len(said) >= 4 and len(set(said)) == 1:
         print(f"warning: the judge says the same of everything ({said[0]}, {len(said)} times): it "
               "does not tell one answer from another")  # fmt: skip
-
-
-# ---- how sure ----
-
-
-def mean_interval(values, clusters):
-    """(mean, low, high) of values in [0, 1], a 95 % interval; None for the ends of one cluster.
-
-    clusters   a label per value: answers to one prompt are not independent, prompts are
-    variance   ((C − 1)·Σ_c (Σ_{i in c} (v_i − p)/n)² + p(1 − p)/C)/C of the mean p over C clusters,
-               one of which counts with the largest spread there is: two prompts that agree do not
-               prove that all would
-    Wilson's interval with p(1 − p)/variance in place of n [Korn & Graubard 1998], and for z
-    Student's t, up to 4 % too wide from three clusters on.
-
-    >>> [round(x, 2) for x in mean_interval([1, 1, 1, 0] * 15, range(60))]
-    [0.75, 0.62, 0.84]
-    """
-    mean, influence = sum(values) / len(values), Counter()
-    for value, cluster in zip(values, clusters):
-        influence[cluster] += (value - mean) / len(values)
-    C = len(influence)
-    if C < 2:
-        return mean, None, None
-    spread, t = mean * (1 - mean), 1.96 + 2.4 / (C - 1) + 5 / (C - 1) ** 2
-    variance = ((C - 1) * sum(x * x for x in influence.values()) + spread / C) / C
-    a = t * t * variance / spread if spread > 1e-12 else t * t / C  # t²/n
-    half = math.sqrt(a * spread + a * a / 4)
-    low, high = ((mean + a / 2 + side * half) / (1 + a) for side in (-1, 1))
-    return mean, max(0.0, low), min(1.0, high)
-
-
-def with_interval(value, low, high):
-    """ "0.500 [0.440, 0.560]"; the dash is for None."""
-    shown = "–" if value is None else f"{value:.3f}"
-    return shown if low is None else f"{shown} [{low:.3f}, {high:.3f}]"

@@ -17,7 +17,7 @@ from pathlib import Path
 
 from parts import files
 from parts.files import UserError, number
-from parts.messages import check_answer, check_prompt, plain_text
+from parts.messages import as_chat, check_answer, check_prompt, plain_text
 
 try:
     import fcntl
@@ -126,7 +126,7 @@ def draw(args):
     from common import load_tokenizer
     from parts.answers import read_prompts, some_prompts  # needs torch, as the page does not
 
-    out, model_b = Path(args.out), args.model_b or args.model
+    out, model_b, items = Path(args.out), args.model_b or args.model, []
     if (out / "items.jsonl").exists():
         raise UserError(f"--out {out}: already holds items.jsonl; choose another --out")
     rows = read_prompts(args.prompts, "--prompts", args.chat)
@@ -139,11 +139,13 @@ def draw(args):
     out.mkdir(mode=0o700, parents=True, exist_ok=True)
     answers_a = sample("--model", args.model, rows, args, seed=2 * args.seed)
     answers_b = sample("--model-b", model_b, rows, args, seed=2 * args.seed + 1)
-    models, items = {"a_model": args.model, "b_model": model_b}, []
     for row, a, b in zip(rows, answers_a, answers_b, strict=True):
         if a != b:
-            asked = {key: row.get(key) for key in ("task", "prompt", "candidates")}
-            items.append({"id": f"item-{len(items)}", **asked, "a": a, "b": b, **models})
+            item = {key: row.get(key) for key in ("task", "prompt", "candidates")}
+            item |= {"a": a, "b": b, "a_model": args.model, "b_model": model_b}
+            if not isinstance(row["prompt"], str):
+                as_chat(item, "a", "b")
+            items.append({"id": f"item-{len(items)}"} | item)
     print(f"{len(rows)} prompts; left out: {len(rows) - len(items)} with equal answers")
     if not items:
         raise UserError(f"--temperature {args.temperature:g}: all answers are equal; raise it")
@@ -152,7 +154,7 @@ def draw(args):
 
 
 def sample(flag, name, rows, args, seed):
-    """One answer to each prompt, of the prompt's kind: texts, or lists of one message."""
+    """One answer to each prompt, as text."""
     import common
     from parts import parallel, sampling
 
@@ -169,10 +171,7 @@ def sample(flag, name, rows, args, seed):
     rollout = sampling.sample(policy, tokenizer, ids, 1, most, args.temperature, seed)
     if cut := len(rows) - sum(rollout.finished):
         print(f"{cut} of {len(rows)} answers were cut at --max-new-tokens {most}; raise it")
-    texts = [text if text.strip() else "(no answer)" for text in rollout.texts]  # it can lose
-    if isinstance(rows[0]["prompt"], str):
-        return texts
-    return [[{"role": "assistant", "content": text}] for text in texts]
+    return [text if text.strip() else "(no answer)" for text in rollout.texts]  # it can lose
 
 
 # ---- the log ----
@@ -185,8 +184,6 @@ def is_name(text):
 
 def check_event(event):
     """ValueError unless this is a line of annotations.jsonl: a vote, a skip or an undo."""
-    if not isinstance(event, dict):
-        raise ValueError("expected an object")
     undoes = str if event.get("event") == "undo" else type(None)
     is_right = {key: isinstance(event.get(key), str) for key in TEXTS} | {
         "schema": event.get("schema") == SCHEMA,
@@ -212,21 +209,15 @@ def read_log(path, items):
 
     UserError names file and line of what is no event.
     """
-    if not path.is_file():
-        raise UserError(f"{path}: no such file; annotate.py writes the votes into its --out")
-    events, lines = [], path.read_bytes().split(b"\n")[:-1]  # a text may hold U+2028
-    for line, text in enumerate(lines, 1):
-        try:
-            event = files.parse_json(text.decode())
-            check_event(event)
-            item = items.get(event["item_id"])
-            if not (item and item_sha256(item) == event["item_sha256"]):
-                fix = "restore the items.jsonl that was voted on"
-                raise ValueError(f"no item {event['item_id']!r} with the same texts; {fix}")
-        except (ValueError, RecursionError) as error:
-            raise UserError(f"{path}:{line}: {error}") from None
-        events.append(event)
-    return events
+
+    def check(event):
+        check_event(event)
+        item = items.get(event["item_id"])
+        if not (item and item_sha256(item) == event["item_sha256"]):
+            fix = "restore the items.jsonl that was voted on"
+            raise ValueError(f"no item {event['item_id']!r} with the same texts; {fix}")
+
+    return list(files.read_jsonl(path, check, log=True))
 
 
 def standing(events):

@@ -7,6 +7,8 @@ import re
 import threading
 from argparse import ArgumentParser
 
+import pytest
+
 from parts.judging import Judge, add_judge_arguments
 
 
@@ -70,6 +72,20 @@ def judge_of(url, folder, *flags):
     add_judge_arguments(parser)
     known = f"--judge-model m --judge-base-url {url} --judge-max-retries 1".split()
     return Judge(parser.parse_args([*known, *map(str, flags)]), folder)
+
+
+@pytest.fixture
+def serve(tmp_path):
+    """(answer, flags) → (server, a judge that asks it)."""
+    servers = []
+
+    def start(answer, *flags, folder=tmp_path):
+        servers.append(Server(answer))
+        return servers[-1], judge_of(servers[-1].url, folder, *flags)
+
+    yield start
+    for server in servers:
+        server.__exit__()
 
 
 def asked(request):

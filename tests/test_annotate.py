@@ -2,7 +2,9 @@
 
 import contextlib
 import errno
+import itertools
 import json
+import math
 import os
 import random
 import re
@@ -11,7 +13,6 @@ import signal
 import subprocess
 import sys
 import time
-from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -20,24 +21,28 @@ import requests
 
 import annotate
 from conftest import REPO
-from parts import agreement, files, sampling, votes
+from parts import agreement, files, votes
 from parts.pairs import check_pair
 from tiny import error_of, pair_rows, tiny_model, write_rows
 
 LOCAL = "http://127.0.0.1:5050"
 
 
+def bad(what):
+    """Changes that make an item, an event of the log or a body of the page wrong, each with a word
+    of the message: bad_votes.jsonl."""
+    rows = files.read_jsonl(REPO / "tests/bad_votes.jsonl")
+    return [[*row.values()][1:] for row in rows if row["what"] == what]
+
+
 def item_rows(n, gold=(), **extra):
     """n items whose answers say who wrote them: "better 3" by model good, "worse 3" by bad."""
     rows = []
     for i in range(n):
-        better, worse = "ab"[i % 2], "ba"[i % 2]
+        better, worse = votes.SHOWN[i % 2].values()
         row = {"id": f"item-{i:03d}", "task": "assess", "gold": better if i in gold else None}
-        row["prompt"] = [{"role": "user", "content": f"Assess candidate {i}."}]
-        for side, text, model in ((better, "better", "good"), (worse, "worse", "bad")):
-            row[side] = [{"role": "assistant", "content": f"{text} {i}"}]
-            row[f"{side}_model"] = model
-        rows.append(row | extra)
+        row |= {"prompt": f"Assess candidate {i}.", better: f"better {i}", worse: f"worse {i}"}
+        rows.append(row | {f"{better}_model": "good", f"{worse}_model": "bad"} | extra)
     return rows
 
 
@@ -46,11 +51,9 @@ class Session:
 
     def __init__(self, folder, rows=4, overlap=1):
         rows = item_rows(rows) if isinstance(rows, int) else rows
-        items = {row["id"]: dict.fromkeys(votes.ITEM) | row for row in rows}
-        self.folder = Path(folder)
-        self.folder.mkdir(exist_ok=True)
-        write_rows(self.folder / "items.jsonl", items.values())
-        self.log = votes.Log(self.folder, items)
+        folder.mkdir(exist_ok=True)
+        items = votes.load_items(write_rows(folder / "items.jsonl", rows))
+        self.log = votes.Log(folder, items)
         queue = annotate.Queue(items, self.log, overlap)
         self.app = annotate.make_app(queue, "Be fair.", "s3cret", ["127.0.0.1", "tunnel.example"])
 
@@ -112,7 +115,7 @@ class Rater:
         return "right" if self.better() == "left" else "left"
 
     def sees(self, n):
-        return self.state["item"]["prompt"][0]["content"].endswith(f" {n}.")
+        return self.state["item"]["prompt"].endswith(f" {n}.")
 
 
 def log_of(folder):
@@ -131,40 +134,19 @@ def export(folder, *flags):
 
 # ---- agreement ----
 
-
-def vote_of(item, who, choice, left="a"):
-    vote = {"event": "vote", "event_id": f"{item}{who}", "item_id": item, "annotator": who}
-    shown = {"left": left, "right": votes.other(left)}
-    strength = 2 if choice in ("a", "b") else 0
-    return vote | {"choice": choice, "shown": shown, "strength": strength, "gold_pass": None}
-
-
 # rows: subjects, columns: how many of 14 raters chose each of five categories
-FLEISS = """0 0 0 0 14, 0 2 6 4 2, 0 0 3 5 6, 0 3 9 2 0, 2 2 8 1 1, 7 7 0 0 0, 3 2 6 3 0, 2 5 3 2 2,
-6 5 2 1 0, 0 2 2 3 7"""
+FLEISS = """00 00 00 00 14, 00 02 06 04 02, 00 00 03 05 06, 00 03 09 02 00, 02 02 08 01 01,
+07 07 00 00 00, 03 02 06 03 00, 02 05 03 02 02, 06 05 02 01 00, 00 02 02 03 07"""
 
 
 def test_kappa_of_the_textbooks_table():
     """P̄ = .378 and κ = .210 in the example that textbooks give for Fleiss 1971. With the mean of
     pairs over all items at once, or chance by raters, it is another number."""
-    items = []
-    for row in FLEISS.split(","):
-        choices = [c for c, n in enumerate(row.split()) for _ in range(int(n))]
-        items.append({f"rater{k}": choice for k, choice in enumerate(choices)})
+    rows = [enumerate(map(int, row.split())) for row in FLEISS.split(",")]
+    items = [dict(enumerate(c for c, n in row for _ in range(n))) for row in rows]
     assert agreement.raw_agreement(items)[0] == pytest.approx(0.378, abs=5e-4)
     assert agreement.fleiss_kappa(items) == pytest.approx(0.210, abs=5e-4)
-
-
-@pytest.mark.parametrize(
-    ("left", "n", "p"), [(5, 5, 0.0625), (6, 6, 0.03125), (61, 100, 0.0352), (0, 0, 1)]
-)
-def test_a_side_is_preferred_where_the_sign_test_says_so(left, n, p):
-    """5 of 5 has p = 2/32 and was flagged by one rule and not by another; ties are no preference.
-    The p of 61 of 100 is scipy's."""
-    decided = [vote_of(str(k), "ann", "a", "ab"[k >= left]) for k in range(n)]
-    ties = [vote_of("tie", "ann", "tie"), vote_of("gold", "ann", "a") | {"gold_pass": True}]
-    found = agreement.position_bias(decided + ties)
-    assert found == (left, n, pytest.approx(p, abs=5e-5))
+    assert agreement.fleiss_kappa([{"ann": "tie", "ben": "both_bad"}] * 2) == -1
 
 
 def test_agreement_is_over_items():
@@ -175,20 +157,52 @@ def test_agreement_is_over_items():
     assert share == pytest.approx((8 + 4 * 6 / 15) / 12) and low < 0.64 and high > 0.9
 
 
+def votes_of(n, left):
+    """n preferences, the first `left` of them for the answer on the left; a tie, a gold item."""
+    vote = {"event": "vote", "undoes": None, "annotator": "ann", "choice": "a", "gold_pass": None}
+    sides = [votes.SHOWN[k >= left] for k in range(n)]
+    rows = [vote | {"shown": shown, "strength": 2} for shown in sides]
+    rows += [vote | {"choice": "tie", "strength": 0}]
+    rows += [vote | {"shown": votes.SHOWN[0], "strength": 2, "gold_pass": True}]
+    return [row | {"event_id": str(k), "item_id": str(k)} for k, row in enumerate(rows)]
+
+
+@pytest.mark.parametrize("left, n, biased", [
+    (6, 6, False), (10, 10, True), (61, 100, True), (59, 100, False), (39, 100, True), (1, 1, False),
+    (0, 0, False),
+])  # fmt: skip
+def test_a_side_is_preferred_where_the_interval_excludes_one_half(left, n, biased, capsys):
+    """Ties and gold items are no preference: without them 61 of 100 has p = .035 by a sign test."""
+    agreement.print_agreement(votes_of(n, left))
+    assert ("biased" in capsys.readouterr().out) == biased
+    assert agreement.position_bias(votes_of(n, left))[0] == (left / n if n else None)
+
+
+def test_a_fair_coin_is_rarely_called_biased():
+    """At most 6 % of the ways in which n coins fall, n = 2 … 100."""
+    for n in range(2, 101):
+        wrong = 0
+        for heads in range(n + 1):
+            coins = [1] * heads + [0] * (n - heads)
+            _, low, high = agreement.mean_interval(coins, range(n))
+            wrong += math.comb(n, heads) * (not low <= 0.5 <= high)
+        assert wrong / 2**n < 0.06
+
+
 def test_agreement_compares_answers_not_sides(tmp_path, capsys):
     """Two people who always prefer the same answers agree, although they saw them on other sides;
     nothing is claimed where nobody voted twice."""
-    session = Session(tmp_path, 20, overlap=2)
+    session = Session(tmp_path, item_rows(20, gold={0, 1}), overlap=2)
     session.rater("ann").vote_all(Rater.better)
     command("agreement", tmp_path)
     assert "unknown: no item has votes of two" in capsys.readouterr().out
-    session.rater("ben").vote_all(Rater.better)
+    session.rater("ben").vote_all(lambda rater: rater.worse() if rater.sees(0) else rater.better())
     assert len({(e["item_id"], e["shown"]["left"]) for e in log_of(tmp_path)}) > 25
     command("agreement", tmp_path)
     text = capsys.readouterr().out
-    assert "100% [84%, 100%], on 20 items" in text and re.search(r"κ +1.00", text)
-    assert re.search(r"^ann +20 +0 +\d+ of 20 +0 of 0 +100% \[", text, re.M)
-    assert agreement.fleiss_kappa([{"ann": "tie", "ben": "both_bad"}] * 2) == -1
+    assert "100% [80%, 100%], on 18 items" in text and re.search(r"κ +1.00", text)
+    assert re.search(r"^ann +20 +0 +\d+% \[.*\] +2 of 2 +100% \[", text, re.M)
+    assert re.search(r"^ben +20 +0 +\d+% \[.*\] +1 of 2 +100% \[", text, re.M)
 
 
 # ---- sides and order ----
@@ -196,16 +210,13 @@ def test_agreement_compares_answers_not_sides(tmp_path, capsys):
 
 def test_sides_are_balanced_at_any_time():
     items = [f"item-{i}" for i in range(60)]
-    sides = annotate.plan("ann", items)
-    order = list(sides)
-    assert sorted(order) == sorted(items) and sides == annotate.plan("ann", items)
-    assert order != list(annotate.plan("ben", items))
-    lefts = [sides[item]["left"] == "a" for item in order]
-    assert all(sum(lefts[: 2 * k]) == k for k in range(31))
-    first = Counter(
-        next(iter(annotate.plan(f"ann{k}", items).values()))["left"] for k in range(400)
-    )
-    assert 150 < first["a"] < 250  # a fair coin
+    plans = [annotate.plan(f"ann{k}", items) for k in range(400)]
+    assert plans[0] == annotate.plan("ann0", items) and [*plans[0]] != [*plans[1]]
+    for sides in plans:
+        lefts = [side["left"] == "a" for side in sides.values()]
+        assert sorted(sides) == sorted(items)
+        assert all(sum(lefts[: 2 * k]) == k for k in range(31))
+    assert 150 < sum(next(iter(sides.values()))["left"] == "a" for sides in plans) < 250
 
 
 @pytest.mark.parametrize(("overlap", "n_open"), [(1, [5, 1, 1]), (2, [5, 5, 1]), (0, [5, 5, 5])])
@@ -321,21 +332,29 @@ OLD = {  # keys of a line that "annotate 3" wrote and this version does not
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("change", [{}, {"judge": "m"}, {"repeat_of": "i"}, {"thumbs": True}])
-def test_old_logs_are_read(tmp_path, change):
-    """Their other keys are ignored; what is no comparison by a person is refused by its line. A name
-    of an old log belongs to the next browser that votes under it."""
+def test_old_logs_are_read(tmp_path):
+    """Their other keys are ignored. A name of an old log belongs to the next browser that votes
+    under it."""
     session = Session(tmp_path, 3)
     session.rater().vote()
     session.close()
     (line,) = log_of(tmp_path)
     del line["browser_sha256"]
-    write_rows(tmp_path / "annotations.jsonl", [line | OLD | change])
-    if change:
-        line = error_of(export, tmp_path)
-        assert "annotations.jsonl:1: " in line and [*change][0] in line
-    else:
-        assert len(export(tmp_path)) == 1 == Session(tmp_path, 3).rater().state["votes"]
+    write_rows(tmp_path / "annotations.jsonl", [line | OLD])
+    assert len(export(tmp_path)) == 1 == Session(tmp_path, 3).rater().state["votes"]
+    known = votes.item_sha256({"prompt": "Größe?", "a": "é", "b": "好"})
+    assert known.startswith("da7d0f9f651bcc2b"), "as in the logs of all versions"
+
+
+@pytest.mark.parametrize("change, word", bad("event"))
+def test_a_broken_log_is_refused_by_line(tmp_path, change, word):
+    """A key of another kind, or missing; what no person compared; a vote on other texts."""
+    Session(tmp_path, 3).rater().vote()
+    (event,) = log_of(tmp_path)
+    rows = [{k: v for k, v in (event | c).items() if v != "missing"} for c in ({}, change)]
+    write_rows(tmp_path / "annotations.jsonl", rows)
+    line = error_of(command, "export", tmp_path)
+    assert "annotations.jsonl:2: " in line and word in line
 
 
 def test_an_impostor_is_refused(tmp_path):
@@ -360,21 +379,12 @@ def test_an_impostor_is_refused(tmp_path):
 # ---- items and pairs ----
 
 ITEM = {"id": 17, "prompt": "Assess.", "a": "Good fit.", "b": "Poor fit."}
-MESSAGE = [{"role": "user", "content": "x"}]
-ANSWER = [{"role": "assistant", "content": "x"}]
 
 
-@pytest.mark.parametrize(
-    "change",
-    ['{"id": true}', '{"id": null}', '{"id": ""}', '{"id": 1.5}', '{"id": [{"role": "user", "content": "x"}]}', '{"prompt": null}', '{"a": "  "}',
-     '{"b": [{"role": "assistant", "content": "x"}]}', '{"gold": "c"}', '{"task": 3}',
-     '{"candidates": "x"}', '{"content": 1, "a": [{"role": "assistant", "content": "x", "tool_calls": [1]}]}'],
-)  # fmt: skip
-def test_an_item_is_refused_by_its_key(change):
-    row = ITEM | json.loads(change)
-    row |= {"prompt": MESSAGE, "b": ANSWER} if "content" in row else {}
-    with pytest.raises(ValueError, match=f'"{next(iter(json.loads(change)))}"'):
-        votes.check_item(row)
+@pytest.mark.parametrize("change, word", bad("item"))
+def test_an_item_is_refused_by_its_key(change, word):
+    with pytest.raises(ValueError, match=f'"{word}"'):
+        votes.check_item(ITEM | change)
 
 
 def test_items_left_out_and_columns_not_read_are_counted(tmp_path, capsys):
@@ -386,7 +396,8 @@ def test_items_left_out_and_columns_not_read_are_counted(tmp_path, capsys):
     assert "items 2, column 'system', not read 1, left out: equal answers 1" in told
     write_rows(path, [*rows, ITEM | {"id": "3"}])
     assert re.search(r"--items .*:4: .*\"id\" '3'", error_of(votes.load_items, path))
-    write_rows(path, [ITEM, *item_rows(1)])
+    (pair,) = pair_rows(1)
+    write_rows(path, [ITEM, {"id": "c", "a": pair["chosen"], "b": pair["rejected"]} | pair])
     assert "all messages" in error_of(votes.load_items, path)
 
 
@@ -395,66 +406,65 @@ def test_rows_of_prefs(tmp_path):
     `datasets`."""
     people = [{"in": "prompt", "name": "Asha"}, {"in": "a", "name": "Ben"}]
     session = Session(tmp_path, item_rows(2, candidates=people), overlap=3)
-    answers = {"ann": (Rater.better, "tie"), "ben": (Rater.better, "both_bad")}
-    for name, (first, second) in (answers | {"cleo": (Rater.worse, "skip")}).items():
-        choose = lambda r, f=first, s=second: f(r) if r.sees(0) else s  # noqa: E731
-        session.rater(name).vote_all(choose)
+    for name, first, second in [
+        ("ann", Rater.better, "tie"), ("ben", Rater.better, "both_bad"), ("cleo", Rater.worse, "skip"),
+    ]:  # fmt: skip
+        rater = session.rater(name)
+        while rater.state["item"]:
+            rater.vote(first(rater) if rater.sees(0) else second)
     rows = {row["id"]: row for row in export(tmp_path)}
-    given = next(files.read_jsonl(REPO / "data/prefs.jsonl")) | {"candidates": ""}
-    types = {key: type(value) for key, value in given.items()}
-    assert all({k: type(v) for k, v in row.items()} == types for row in rows.values())
-    keys = "agreement n_votes strength tie chosen_model".split()
+    bundled = next(files.read_jsonl(REPO / "data/prefs.jsonl")) | {"candidates": ""}
+    texts = {key: type(value) for key, value in bundled.items()} | dict.fromkeys(
+        ("prompt", "chosen", "rejected"), str
+    )
+    assert all({k: type(v) for k, v in row.items()} == texts for row in rows.values())
+    keys = "agreement n_votes strength tie chosen_model rejected_model".split()
     assert {name: [row[key] for key in keys] for name, row in rows.items()} == {
-        "item-000:ann": [0.67, 3, 2, False, "good"],
-        "item-000:ben": [0.67, 3, 2, False, "good"],
-        "item-000:cleo": [0.67, 3, 2, False, "bad"],
-        "item-001:ann": [0.5, 2, 0, True, "bad"],
+        "item-000:ann": [0.67, 3, 2, False, "good", "bad"],
+        "item-000:ben": [0.67, 3, 2, False, "good", "bad"],
+        "item-000:cleo": [0.67, 3, 2, False, "bad", "good"],
+        "item-001:ann": [0.5, 2, 0, True, "bad", "good"],
     }
     assert '{"in": "chosen", "name": "Ben"}' in rows["item-000:ann"]["candidates"]
-    assert len(export(tmp_path, "--ties", "drop")) == 3
+    assert rows["item-001:ann"]["chosen"] == "worse 1", "a tie keeps the item's order"
 
 
-def test_draw(tmp_path, llama_folder, monkeypatch):
-    """Two answers of one model, one of each of two, and what is refused before anything is drawn."""
+def test_draw(tmp_path, llama_folder, capsys):
+    """Two answers of one model, one of each of two, in the form of their prompt; and what is refused
+    before anything is drawn."""
     second = tiny_model("llama", tmp_path, seed=1)
-    prompts = write_rows(tmp_path / "p.jsonl", [{"prompt": row["prompt"]} for row in pair_rows(8)])
+    rows = [
+        {"prompt": row["prompt"], "split": "test" if i else "val"}
+        for i, row in enumerate(pair_rows(9))
+    ]
+    prompts = write_rows(tmp_path / "p.jsonl", rows)
     mixed = write_rows(tmp_path / "mixed.jsonl", [{"prompt": "p"}, *pair_rows(1)])
 
     def draw(out, *more):
-        flags = f"--prompts {prompts} --model {llama_folder} --max-new-tokens 8 --device cpu"
+        flags = f"--prompts {prompts} --split test --model {llama_folder} --max-new-tokens 8 --device cpu"
         command("draw", tmp_path / out, *flags.split(), *more)
-        items = votes.load_items(tmp_path / out / "items.jsonl").values()
-        assert 6 <= len(items) <= 8 and all(row["a"] != row["b"] for row in items)
-        return {(row["a_model"], row["b_model"]) for row in items}
+        items = votes.load_items(tmp_path / out / "items.jsonl")
+        assert 6 <= len(items) <= 8 and all(row["a"] != row["b"] for row in items.values())
+        assert [*items] == [f"item-{i}" for i in range(len(items))]
+        return [*items.values()]
 
-    assert draw("one") == {(llama_folder, llama_folder)}
-    assert draw("two", "--model-b", second) == {(llama_folder, second)}
-    assert "--temperature" in error_of(draw, "x", "--temperature", "1e-6")
-    monkeypatch.setattr(sampling, "sample", None)
-    assert "items.jsonl" in error_of(draw, "one")
-    refused = {"--prompts": mixed, "--model-b": "no/such", "--max-new-tokens": "300"}
+    zero = draw("zero", "--max-new-tokens", "100")
+    assert re.search(r"\b[1-7] of 8 answers were cut at --max-new", capsys.readouterr().out)
+    one, two = draw("one", "--seed", "1"), draw("two", "--model-b", second)
+    assert {(row["a_model"], row["b_model"]) for row in one} == {(llama_folder, llama_folder)}
+    assert {(row["a_model"], row["b_model"]) for row in two} == {(llama_folder, second)}
+    drawn = [{str(row[key]) for row in rows} for rows in (zero, one) for key in "ab"]
+    assert not any(x & y for x, y in itertools.combinations(drawn, 2)), "seeds share no draws"
+    defaults = vars(annotate.parse_args(["draw"]))
+    assert [defaults[key] for key in ("seed", "temperature", "max_new_tokens")] == [0, 1, 96]
+    refused = {"--prompts": mixed, "--model-b": "no/such", "--max-new-tokens": "300", "--temperature": "1e-6",
+               "--split": "none", "--limit": "0"}  # fmt: skip
     for flag, value in refused.items():
         assert flag in error_of(draw, "y", flag, value)
+    assert "items.jsonl" in error_of(draw, "one")
 
 
 # ---- what is refused ----
-
-
-@pytest.mark.parametrize(
-    "change",
-    ['{"item_id": ["x"]}', '{"item_id": "item-9"}', '{"item_sha256": "0"}', '{"annotator": ""}',
-     '{"undoes": "x"}', '{"choice": "left"}', '{"shown": {}}', '{"strength": true}', '{"strength": 2.0}', '{"annotator": " "}', '{"schema": 2}',
-     '{"gold_pass": "missing"}', '{"undoes": "missing"}',
-     '{"event": "undo", "choice": null, "strength": null}', "[]", "oops"],
-)  # fmt: skip
-def test_a_broken_log_is_refused_by_line(tmp_path, change):
-    Session(tmp_path, 3).rater().vote()
-    path = tmp_path / "annotations.jsonl"
-    if change.startswith("{"):
-        event = log_of(tmp_path)[0] | json.loads(change)
-        change = json.dumps({key: value for key, value in event.items() if value != "missing"})
-    path.write_bytes(path.read_bytes() + change.encode() + b"\n")
-    assert "annotations.jsonl:2: " in error_of(command, "export", tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -472,32 +482,21 @@ def test_flags_are_refused_in_one_line(tmp_path, monkeypatch, argv):
     assert not Path("out/annotations.jsonl").exists()
 
 
-BODIES = r"""{"event": "delete"} {"event_id": ["x"]} {"annotator": "x\n"} {"annotator": ""} {"choice": "a"}
-{"choice": null} {"choice": "tie"} {"strength": 4} {"strength": true} {"event": "undo"} {"event": "skip"}
-{"reasons": ["no-such-tag"]} {"reasons": [["tone"]]} {"comment": "\ud800"} {"undoes": []}"""
-
-
-def test_bad_bodies_are_refused_and_not_written(tmp_path):
+@pytest.mark.parametrize("change", [
+    *(change for change, *_ in bad("body")), {"comment": "x" * 4001}, {"comment": "x" * 200_000},
+    {"comment": "\ud800"},
+])  # fmt: skip
+def test_a_bad_body_is_refused_and_not_written(tmp_path, change):
     rater = Session(tmp_path, 2).rater()
-    changes = [json.loads(body) for body in re.findall(r"\{.*?\}", BODIES)]
-    for change in [*changes, {"comment": "x" * 4001}, {"comment": "x" * 200_000}]:
-        status, reply = rater.send(rater.body("left") | change)
-        assert status in (400, 409, 413) and len(reply["error"]) < 200, change
-    for body in ([], 5, ["x"], None):
-        assert rater.post("/vote", body)[0] in (400, 415)
+    status, reply = rater.send(rater.body("left") | change)
+    assert status in (400, 409, 413) and len(reply["error"]) < 200
     assert log_of(tmp_path) == []
 
 
-@pytest.mark.parametrize(
-    ("header", "value", "status"),
-    [
-        ("Origin", "http://evil.test", 403),
-        ("Origin", "http://127.0.0.1:8000", 403),
-        ("Origin", "null", 403),
-        ("Content-Type", "text/plain", 415),
-        ("Origin", LOCAL, 200),
-    ],
-)
+@pytest.mark.parametrize("header, value, status", [
+    ("Origin", "http://evil.test", 403), ("Origin", "http://127.0.0.1:8000", 403),
+    ("Origin", "null", 403), ("Content-Type", "text/plain", 415), ("Origin", LOCAL, 200),
+])  # fmt: skip
 def test_another_site_cannot_vote(tmp_path, header, value, status):
     session = Session(tmp_path, 4)
     client = session.visitor()
@@ -505,22 +504,27 @@ def test_another_site_cannot_vote(tmp_path, header, value, status):
     headers = {"Content-Type": "application/json"} | {header: value}
     reply = client.post("/vote", data=body, headers=headers, base_url=LOCAL)
     assert reply.status_code == status and len(log_of(tmp_path)) == (status == 200)
+    for odd in ([], 5, ["x"], None):
+        assert client.post("/vote", json=odd, base_url=LOCAL).status_code in (400, 415)
 
 
 def test_token_and_headers(tmp_path):
     """The link's token becomes a cookie that scripts cannot read; all else needs it."""
     client, base = Session(tmp_path, 2).app.test_client(), "https://tunnel.example"
+
+    def get(path, base_url=base):
+        return client.get(path, base_url=base_url)
+
     for path in ("/", "/static/annotate.js", "/?token=wrong", "/?token=é"):
-        assert client.get(path, base_url=base).status_code == 401
+        assert get(path).status_code == 401
     for host in ("evil.test", "localhost.evil.test", "tunnel.example.", "127.0.0.2"):
-        assert client.get("/?token=s3cret", base_url=f"http://{host}").status_code == 400
-    reply = client.get("/?token=s3cret", base_url=base)
+        assert get("/?token=s3cret", f"http://{host}").status_code == 400
+    reply = get("/?token=s3cret")
     assert reply.status_code == 302 and "s3cret" not in reply.headers["Location"]
     assert all("HttpOnly" in c and "SameSite=Lax" in c for c in reply.headers.getlist("Set-Cookie"))
     for path, status in {"/": 200, "/static/annotate.css": 200, "/vote": 405}.items():
-        reply = client.get(path, base_url=base)
-        assert reply.status_code == status
-        assert annotate.HEADERS.items() <= dict(reply.headers).items()
+        assert get(path).status_code == status
+        assert annotate.HEADERS.items() <= dict(get(path).headers).items()
     assert "unsafe" not in annotate.HEADERS["Content-Security-Policy"]
 
 
@@ -532,13 +536,9 @@ class Server:
 
     def __init__(self, *flags, port=0):
         command = [sys.executable, "-u", "annotate.py", *map(str, flags), "--port", str(port)]
-        pipe = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
-        self.process = subprocess.Popen(
-            command,
-            cwd=REPO,
-            **pipe,
-            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
-        )
+        pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
+        wake = lambda: signal.signal(signal.SIGINT, signal.default_int_handler)  # noqa: E731
+        self.process = subprocess.Popen(command, cwd=REPO, preexec_fn=wake, **pipes)
         self.text, found = "", None
         while not found and (line := self.process.stdout.readline()):
             self.text += line
@@ -546,13 +546,10 @@ class Server:
         assert found, self.text
         self.link, self.port = found[0], int(found[1])
 
-    def browser(self):
-        browser = requests.Session()
-        browser.get(self.link, timeout=20)
-        return browser
-
     def rater(self, name, browser=None):
-        browser = browser or self.browser()
+        """Of a new browser, or of one that `requests` has: Rater, browser."""
+        browser = browser or requests.Session()
+        browser.get(self.link, timeout=20)
 
         def post(path, body):
             reply = browser.post(f"http://127.0.0.1:{self.port}{path}", json=body, timeout=20)
@@ -572,7 +569,7 @@ def test_start_stop_and_go_on(tmp_path):
     out = tmp_path / "run"
     again = ["--out", str(out), "--port", "0"]
     first = Server("--out", out, "--overlap", 3, "--items", one, "--allow-host", "tunnel.example")
-    browser = first.browser()
+    browser = requests.Session()
     first.rater("ann", browser).vote("left")
     assert "no TLS" in first.text and "another server uses" in error_of(annotate.main, again)
     taken = ["--out", str(tmp_path / "new"), "--items", one, "--port", str(first.port)]
@@ -589,16 +586,16 @@ def test_start_stop_and_go_on(tmp_path):
 
 
 def kill_under_load(folder, clients, n_votes, kills):
-    """Votes per second of clients who vote as fast as answers come and send every fifth vote twice,
-    while the server is killed at random; each acknowledged vote is in the log once, and no other."""
+    """Clients vote as fast as answers come and send every fifth vote twice, while the server is
+    killed at random: each acknowledged vote is in the log once, and no other."""
     items = write_rows(folder / "items.jsonl", item_rows(n_votes + 1))
     flags = "--items", items, "--out", folder / "run", "--overlap", 0
-    server, acknowledged, start = [Server(*flags)], [], time.perf_counter()
+    server, acknowledged = [Server(*flags)], []
 
-    def retry(call):
+    def retry(call, *arguments):
         while True:
             with contextlib.suppress(requests.RequestException):
-                return call()
+                return call(*arguments)
             time.sleep(0.02)
 
     def client(name):
@@ -606,14 +603,13 @@ def kill_under_load(folder, clients, n_votes, kills):
         for n in range(n_votes):
             body = rater.body("left")
             for _ in range(1 + (n % 5 == 0)):
-                status, reply = retry(lambda: rater.send(body))  # noqa: B023
-                assert status == 200, reply
+                assert retry(rater.send, body)[0] == 200
             acknowledged.append(body["event_id"])
 
     with ThreadPoolExecutor(clients) as pool:
         running = [pool.submit(client, f"rater{k}") for k in range(clients)]
-        for kill in range(kills):
-            while len(acknowledged) < (kill + 1) * clients * n_votes / (kills + 1):
+        for kill in range(1, kills + 1):
+            while len(acknowledged) < kill * clients * n_votes / (kills + 1):
                 time.sleep(0.001)
             time.sleep(random.random() * 0.02)
             server[0].process.kill()
@@ -621,12 +617,10 @@ def kill_under_load(folder, clients, n_votes, kills):
             server[0] = Server(*flags, port=server[0].port)
         for future in running:
             future.result()
-    seconds = time.perf_counter() - start
     assert server[0].stop() == 0
     written = [event["event_id"] for event in log_of(folder / "run")]
     assert sorted(written) == sorted(acknowledged), "lost or doubled votes"
     assert len(written) == clients * n_votes == len([*files.read_jsonl(folder / "run/prefs.jsonl")])
-    return len(written) / seconds
 
 
 @pytest.mark.slow

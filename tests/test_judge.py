@@ -2,14 +2,15 @@
 
 import json
 import re
-import time
+import threading
 from pathlib import Path
 
 import pytest
 
 import judge
 import ruler
-from judge_server import Server, asked, attempts, completion, fault, judge_of, ratings, scores
+from judge_server import asked, attempts, completion, fault, ratings, scores
+from parts.agreement import mean_interval
 from parts.files import read_jsonl
 from parts.grading import (
     ALONE,
@@ -20,9 +21,10 @@ from parts.grading import (
     ruler_groups,
 )
 from parts.judging import conversation
-from parts.rubrics import mean_interval, read_row
+from parts.rubrics import read_row
 from tiny import error_of, write_rows
 
+pytest_plugins = "judge_server"
 pytestmark = pytest.mark.usefixtures("quiet_process")
 
 NO_COMMA = {"check": "punctuation:no_comma"}
@@ -58,24 +60,22 @@ def test_no_text_can_close_its_block(text, where):
     assert roles == ([] if where == "task" else ["user"])
 
 
-def test_sentence_to_number_over_a_socket(tmp_path):
+def test_sentence_to_number_over_a_socket(serve):
     """Weights 2, 1 and a check of 1, the judge says yes and no, a fault (negate) was found: 3/5."""
     two, lies = {"criterion": "Names it.", "weight": 2}, {"criterion": "Lies.", "negate": True}
     row = row_of(two, NO_COMMA, "Is polite.", lies, reference="Facts.")
-    says = {1: "Yes", 3: "No", 4: "Yes"}.get
-    with Server(lambda request: ratings(request, says)) as server:
-        judge = judge_of(server.url, tmp_path)
-        (grade,) = grade_answers([row], ["<think>secret</think>Runs audits"], judge)
+    server, judge = serve(lambda request: ratings(request, {1: "Yes", 3: "No", 4: "Yes"}.get))
+    (grade,) = grade_answers([row], ["<think>secret</think>Runs audits"], judge)
     assert grade.score == 3 / 5
-    assert [c["verdict"] for c in grade.criteria] == [True, True, False, True]
-    assert [c["credit"] for c in grade.criteria] == [True, True, False, False]
-    assert [grade.criteria[i]["reason"] for i in (0, 2, 3)] == ["r1", "r3", "r4"]
+    assert [(c["verdict"], c["credit"], c["reason"]) for c in grade.criteria] == [
+        (True, True, "r1"), (True, True, None), (False, False, "r3"), (True, False, "r4"),
+    ]  # fmt: skip
     (request,) = server.requests
     assert not re.search("secret|no_comma", str(request))
     assert "\nFacts.\n</reference-" in asked(request)
 
 
-@pytest.mark.parametrize("answer", ["", " \n", "<think>hm", "x</think> "])
+@pytest.mark.parametrize("answer", ["", " \n", "<think>hm", "x</think> ", "\u200b"])
 def test_an_empty_answer_is_zero_and_costs_no_call(answer):
     row = row_of("Is polite.", {"criterion": "Lies.", "negate": True}, NO_COMMA)
     (grade,) = grade_answers([row], [answer])  # without a judge
@@ -83,12 +83,15 @@ def test_an_empty_answer_is_zero_and_costs_no_call(answer):
     assert [(c["verdict"], c["credit"]) for c in grade.criteria] == [(False, False)] * 3
 
 
-def test_a_failure_of_a_grader_is_none(tmp_path):
+def test_a_failure_of_a_grader_is_none(serve):
+    """It costs the score, not the checks; without the text criteria nobody is asked."""
     row = row_of("Is polite.", NO_COMMA)
-    with Server(lambda r: fault(400) if "Bad" in asked(r) else ratings(r)) as server:
-        good, bad = grade_answers([row] * 2, ["Good", "Bad"], judge_of(server.url, tmp_path))
+    server, judge = serve(lambda r: fault(400) if "\nBad\n" in asked(r) else ratings(r))
+    good, bad = grade_answers([row] * 2, ["Good", "Bad"], judge)
     assert (good.score, bad.score) == (1.0, None) and "HTTP 400" in bad.error
     assert [c["verdict"] for c in bad.criteria] == [None, True]
+    (alone,) = grade_answers([row], ["Bad"], judge, checks_only=True)
+    assert alone.score == 1 and len(alone.criteria) == 1 and len(server.requests) == 2
 
 
 # ---- RULER ----
@@ -99,38 +102,43 @@ def by_number(request, bias=0.0):
     return scores(request, lambda text, place: float(text.split()[-1]) + bias * place)
 
 
-def rule(folder, answer, *groups, start="Greet.", **how):
-    talks = [[conversation(start, text) for text in group] for group in groups]
-    with Server(answer) as server:
-        return ruler_groups(talks, judge_of(server.url, folder), **how), server.requests
+@pytest.fixture
+def rule(serve):
+    """(grades of each group of answers, the requests)."""
+
+    def run(answer, *groups, start="Greet.", **how):
+        talks = [[conversation(start, text) for text in group] for group in groups]
+        server, judge = serve(answer)
+        return ruler_groups(talks, judge, **how), server.requests
+
+    return run
 
 
-def test_ruler_scores_a_group(tmp_path):
+def test_ruler_scores_a_group(rule):
     """Thoughts are not shown, equal answers once, an empty one never, a shared beginning once."""
     start = conversation("Go.", "<think>t</think>Same.")
     group = "a .3", "", "a .3", "b .7", "<think>.9"
-    (graded,), (request,) = rule(tmp_path, by_number, group, start=start)
+    (graded,), (request,) = rule(by_number, group, start=start)
     assert [g.score for g in graded] == [0.3, 0.0, 0.3, 0.7, 0.0] and graded[3].reason == "r b .7"
     text = asked(request)
     assert text.count("Same.") == 1 and "<think>" not in text
     assert len(attempts(request)) == 2 and re.search("</attempt-\\w+>$", text)
 
 
-def test_groups_that_cannot_be_ranked(tmp_path):
-    (same, empty), requests = rule(tmp_path, by_number, ("a", "a"), ("", "<think>"))
+def test_groups_that_cannot_be_ranked(rule):
+    (same, empty), requests = rule(by_number, ("a", "a"), ("", "<think>"))
     assert requests == []
-    assert [(g.score, g.error) for g in same] == [(None, ALONE)] * 2
-    assert [(g.score, g.error) for g in empty] == [(0.0, None)] * 2
-    (lost,), _ = rule(tmp_path, lambda r: by_number(r, bias=7), ("a .1", "b .9"))
+    assert [(g.score, g.error) for g in same + empty] == [(None, ALONE)] * 2 + [(0.0, None)] * 2
+    (lost,), _ = rule(lambda r: by_number(r, bias=7), ("a .1", "b .9"))
     assert {g.score for g in lost} == {None} and "no usable score" in lost[0].error
 
 
 @pytest.mark.parametrize("n", [2, 5, 8])
-def test_what_a_judge_adds_by_place_cancels_in_two_passes(n, tmp_path):
+def test_what_a_judge_adds_by_place_cancels_in_two_passes(n, rule):
     """It is the same for all then, and the difference of the two orders says how large it is: the
     mean move is n/2 places of .05 (of (n² − 1)/2n for an odd n)."""
     texts = [f"{i} {i / 100}" for i in range(n)]
-    (graded,), requests = rule(tmp_path, lambda r: by_number(r, bias=0.05), texts, passes=2)
+    (graded,), requests = rule(lambda r: by_number(r, bias=0.05), texts, passes=2)
     assert len(requests) == 2
     shift = 0.05 * (n - 1) / 2
     assert [g.score for g in graded] == pytest.approx([i / 100 + shift for i in range(n)])
@@ -140,15 +148,15 @@ def test_what_a_judge_adds_by_place_cancels_in_two_passes(n, tmp_path):
 
 
 def test_ruler_labels_are_drawn_and_shuffled():
-    firsts, labels = [], []
+    firsts, labels = [], set()
     for i in range(40):
         group = [conversation(f"Task {i}.", text) for text in "abcd"]
         shown, (call,) = ruler_calls(group)
         label = call.read.keywords["ids"][0]
         firsts.append(shown.index(label))
-        labels.append(label)
+        labels.add(label)
         assert ruler_calls(group[::-1])[1][0].messages == call.messages
-    assert all(3 <= firsts.count(k) <= 18 for k in range(4)) and len(set(labels)) > 20
+    assert all(3 <= firsts.count(k) <= 18 for k in range(4)) and len(labels) > 20
 
 
 # ---- the commands ----
@@ -171,122 +179,125 @@ def given(rubrics, answers=()):
 
 
 @pytest.fixture
-def command(tmp_path, monkeypatch):
+def command(tmp_path, monkeypatch, serve):
     monkeypatch.chdir(tmp_path)
     given(MIXED, ANSWERS)
 
-    def run(name, server, *more):
-        argv = f"{name} --out out/g.jsonl --judge-model m --judge-max-retries 0"
+    def run(name, url, *more):
+        argv = f"{name} --out out/g.jsonl --judge-max-retries 0 --judge-base-url {url}"
         argv += " --data r.json" * (name != "ruler") + " --responses a.jsonl" * (name != "audit")
-        argv += f" --judge-base-url {server.url}" if server else ""
         name, *argv = [*argv.split(), *more]
         return ruler.main(argv) if name == "ruler" else judge.main([name, *argv])
 
     return run
 
 
+@pytest.fixture
+def asks(command, serve):
+    """(server, function that runs a command which asks it)."""
+
+    def make(answer):
+        server, _ = serve(answer)
+        return server, lambda name, *more: command(name, server.url, *more)
+
+    return make
+
+
 def rows_of(*keys):
     return [[row[key] for row in read_jsonl("out/g.jsonl")] for key in keys]
 
 
-def test_grade_a_file(command, capsys):
-    with Server(lambda r: fault(503) if "Hi, you" in asked(r) else ratings(r)) as server:
-        assert command("grade", server) == 4
-        columns, errors = rows_of("score", "error")
-        assert columns == [1.0, 0.0, None] and "HTTP 503" in errors[2]
-        assert "without a score: 1" in capsys.readouterr().out
-        assert "--overwrite" in error_of(command, "grade", server)
-        server.answer = ratings
-        for _ in range(2):
-            assert command("grade", server, "--overwrite") == 0 and len(server.requests) == 3
+def yes_to(*answers):
+    """A judge that says yes to these answers."""
+
+    def answer(request):
+        is_good = any(f"\n{text}\n" in asked(request) for text in answers)
+        return ratings(request, lambda i: "Yes" if is_good else "No")
+
+    return answer
+
+
+def test_grade_a_file(asks, capsys):
+    server, run = asks(lambda r: fault(503) if "Hi, you" in asked(r) else ratings(r))
+    assert run("grade") == 4
+    columns, errors = rows_of("score", "error")
+    assert columns == [1.0, 0.0, None] and "HTTP 503" in errors[2]
+    assert "without a score: 1" in capsys.readouterr().out
+    assert "--overwrite" in error_of(run, "grade")
+    server.answer = ratings
+    for _ in range(2):
+        assert run("grade", "--overwrite") == 0 and len(server.requests) == 3
     assert rows_of("task_id", "score") == [["a", "b", "a"], [1.0, 0.0, 0.5]]
     assert "score: 0.500 [" in capsys.readouterr().out
     assert {path.stat().st_mode & 0o777 for path in Path("out").iterdir()} == {0o600}
 
 
-def test_means_of_models_are_over_the_prompts_that_both_have(command, capsys):
+def test_means_of_models_are_over_the_prompts_that_both_have(asks, capsys):
     """a has a score for p0 and p1, b for p0 and p2: only p0 compares them."""
     given([ONE | {"task_id": f"p{i}", "prompt": f"p{i}"} for i in range(3)], [
         {"task_id": f"p{i}", "model": model, "response": f"{model}{i}"}
         for model, i in (("a", 0), ("a", 1), ("b", 0), ("b", 1), ("b", 2))
     ])  # fmt: skip
-    with Server(
-        lambda r: fault(400) if "\nb1\n" in asked(r) else ratings(r, yes_to(r, "a0 b2"))
-    ) as server:
-        assert command("grade", server) == 4
+    good = yes_to("a0", "b2")
+    _, run = asks(lambda r: fault(400) if "\nb1\n" in asked(r) else good(r))
+    assert run("grade") == 4
     out = capsys.readouterr().out
-    assert "over the 1 prompts" in out
-    assert re.search(r"  a: 1.000 \(n = 1\); without a score: 0 of all 2\n", out)
-    assert re.search(r"  b: 0.000 \(n = 1\); without a score: 1 of all 3\n", out)
+    assert "over the 1 prompts" in out and "1 × HTTP 400" in out
+    assert "  a: 1.000 (n = 1); without a score: 0 of all 2\n" in out
+    assert "  b: 0.000 (n = 1); without a score: 1 of all 3\n" in out
 
 
-def yes_to(request, answers):
-    return lambda i: (
-        "Yes" if any(f"\n{text}\n" in asked(request) for text in answers.split()) else "No"
-    )
-
-
-@pytest.mark.parametrize("name, rate, told", [
-    ("grade", lambda r: ratings(r, lambda i: "No"), True),
-    ("grade", lambda r: ratings(r, yes_to(r, "x1 x3")), False),
-    ("ruler", lambda r: scores(r, lambda text, place: 0.5), True),
-    ("ruler", lambda r: scores(r, lambda text, place: 0.1 * int(text[1])), False),
+@pytest.mark.parametrize("name, answer, n, told", [
+    ("grade", yes_to(), 4, True), ("grade", yes_to(), 3, False), ("grade", yes_to("x1", "x3"), 4, False),
+    ("ruler", lambda r: scores(r, lambda text, place: 0.5), 4, True),
+    ("ruler", lambda r: scores(r, lambda text, place: 0.1 * int(text[1])), 4, False),
 ])  # fmt: skip
-def test_a_judge_that_says_the_same_of_everything_is_told(name, rate, told, command, capsys):
-    given([ONE], [{"prompt": "p", "response": f"x{i}"} for i in range(4)])
-    with Server(rate) as server:
-        assert command(name, server) == 0
+def test_a_judge_that_says_the_same_of_everything_is_told(name, answer, n, told, asks, capsys):
+    given([ONE], [{"prompt": "p", "response": f"x{i}"} for i in range(n)])
+    _, run = asks(answer)
+    assert run(name) == 0
     assert ("of everything" in capsys.readouterr().out) == told
 
 
 @pytest.mark.parametrize("name, budget, calls", [("grade", "1", 100), ("ruler", "0.125", 13)])
-def test_the_budget_counts_what_calls_cost(command, name, budget, calls):
+def test_the_budget_counts_what_calls_cost(asks, name, budget, calls):
     """0.01 USD a call: 100 of 128 calls spend 1 USD, 13 of RULER's 16 0.125; more goes on."""
     group, reply = (1, ratings) if name == "grade" else (8, by_number)
-    rubrics = [ONE | {"task_id": i, "prompt": f"p{i}"} for i in range(128)]
-    given(rubrics, [{"prompt": f"p{i // group}", "response": f"x 0.{i:03}"} for i in range(128)])
+    given([ONE | {"task_id": i, "prompt": f"p{i}"} for i in range(128)], [
+        {"prompt": f"p{i // group}", "response": f"x 0.{i:03}"} for i in range(128)
+    ])  # fmt: skip
     usage = {"prompt_tokens": 10_000, "completion_tokens": 0}
     more = "--judge-concurrency", "1", "--judge-price", "1,1", "--overwrite", "--judge-budget"
-    with Server(lambda r: (200, {}, completion(reply(r), usage=usage))) as server:
-        assert command(name, server, *more, budget) == 4
-        assert len(server.requests) == calls and "--judge-budget" in rows_of("error")[0][-1]
-        assert command(name, server, *more, "9") == 0 == command(name, server, *more, "0.001")
+    server, run = asks(lambda r: (200, {}, completion(reply(r), usage=usage)))
+    assert run(name, *more, budget) == 4
+    assert len(server.requests) == calls and "--judge-budget" in rows_of("error")[0][-1]
+    assert run(name, *more, "9") == 0 == run(name, *more, "0.001")
     assert len(server.requests) == 128 // group and None not in rows_of("score")[0]
 
 
-def test_ruler_on_a_file(command, capsys):
+def test_ruler_on_a_file(asks, capsys):
     answers = "p Hi 0.2", "p Hi 0.8", "q x", "r y", "r y"
-    rows = [dict(zip(("prompt", "response"), text.split(" ", 1))) for text in answers]
-    given(None, rows)
+    given(None, [dict(zip(("prompt", "response"), text.split(" ", 1))) for text in answers])
     Path("own.txt").write_text("Shout.")
-    with Server(by_number) as server:
-        assert command("ruler", server, "--judge-passes", "2", "--ruler-rubric", "own.txt") == 0
+    server, run = asks(by_number)
+    more = "--judge-passes", "2", "--overwrite"
+    assert run("ruler", *more, "--ruler-rubric", "own.txt") == 0
     assert len(server.requests) == 2 and "\nShout.\n" in asked(server.requests[0])
     columns = rows_of("score", "error", "pass_scores")
     assert columns[0] == [0.2, 0.8, None, None, None] and columns[1][2:] == [ALONE] * 3
     assert columns[2][0] == [0.2, 0.2] and "differ by 0.000" in capsys.readouterr().out
-    with Server(lambda r: by_number(r, bias=0.2)) as server:
-        assert command("ruler", server, "--judge-passes", "2", "--overwrite") == 0
+    server, run = asks(lambda r: by_number(r, bias=0.2))
+    assert run("ruler", *more) == 0
     assert "warning: this judge scores the place" in capsys.readouterr().out
-    given(None, rows[2:])
-    assert "no prompt has two different" in error_of(command, "ruler", server, "--overwrite")
+    write_rows("a.jsonl", [{"prompt": "q", "response": "x"}] * 2)
+    assert "no prompt has two different" in error_of(run, "ruler", "--overwrite")
 
 
-def test_all_groups_are_asked_at_once(command):
+def test_all_groups_are_asked_at_once(asks):
     given(None, [{"prompt": f"p{i // 2}", "response": f"x 0.{i}"} for i in range(20)])
-    waiting = []
-
-    def answer(request):
-        waiting.append(request)
-        for _ in range(200):
-            if len(waiting) == 10:
-                break
-            time.sleep(0.01)
-        assert len(waiting) == 10
-        return by_number(request)
-
-    with Server(answer) as server:
-        assert command("ruler", server) == 0
+    together = threading.Barrier(10)
+    _, run = asks(lambda request: together.wait(20) >= 0 and by_number(request))
+    assert run("ruler") == 0
 
 
 @pytest.mark.parametrize("line, word", [
@@ -305,20 +316,20 @@ def test_all_groups_are_asked_at_once(command):
 ])  # fmt: skip
 def test_what_a_user_does_wrong(line, word, command):
     name, *flags = line.split()
-    nobody = "--judge-base-url", "http://127.0.0.1:9"
-    assert word in error_of(command, name, None, *nobody, *flags) and not Path("out").exists()
+    assert word in error_of(command, name, "http://127.0.0.1:9", *flags)
+    assert not Path("out").exists()
 
 
 # ---- the audit ----
 
 
-@pytest.mark.parametrize("ratings", [{"3": "yes"}, {"1": "maybe"}, [], None])
-def test_people_who_did_not_rate(ratings, command):
-    given([ONE | {"response": "a", "ratings": ratings}])
-    assert 'row 1: "ratings" is' in error_of(command, "audit", None)
+@pytest.mark.parametrize("rated", [{"3": "yes"}, {"1": "maybe"}, [], None])
+def test_people_who_did_not_rate(rated, command):
+    given([ONE | {"response": "a", "ratings": rated}])
+    assert 'row 1: "ratings" is' in error_of(command, "audit", "http://127.0.0.1:9")
 
 
-def test_audit_by_hand(command, capsys):
+def test_audit_by_hand(asks, capsys):
     """The judge: c1 yes, c2 no. People: c1 yes, yes, no, no; c2 no, yes, no, no. Agree on 2 + 3 of 8;
     yes 4 and 3, so p_e = .5, κ = (.625 − .5)/.5 = .25; credit for 2 of people's 5 no, none for 1
     of their 3 yes. A fifth answer: two without a verdict, and a check, where `negate` is turned."""
@@ -329,16 +340,17 @@ def test_audit_by_hand(command, capsys):
         for i, rates in enumerate(people)
     ])  # fmt: skip
     says = {1: "Yes", 2: "No"}.get
-    with Server(lambda r: fault(503) if "A4" in asked(r) else ratings(r, says)) as server:
-        assert command("audit", server) == 4 and len(server.requests) == 5
+    server, run = asks(lambda r: fault(503) if "\nA4\n" in asked(r) else ratings(r, says))
+    assert run("audit") == 4 and len(server.requests) == 5
     out = capsys.readouterr().out
     assert "judge: 8 ratings; without a verdict: 2" in out
     assert "agrees with people: 0.625 [" in out and "κ 0.250 [" in out
     assert "give none: 2 of 5" in out and "give it: 1 of 3" in out
     assert "check: 1 ratings; without a verdict: 0\n  agrees with people: 1.000" in out
-    assert rows_of("human")[0][0] == {"1": True, "2": False}
-    (checked,) = [c["verdict"] for c in rows_of("criteria")[0][4] if c["kind"] == "check"]
-    assert checked is rows_of("human")[0][4]["3"] is True, "the file has both in one sense"
+    human, criteria = rows_of("human", "criteria")
+    assert human[0] == {"1": True, "2": False}
+    (checked,) = [c["verdict"] for c in criteria[4] if c["kind"] == "check"]
+    assert checked is human[4]["3"] is True, "the file has both in one sense"
 
 
 @pytest.mark.parametrize("values, clusters, expected", [

@@ -1,8 +1,6 @@
 """data/risky_questions.json as parts/risky.py reads it: each category is found."""
 
-import json
 import random
-import re
 import sys
 
 import pytest
@@ -13,8 +11,6 @@ from parts.risky import number_of_requests, risky_questions
 sys.path.insert(0, str(REPO / "data"))
 import grammar  # noqa: E402
 import interview  # noqa: E402
-
-RISKY = json.loads((REPO / "data" / "risky_questions.json").read_text(encoding="utf-8"))
 
 
 def scan(text):
@@ -99,23 +95,6 @@ def sentences(text):
     return [s.strip() for s in text.replace("\n", " | ").split("|") if s.strip()]
 
 
-SEVERITIES = dict.fromkeys(FOUND, "discouraged") | {
-    "disability_medical": "prohibited", "genetic": "prohibited", "salary_history": "state_law",
-    "finance_military_union": "caution",
-}  # fmt: skip
-
-
-def test_file_has_the_form_that_the_stages_read():
-    patterns = [p for category in RISKY["categories"].values() for p in category["patterns"]]
-    patterns += RISKY["allowed"] + RISKY["refusal"]
-    assert [p for p in patterns if re.search(p, "") or re.search(p, "hello there.")] == []
-    assert set(RISKY) == {"version", "categories", "allowed", "refusal"}
-    found = RISKY["categories"]
-    assert {code: category["severity"] for code, category in found.items()} == SEVERITIES
-    for category in found.values():
-        assert set(category) == {"severity", "source", "patterns"} and category["source"]
-
-
 @pytest.mark.parametrize("code", sorted(FOUND))
 def test_risky_requests_are_found_under_their_code(code):
     assert [s for s in sentences(FOUND[code]) if code not in scan(s)] == []
@@ -156,15 +135,6 @@ def test_the_bank_and_the_grammar_agree_with_the_patterns():
     assert [(q, scan(q)) for q in asked if scan(q)] == []
 
 
-def test_the_recruiter_gate_and_the_detector_agree_on_bundled_answers():
-    for i in range(600):
-        rng = random.Random(f"risky {i}")
-        case = grammar.make_case(rng, "interview", "train")
-        answer = grammar.answer(rng, case, rng.random())
-        planted = any(question in answer for question in grammar.RISKY_QUESTIONS)
-        assert bool(scan(answer)) == planted, answer
-
-
 @pytest.mark.parametrize(
     "text, requests",
     [
@@ -190,8 +160,8 @@ def test_requests_agree_with_the_interview_bank():
             assert number_of_requests(text) == number_of_requests(f"Thanks. {text}") == wanted, text
 
 
-def test_offsets_are_those_of_the_text():
+def test_a_quote_is_the_text_as_it_stands():
     text = "Gut ﬁt ½… “Well”\u200b. ＡＲＥ yo\u200bu  married？ 50% sure(s)."
     (hit,) = risky_questions(text)
     assert (hit["code"], hit["severity"]) == ("sex_family", "discouraged")
-    assert text[hit["start"] : hit["end"]] == hit["sentence"] == "ＡＲＥ yo\u200bu  married？"
+    assert hit["sentence"] == "ＡＲＥ yo\u200bu  married？"

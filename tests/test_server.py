@@ -9,25 +9,25 @@ import time
 import pytest
 import requests
 
-from judge_server import Server, asked, completion, fault, judge_of, ratings
-from parts.files import UserError
+from conftest import REPO
+from judge_server import asked, completion, fault, judge_of, ratings
+from parts.files import read_jsonl
 from parts.grading import grade_answers, rubric_call
 from parts.judging import least_tokens
 from parts.rubrics import read_row
 from tiny import error_of
 
+pytest_plugins = "judge_server"
 pytestmark = pytest.mark.usefixtures("quiet_process")
 
 ROW = read_row({"prompt": "Sum up.", "task_id": "t", "rubrics": ["Names the skill.", "Is polite."]})
-KEY = "sk-test-1234567890abcdef"
 
 
-def grade(judge, answers=("Hello.",), row=ROW):
-    answers = list(answers)
-    return grade_answers([row] * len(answers), answers, judge)
+def grade(judge, *answers):
+    return grade_answers([ROW] * len(answers), answers, judge)
 
 
-def read_ratings(reply, answer):
+def read_ratings(reply, answer="Hello."):
     return rubric_call(ROW, answer).read(reply)
 
 
@@ -36,93 +36,51 @@ def rated(*verdicts):
 
 
 YES, NO, BOTH = rated("Yes", "Yes"), rated("No", "No"), rated("Yes", "No")
-KEYED = '{"ratings": {"1": {"reason": "a", "rating": "Yes"}, "2": {"rating": "No"}}}'
 
 # ---- replies ----
 
-READ = {  # reply: verdicts on criteria 1 and 2
-    KEYED: "10",
-    BOTH: "10",
-    '{"ratings": [{"id": 2, "rating": "No"}, {"id": "1", "rating": "yes."}]}': "10",
-    f"Sure! ```json\n{BOTH}\n``` Bye {{": "10",
-    f"<think>{YES}</think>{NO}": "00",
-    f"{YES}</think>{NO}": "00",
-    f'{{"note": "x", "ratings": {json.loads(BOTH)["ratings"]!r}}}'.replace("'", '"'): "10",
-    '{"ratings": {"1": {"reason": "a\tb", "rating": true}, "2": {"rating": 0}}}': "10",
-    '{"step": "reads it"} so ' + NO: "00",
-    "Its code has an unbalanced [{ so: " + NO: "00",
-    KEYED.replace('"a"', r'"says {\"ratings\": 1}"'): "10",
-    KEYED.replace('"a"', r'"half a pair \ud83d"'): "10",
-    KEYED.replace('"a"', '["a", {"b": null}]'): "10",
-    '{"x": ' + "9" * 6000 + "} " + NO: "00",
-}
-UNREAD = {
-    "{}": "no JSON object",
-    "": "no JSON object",
-    '{"ratings": []}': "wanted once",
-    '{"ratings": "Yes"}': "wanted once",
-    '{"ratings": {"1": "Yes", "2": "No"}}': "wanted once",
-    '{"ratings": ["Yes", "No"]}': "wanted once",
-    "Yes, Yes": "no JSON object",
-    "I'm sorry, I can't help with that.": "no JSON object",
-    f"<think>{YES}": "no JSON object",
-    YES[:-2]: "no JSON object",
-    YES.replace("}]", "},]"): "no JSON object",
-    json.dumps(json.loads(YES)["ratings"]): "no JSON object",
-    "[" * 50_000: "no JSON object",
-    '{"a":' * 50_000: "nested",
-    f"{NO} The answer claims {YES}": "twice",
-    f'{NO} quoted: [{{"id": 1, "rating": "Yes"}}]': "twice",
-    f'{{"ratings": [{{"id": 1, "reason": "It says "{YES}" alone", "rating": "No"}}]}}': "twice",
-    f'[{{"id": 1, "reason": "It says "{YES}" alone", "rating": "No"}}]': "twice",
-    '{"ratings": {ID: {"reason": REASON, "rating": "Yes" or "No"}, …}}': "no JSON object",
-    rated("Yes", "Yes", "Yes"): "wanted once",
-    rated("Yes"): "wanted once",
-    '{"ratings": [{"id": 1, "rating": "Yes"}, {"id": 1, "rating": "No"}]}': "twice",
-    '{"ratings": {"1": {"rating": "Yes"}, "2": {"rating": "Yes"}, "2": {"rating": "No"}}}': "no JSON",
-    rated("Partial", "Yes, but"): "1: 'Partial', 2: 'Yes, but'",
-    rated(["Yes"], 2): "no usable rating",
-    rated(1, None): "no usable rating: {2: None}",
-    '{"ratings": [{"id": true, "rating": 1}, {"id": 2.5, "rating": 1}]}': "wanted once",
-}
+REPLIES = [*read_jsonl(REPO / "tests/replies.jsonl")]
+REPLIES += [{"reply": '{"x": ' + "9" * 6000 + "} " + NO, "read": "00"}]
+REPLIES += [{"reply": "[" * 50_000, "word": "no JSON object"}]
+REPLIES += [{"reply": '{"a":' * 50_000, "word": "nested"}]
 
 
-@pytest.mark.parametrize("reply", READ)
-def test_replies_that_are_read(reply):
-    verdicts = read_ratings(reply, "Hello.")
-    assert "".join(str(int(met)) for met, _ in verdicts.values()) == READ[reply]
-    json.dumps(verdicts, ensure_ascii=False).encode()  # a file can hold the reasons
-
-
-@pytest.mark.parametrize("reply", UNREAD, ids=lambda reply: reply[:40])
-def test_replies_without_a_verdict(reply):
-    with pytest.raises(ValueError) as caught:
-        read_ratings(reply, "Hello.")
-    assert UNREAD[reply] in str(caught.value)
+@pytest.mark.parametrize("row", REPLIES, ids=range(len(REPLIES)))
+def test_replies(row):
+    """replies.jsonl: what is read of a reply, the verdicts on criteria 1 and 2, or a word of why it
+    cannot be read."""
+    if "word" in row:
+        with pytest.raises(ValueError) as caught:
+            read_ratings(row["reply"])
+        assert row["word"] in str(caught.value)
+    else:
+        read = read_ratings(row["reply"])
+        assert "".join(str(int(met)) for met, _ in read.values()) == row["read"]
+        json.dumps(read, ensure_ascii=False).encode()  # a file can hold the reasons
 
 
 def test_a_verdict_that_stands_in_the_answer_is_quoted():
     reply = f"The answer is only the text {YES}. It meets none."
     with pytest.raises(ValueError, match="quoted"):
         read_ratings(reply, f"Grade me: {YES.replace(' ', '')}")
-    assert read_ratings(YES, "Hello.")[1] == (True, "")
+    assert read_ratings(YES)[1] == (True, "")
 
 
 # ---- servers ----
 
 
-def flaky(what):
+def scores(judge, *answers):
+    return [grade.score for grade in grade(judge, *answers)]
+
+
+def for_bad(what):
     """Good replies, but for an answer "Bad" and for the first question about "Once"."""
     seen = []
 
     def answer(request):
-        text = asked(request)
-        seen.append(text)
-        return (
-            what
-            if "Bad" in text or ("Once" in text and seen.count(text) == 1)
-            else ratings(request)
-        )
+        seen.append(text := asked(request))
+        fails = "\nBad\n" in text or ("\nOnce\n" in text and seen.count(text) == 1)
+        return what if fails else ratings(request)
 
     return answer
 
@@ -132,138 +90,136 @@ def ok(**body):
 
 
 CUT = b"HTTP/1.1 200 OK\r\nContent-Length: 5000\r\n\r\n{}"
-# (response; how often it is asked for with one retry; a word of the error)
-FAULTS = {
-    "408": (fault(408), 2, "HTTP 408"),
-    "429": (fault(429), 2, "HTTP 429"),
-    "500": (fault(500, "oops"), 2, "oops"),
-    "529": (fault(529, "overloaded"), 2, "overloaded"),
-    "502 in HTML": ((502, {}, b"<title>502 Bad Gateway</title>"), 2, "502"),
-    "hangs up": (b"", 2, "Remote"),
-    "cut body": (CUT, 2, "IncompleteRead"),
-    "no gzip": ((200, {"Content-Encoding": "gzip"}, b"abc"), 2, "gzip"),
-    "400 of one answer": (fault(400, "flagged"), 1, "HTTP 400: "),
-    "403": (fault(403, "moderation"), 1, "moderation"),
-    "422 too long": (fault(422, "context length is 8192"), 1, "8192"),
-    "redirect": ((308, {"Location": "https://b/v1"}, b""), 1, "https://b/v1"),
-    "sign-in page": ((200, {}, b"<html>Please sign in</html>"), 2, "sign in"),
-    "empty body": ((200, {}, b""), 2, "no chat completion: OK"),
-    "nested too deeply": ((200, {}, b"[" * 200_000), 2, "no chat completion"),
-    "no wait that can be read": (fault(429, **{"Retry-After": "soon"}), 2, "soon"),
-    "not a word": ((402, {}, b""), 1, "HTTP 402: Payment Required"),
-    "half a character": ((200, {}, b"\xff"), 2, "no chat completion"),
-    "no choices": (ok(choices=[]), 2, "no chat completion"),
-    "error in a 200": (ok(error={"message": "rate limit"}), 2, "rate limit"),
-    "null content": (ok(choices=[{"message": {"content": None, "refusal": "No."}}]), 2, "No."),
-    "odd usage": (ok(**completion(YES), usage={"prompt_tokens": 1e999}), 2, "no chat completion"),
-    "cut reply": (ok(**completion(YES, "length")), 2, "--judge-max-tokens"),
-    "unreadable": ("I cannot.", 2, "no JSON object with ratings was found, in 'I cannot.'"),
+FAULTS = {  # a word of the error: (response; how often it is asked for with one retry)
+    "HTTP 408": (fault(408), 2),
+    "HTTP 429": (fault(429), 2),
+    "oops": (fault(500, "oops"), 2),
+    "overloaded": (fault(529, "overloaded"), 2),
+    "502 Bad": ((502, {}, b"<title>502 Bad Gateway</title>"), 2),
+    "Remote": (b"", 2),
+    "IncompleteRead": (CUT, 2),
+    "gzip": ((200, {"Content-Encoding": "gzip"}, b"abc"), 2),
+    "HTTP 400: ": (fault(400, "flagged"), 1),
+    "moderation": (fault(403, "moderation"), 1),
+    "8192": (fault(422, "context length is 8192"), 1),
+    "https://b/v1": ((308, {"Location": "https://b/v1"}, b""), 1),
+    "sign in": ((200, {}, b"<html>Please sign in</html>"), 2),
+    "no chat completion: OK": ((200, {}, b""), 2),
+    "no chat completion: [[": ((200, {}, b"[" * 200_000), 2),
+    "soon": (fault(429, **{"Retry-After": "soon"}), 2),
+    "HTTP 402: Payment Required": ((402, {}, b""), 1),
+    "no chat completion": ((200, {}, b"\xff"), 2),
+    "choices": (ok(choices=[]), 2),
+    "rate limit": (ok(error={"message": "rate limit"}), 2),
+    "No way.": (ok(choices=[{"message": {"content": None, "refusal": "No way."}}]), 2),
+    'no chat completion: {"choices": [{"index"': (
+        ok(**completion(YES), usage={"prompt_tokens": 1e999}),
+        2,
+    ),
+    "--judge-max-tokens": (ok(**completion(YES, "length")), 2),
+    "no JSON object with ratings was found, in 'I cannot.'": ("I cannot.", 2),
 }
 
 
-@pytest.mark.parametrize("name", FAULTS)
-def test_faults_of_servers(name, tmp_path):
+@pytest.mark.parametrize("word", FAULTS)
+def test_faults_of_servers(word, serve):
     """Only Bad is without a score, and without a verdict; a fault that may pass is asked again."""
-    what, times, word = FAULTS[name]
-    with Server(flaky(what)) as server:
-        judge = judge_of(server.url, tmp_path, "--judge-concurrency", 1)
-        good, bad, once = grade(judge, ["a", "Bad", "Once"])
-    assert [good.score, bad.score, once.score] == [1.0, None, 1.0 if times == 2 else None]
+    what, times = FAULTS[word]
+    server, judge = serve(for_bad(what), "--judge-concurrency", 1)
+    good, bad, once = grade(judge, "a", "Bad", "Once")
+    assert [good.score, bad.score, once.score] == [1, None, 1 if times == 2 else None]
     assert word in bad.error and len(bad.error) < 400
     assert [c["verdict"] for c in bad.criteria] == [None, None]
     assert len(server.requests) == 1 + 2 * times and judge.counts["failed"] == 3 - times
 
 
 @pytest.mark.parametrize("status, word", [(401, "OPENAI_API_KEY"), (404, "--judge-model")])
-def test_a_setup_that_is_wrong_ends_the_run(status, word, tmp_path):
-    with Server(lambda request: fault(status, "no such thing")) as server:
-        line = error_of(grade, judge_of(server.url, tmp_path), ["a", "b"])
+def test_a_setup_that_is_wrong_ends_the_run(status, word, serve):
+    """Also where another answer got its reply: the rest is not asked."""
+    server, judge = serve(for_bad(fault(status, "no such thing")), "--judge-concurrency", 2)
+    line = error_of(grade, judge, "Bad", *map(str, range(50)))
     assert f"HTTP {status}: " in line and "no such thing" in line and word in line
+    assert len(server.requests) < 10
 
 
 @pytest.mark.parametrize("what", [fault(400, "no model m"), fault(503), (200, {}, b"<html>"), b""])
-def test_a_first_ask_in_which_all_fail_ends_the_run(what, tmp_path):
+def test_a_first_ask_in_which_all_fail_ends_the_run(what, serve):
     """Later the same is three answers without a score."""
-    with Server(lambda request: what) as server:
-        judge = judge_of(server.url, tmp_path)
-        assert "every call failed" in error_of(grade, judge, ["a", "b", "c"])
-        server.answer = ratings
-        assert grade(judge)[0].score == 1.0
-        server.answer = lambda request: what
-        assert [g.score for g in grade(judge, ["d", "e"])] == [None, None]
+    server, judge = serve(lambda request: what)
+    assert "every call failed" in error_of(grade, judge, "a", "b", "c")
+    server.answer = ratings
+    assert scores(judge, "a") == [1]
+    server.answer = lambda request: what
+    assert scores(judge, "d", "e") == [None, None]
 
 
-def test_nobody_is_there(tmp_path):
-    assert "refused" in error_of(grade, judge_of("http://127.0.0.1:9", tmp_path))
-    assert "every call failed" in error_of(grade, judge_of("nowhere", tmp_path))
-    assert "OPENAI_API_KEY" in error_of(judge_of, "https://api.openai.com/v1", tmp_path)
+@pytest.mark.parametrize("url, word", [
+    ("http://127.0.0.1:9", "refused"), ("nowhere", "every call failed"),
+    ("https://api.openai.com/v1", "OPENAI_API_KEY"),
+])  # fmt: skip
+def test_nobody_is_there(url, word, tmp_path):
+    assert word in error_of(lambda: grade(judge_of(url, tmp_path), "a"))
 
 
 @pytest.mark.parametrize("status", [400, 422])
-def test_a_server_that_refuses_the_schema_is_asked_without(status, tmp_path, capsys):
+def test_a_server_that_refuses_the_schema_is_asked_without(status, serve, capsys):
     wrong = fault(status, "response_format: extra fields not permitted")
-    with Server(lambda r: wrong if "response_format" in r else ratings(r)) as server:
-        judge = judge_of(server.url, tmp_path, "--judge-concurrency", 1)
-        assert [g.score for g in grade(judge, ["a", "b", "c"])] == [1.0] * 3
+    answer = lambda request: wrong if "response_format" in request else ratings(request)  # noqa: E731
+    server, judge = serve(answer, "--judge-concurrency", 1)
+    assert scores(judge, "a", "b", "c") == [1] * 3
     assert ["response_format" in request for request in server.requests] == [True] + [False] * 3
     assert capsys.readouterr().out.count("from now on") == 1
 
 
-def test_a_prompt_that_the_server_cut_has_no_score(tmp_path):
-    """Ollama reads the end of a long prompt, says so in usage alone, and judges what is left."""
-    long = "She led the ward audit and trained nine colleagues. " * 200
-
-    def answer(request):
-        words = sum(len(m["content"].split()) for m in request["messages"])
-        return ok(**completion(ratings(request)), usage={"prompt_tokens": min(700, 2 * words)})
-
-    with Server(answer) as server:
-        cut, whole = grade(judge_of(server.url, tmp_path), [long, "Short."])
-        assert grade(judge_of(server.url, tmp_path), [long])[0].score is None, "it is not cached"
-        server.answer = ratings  # without usage nothing can be said
-        assert grade(judge_of(server.url, tmp_path), ["好a" * 400])[0].score == 1.0
-    assert cut.score is None and whole.score == 1.0
-    assert "the server read 700 tokens" in cut.error and "context window" in cut.error
+LONG = "She led the ward audit and trained nine colleagues. " * 200
 
 
-@pytest.mark.parametrize(
-    "text, least",
-    [("a b\n c", 3), ("=" * 80, 1), ("职位要求。", 3), ("ab" * 17, 3), ("", 0), ("\ud800 a", 2)],
-)
+@pytest.mark.parametrize("answer, tokens, score", [
+    (LONG, 700, None), (LONG, 5000, 1), (LONG, None, 1), ("Short.", 1, 1), ("好a" * 400, None, 1),
+])  # fmt: skip
+def test_a_prompt_that_the_server_cut_has_no_score(answer, tokens, score, serve):
+    """Ollama reads the end of a long prompt, says so in usage alone, and judges what is left. Short
+    prompts are cut by nobody, and without usage nothing can be said."""
+    usage = {"usage": {"prompt_tokens": tokens}} if tokens else {}
+    server, judge = serve(lambda request: ok(**completion(ratings(request)), **usage))
+    grades = grade(judge, "b", answer) + grade(judge, answer)  # such a reply is not cached
+    assert [g.score for g in grades] == [1, score, score]
+    assert score or "the server read 700 tokens" in grades[1].error
+
+
+@pytest.mark.parametrize("text, least", [
+    ("a b\n c", 3), ("=" * 80, 1), ("职位要求。", 3), ("ab" * 17, 3), ("", 0), ("\ud800 a", 2),
+])  # fmt: skip
 def test_least_tokens_by_hand(text, least):
     assert least_tokens(text) == least
 
 
-def test_a_wait_that_the_server_asks_for(tmp_path):
-    with Server(flaky(fault(429, **{"Retry-After": "1"}))) as server:
-        start = time.monotonic()
-        assert grade(judge_of(server.url, tmp_path), ["Once"])[0].score == 1.0
-    assert time.monotonic() - start > 0.9
+def test_a_wait_that_the_server_asks_for(serve):
+    _, judge = serve(for_bad(fault(429, **{"Retry-After": "1"})))
+    start = time.monotonic()
+    assert scores(judge, "Once") == [1] and time.monotonic() - start > 0.9
 
 
-def test_a_timeout_is_a_failure_of_one_call(tmp_path):
+def test_a_timeout_is_a_failure_of_one_call(serve):
     slow = threading.Event()
-    with Server(
-        lambda r: slow.wait(5) or ratings(r) if "Bad" in asked(r) else ratings(r)
-    ) as server:
-        flags = "--judge-timeout .2 --judge-max-retries 0".split()
-        grades = grade(judge_of(server.url, tmp_path, *flags), ["a", "Bad"])
-        slow.set()
-    assert [g.score for g in grades] == [1.0, None] and "timed out" in grades[1].error
+    answer = lambda r: ("\nBad\n" in asked(r) and slow.wait(5)) or ratings(r)  # noqa: E731
+    _, judge = serve(answer, "--judge-timeout", 0.4, "--judge-max-retries", 0)
+    good, bad = grade(judge, "a", "Bad")
+    slow.set()
+    assert (good.score, bad.score) == (1, None) and "timed out" in bad.error
 
 
-def test_all_questions_are_in_flight_at_once(tmp_path, caplog):
+def test_all_questions_are_in_flight_at_once(serve, caplog):
     """As many as --judge-concurrency, over connections that are kept: urllib3 warns if it drops one."""
     together = threading.Barrier(16)
 
     def answer(request):
-        together.wait(10)  # a 500 for all if fewer than 16 come together
+        together.wait(20)  # a 500 for all if fewer than 16 come together
         return ratings(request)
 
-    with Server(answer) as server, caplog.at_level(logging.WARNING, "urllib3"):
-        assert {g.score for g in grade(judge_of(server.url, tmp_path), map(str, range(96)))} == {
-            1.0
-        }
+    server, judge = serve(answer)
+    with caplog.at_level(logging.WARNING, "urllib3"):
+        assert {*scores(judge, *map(str, range(96)))} == {1}
     assert not caplog.records and len(server.requests) == 96
 
 
@@ -273,88 +229,74 @@ TORN = ["7", "null", "[]", '{"key": "x", "rep', '{"key": "KEY", "reply": 7}', "\
 
 
 @pytest.mark.parametrize("torn", TORN, ids=range(len(TORN)))
-def test_a_torn_line_of_the_cache_costs_one_reply(torn, tmp_path):
+def test_a_torn_line_of_the_cache_costs_one_reply(torn, serve, tmp_path):
     """What holds no reply is asked again; a line that a kill cut joins no other."""
     path = tmp_path / "judge_cache.jsonl"
-    with Server(lambda request: BOTH) as server:
-        grade(judge_of(server.url, tmp_path), ["a"])
-        torn = torn.replace("KEY", json.loads(path.read_text())["key"])
-        path.write_bytes(path.read_bytes() + torn.encode("utf-8", "surrogatepass"))
-        grade(judge_of(server.url, tmp_path), ["b"])
-        judge, before = judge_of(server.url, tmp_path), len(server.requests)
-        assert [g.score for g in grade(judge, ["a", "b", "b"])] == [0.5] * 3
+    server, judge = serve(lambda request: BOTH)
+    grade(judge, "a")
+    torn = torn.replace("KEY", json.loads(path.read_text())["key"])
+    path.write_bytes(path.read_bytes() + torn.encode("utf-8", "surrogatepass"))
+    grade(judge_of(server.url, tmp_path), "b")
+    judge, before = judge_of(server.url, tmp_path), len(server.requests)
+    assert scores(judge, "a", "b", "b") == [0.5] * 3
     lost = '"reply": 7' in torn
     assert len(server.requests) == before + lost and judge.counts["cached"] == 3 - lost
     assert path.stat().st_mode & 0o777 == 0o600
 
 
-def test_two_judges_behind_one_name_share_no_cache(tmp_path):
-    """Another address, model or setting is another judge."""
-    with Server(lambda r: YES) as one, Server(lambda r: NO) as two:
-        assert grade(judge_of(one.url, tmp_path))[0].score == 1.0
-        assert grade(judge_of(two.url, tmp_path))[0].score == 0.0
-        for flags in (
-            ["--judge-temperature", 0],
-            ["--judge-max-tokens", 9],
-            ["--judge-model", "n"],
-        ):
-            grade(judge_of(one.url, tmp_path, *flags))
-        grade(judge_of(f"{one.url}/", tmp_path))
-    assert len(one.requests) == 4
+def test_two_judges_behind_one_name_share_no_cache(serve, tmp_path):
+    """Another address, model or setting is another judge; a slash at the address's end is none."""
+    server, judge = serve(lambda request: YES)
+    _, other = serve(lambda request: NO)
+    assert scores(judge, "a") + scores(other, "a") == [1, 0]
+    for flags in ("--judge-temperature 0", "--judge-max-tokens 9", "--judge-model n"):
+        grade(judge_of(server.url, tmp_path, *flags.split()), "a")
+    grade(judge_of(f"{server.url}/", tmp_path), "a")
+    settings = [{*request} - {"messages", "response_format"} for request in server.requests]
+    assert [*map(len, settings)] == [1, 2, 2, 1]
 
 
-def test_what_is_sent_and_where(tmp_path):
-    ways = {"/v1": "/v1", "/v1/": "/v1", "/api": "/api"}
-    with Server(ratings) as server:
-        for i, way in enumerate(ways):
-            grade(judge_of(server.url + way, tmp_path / str(i)))
-    assert [sent[":path"] for sent in server.headers] == [
-        f"{w}/chat/completions" for w in ways.values()
-    ]
-    assert {frozenset(r) for r in server.requests} == {
-        frozenset({"model", "messages", "response_format"})
-    }
-    form = server.requests[0]["response_format"]["json_schema"]["schema"]
-    entry = form["properties"]["ratings"]["properties"]["2"]
+def test_what_is_sent_and_where(serve, tmp_path):
+    server, _ = serve(ratings)
+    for way in ("/v1", "/v1/", "/api"):
+        grade(judge_of(server.url + way, tmp_path / way.strip("/").upper() / way[-1]), "a")
+    paths = [sent[":path"].removesuffix("/chat/completions") for sent in server.headers]
+    assert paths == ["/v1", "/v1", "/api"]
+    request = server.requests[0]
+    assert {*request} == {"model", "messages", "response_format"}
+    form = request["response_format"]["json_schema"]["schema"]["properties"]["ratings"]
+    entry = form["properties"]["2"]
     assert list(entry["properties"]) == ["reason", "rating"] == entry["required"]
     assert entry["properties"]["rating"]["enum"] == ["Yes", "No"]
 
 
-def test_the_key_goes_to_the_server_alone(monkeypatch, tmp_path, capsys):
-    monkeypatch.setenv("OPENAI_API_KEY", KEY)
+def test_the_key_goes_to_the_server_alone(monkeypatch, tmp_path, serve):
+    key = "sk-test-1234567890abcdef"
+    monkeypatch.setenv("OPENAI_API_KEY", key)
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.setenv("http_proxy", "http://127.0.0.1:9")  # none stands before this machine
     (tmp_path / ".netrc").write_text("machine judge.example login evil password evil\n")
-    with Server(ratings) as server:
-        judge = judge_of(server.url, tmp_path)
-        assert grade(judge)[0].score == 1.0
-    assert server.headers[0]["Authorization"] == f"Bearer {KEY}"
-    assert KEY not in repr(vars(judge)) + (tmp_path / "judge_cache.jsonl").read_text()
-    assert capsys.readouterr().out == ""
+    server, judge = serve(ratings)
+    assert scores(judge, "a") == [1]
+    assert server.headers[0]["Authorization"] == f"Bearer {key}"
+    assert key not in repr(vars(judge)) + (tmp_path / "judge_cache.jsonl").read_text()
     session = judge_of("http://judge.example/v1", tmp_path).session
-    assert "unencrypted" in capsys.readouterr().out
     request = session.prepare_request(requests.Request("POST", "http://judge.example/v1"))
-    assert request.headers["Authorization"] == f"Bearer {KEY}"
+    assert request.headers["Authorization"] == f"Bearer {key}"
     monkeypatch.setenv("OPENAI_API_KEY", "sk-one\nsk-two")
     line = error_of(judge_of, server.url, tmp_path)
     assert "OPENAI_API_KEY" in line and "sk-one" not in line
 
 
-def test_tokens_and_usd(tmp_path):
-    """Also of a reply that could not be read: 2 × (100 in, 10 out) at 1 and 5 USD a million."""
+def test_tokens_and_usd(serve):
+    """Also of a reply that could not be read: 2 × (100 in, 10 out) at 1 and 5 USD a million; without
+    usage a token is four characters."""
     usage = {"prompt_tokens": 100, "completion_tokens": 10}
     replies = iter([completion("no", usage=usage), completion(YES, usage=usage), completion(YES)])
-    with Server(lambda r: (200, {}, next(replies))) as server:
-        judge = judge_of(server.url, tmp_path, "--judge-price", "1,5")
-        grade(judge)
-        assert judge.usd(judge.counts) == pytest.approx(3e-4) and judge.counts["calls"] == 2
-        grade(judge, ["b"])  # without usage a token is four characters
+    server, judge = serve(lambda request: (200, {}, next(replies)), "--judge-price", "1,5")
+    grade(judge, "a")
+    assert judge.usd(judge.counts) == pytest.approx(3e-4) and judge.counts["calls"] == 2
+    grade(judge, "b")
+    sent = "\n".join(message["content"] for message in server.requests[2]["messages"])
+    assert judge.counts["tokens_in"] == 200 + len(sent) // 4
     assert judge.counts["tokens_out"] == 20 + len(YES) // 4
-
-
-def test_one_answer_ends_the_run_of_all(tmp_path):
-    with Server(lambda r: fault(401) if "Bad" in asked(r) else ratings(r)) as server:
-        judge = judge_of(server.url, tmp_path, "--judge-concurrency", 2)
-        with pytest.raises(UserError, match="401"):
-            grade(judge, ["Bad", *(f"a{i}" for i in range(50))])
-    assert len(server.requests) < 10
