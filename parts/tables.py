@@ -30,42 +30,38 @@ def read_csv(path, needed=(), flag="table"):
     """A frame of texts without blanks around them, of the needed columns or else of all; its index
     holds the rows of the file as a spreadsheet counts them, the header being 1.
 
-    Cells are separated by whichever of comma, semicolon, tab and bar gives the header most cells,
-    or by what Excel's first line says ("sep=;"). Blank rows are skipped, and a None among the needed.
-    UserError for a file that is no such table, or has a needed column not once.
+    Cells are separated by whichever of comma, semicolon, tab and bar gives the header most cells.
+    Blank rows are skipped, and a None among the needed. UserError for a file that is no such table,
+    or has a needed column not once.
     """
     try:
         text = Path(path).read_bytes().decode("utf-8-sig")
-    except (OSError, UnicodeDecodeError) as error:
+        heads = {
+            mark: next(csv.reader(io.StringIO(text, newline=""), delimiter=mark), [])
+            for mark in ",;\t|"
+        }
+        mark = max(heads, key=lambda mark: len(heads[mark]))
+        records = csv.reader(io.StringIO(text, newline=""), delimiter=mark, strict=True)
+        rows = {line: row for line, row in enumerate(records, 1) if any(row)}
+    except (OSError, UnicodeDecodeError, csv.Error) as error:
         fix = "expected a CSV in UTF-8 (a spreadsheet saves it as “CSV UTF-8”)"
         raise UserError(f"{flag} {path}: {brief(error)}; {fix}") from None
-    said = re.match(r'"?sep=([,;|\t])"?\s*\n', text)
-    body = text[said.end() :] if said else text
-    marks = said[1] if said else ",;\t|"
-    heads = [next(csv.reader(io.StringIO(body, newline=""), delimiter=mark), []) for mark in marks]
-    head = max(heads, key=len)
-    mark = marks[heads.index(head)]
-    header = [" ".join(name.split()) for name in head]
+    rows.pop(1, None)
+    header = [" ".join(name.split()) for name in heads[mark]]
     needed = [name for name in dict.fromkeys(needed) if name]
     if wrong := [name for name in needed if header.count(name) != 1]:
         there = f"there is {', '.join(header) or 'nothing'}"
         raise UserError(f"{flag} {path}: expected one column {wrong[0]!r}; {there}")
-    reader = csv.reader(io.StringIO(body, newline=""), delimiter=mark, strict=True)
-    try:
-        records = list(reader)[1:]
-    except csv.Error as error:
-        raise UserError(f"{flag} {path}:{reader.line_num}: {error}") from None
-    first = 3 if said else 2  # row of the first record, as a spreadsheet counts
-    filled = [i for i, row in enumerate(records) if any(row)]
-    if not filled:
+    if not rows:
         raise UserError(f"{flag} {path}: no rows below the header")
-    if wrong := [i for i in filled if len(records[i]) != len(header)]:
-        fix = "remove rows below the table, and quote cells that hold the separator"
-        cells = f"{len(records[wrong[0]])} cells below a header of {len(header)}"
-        raise UserError(f"{flag} {path}:{wrong[0] + first}: {cells}; {fix}")
+    for line, row in rows.items():
+        if len(row) != len(header):
+            fix = "remove rows below the table, and quote cells that hold the separator"
+            cells = f"{len(row)} cells below a header of {len(header)}"
+            raise UserError(f"{flag} {path}:{line}: {cells}; {fix}")
     places = {name: header.index(name) for name in needed or header if name}
-    columns = {name: [records[i][place].strip() for i in filled] for name, place in places.items()}
-    return pd.DataFrame(columns, index=[i + first for i in filled], dtype=object)
+    columns = {name: [row[n].strip() for row in rows.values()] for name, n in places.items()}
+    return pd.DataFrame(columns, index=[*rows], dtype=object)
 
 
 # ---- what cells mean, as declared ----
@@ -143,12 +139,11 @@ def column_values(table, columns):
     """[{"column", "value", "rows"}]: what the columns hold, the most frequent values first."""
     rows = []
     for column in filter(None, columns):
-        counts = table[column].value_counts()
-        for value, n in counts.head(MOST).items():
-            rows.append({"column": column, "value": value or "(empty)", "rows": n})
-        if len(counts) > MOST:
-            rest = f"{len(counts) - MOST:,} other values"
-            rows.append({"column": column, "value": rest, "rows": counts[MOST:].sum()})
+        counts = table[column].replace("", "(empty)").value_counts()
+        shown, rest = dict(counts[:MOST]), counts[MOST:]
+        if len(rest):
+            shown[f"{len(rest):,} other values"] = rest.sum()
+        rows += [{"column": column, "value": value, "rows": n} for value, n in shown.items()]
     return rows
 
 
@@ -157,15 +152,11 @@ def column_values(table, columns):
 
 def write_csv(path, frame, empty=""):
     """Write a frame, or {header: cells}, as UTF-8 CSV, complete or not there; see `csv_cell`.
-
-    empty   what stands for a missing cell; whole numbers stay whole beside one
-    """
+    empty: what stands for a missing cell"""
     frame = pd.DataFrame(frame)
-    for name in frame:
-        cells = frame[name].convert_dtypes() if frame[name].isna().any() else frame[name]
+    for name, cells in frame.items():
         if not is_numeric_dtype(cells):
-            cells = cells.map({cell: csv_cell(cell) for cell in cells.unique()})
-        frame[name] = cells
+            frame[name] = cells.map({cell: csv_cell(cell) for cell in cells.unique()})
     Path(path).parent.mkdir(parents=True, exist_ok=True)
     with replacing(path, PRIVATE) as file:
         frame.rename(columns=csv_cell).to_csv(file, index=False, lineterminator="\n", na_rep=empty)
@@ -203,21 +194,19 @@ def biasguard(path, frame, comparisons):
     if not tool or "label_value" not in frame:
         reason = "it needs --y-true in every row" if tool else "it is not installed"
         return [f"BiasGuard was not run ({reason}); {path.name} has the layout that it reads."]
+    command = [tool, "audit", path, "--y-true", "label_value", "--y-pred", "score"]
     for attribute, rows in comparisons.items():
-        for group, reference in ((row["group"], row["reference"]) for row in rows):
-            given = {
-                "y-true": "label_value", "y-pred": "score", "group": attribute, "output": result,
-                "protected": csv_cell(group), "reference": csv_cell(reference),
-            }  # fmt: skip
-            flags = [word for key, value in given.items() for word in (f"--{key}", value)]
+        for row in rows:
+            group, reference = csv_cell(row["group"]), csv_cell(row["reference"])
+            pair = ["--group", attribute, "--protected", group, "--reference", reference]
             if group == reference:
                 continue
             try:
-                command = [tool, "audit", path, *flags]
-                subprocess.run(command, capture_output=True, timeout=60, check=True)
+                flags = [*command, *pair, "--output", result]
+                subprocess.run(flags, capture_output=True, timeout=60, check=True)
                 said = json.loads(result.read_text(encoding="utf-8"))["metrics"]
             except (subprocess.SubprocessError, OSError, ValueError, KeyError) as error:
                 said = f"no result ({brief(error)})"
-            lines.append(f"BiasGuard, {group} − {reference}: {said}")
+            lines.append(f"BiasGuard, {row['group']} − {row['reference']}: {said}")
     result.unlink(missing_ok=True)
     return lines
