@@ -34,8 +34,8 @@ REPEATED = 0.3  # of an answer's 4-grams stand earlier in it; no chosen one of d
 FEWEST = 10  # prompts with answers of both kinds, below which nothing is concluded
 LINE = 2.0  # a judge prefers a kind whose mean gap exceeds this many standard errors
 KINDS = {  # columns of a table of the rows of `check_judge`, and the note below it
-    "kind": "answers", "mean": ("mean score", ".2f"), "other": "others", "mean_other":
-    ("mean score", ".2f"), "n": "number", "n_other": "others", "wrong": "prefers them",
+    "kind": "answers", "mean": ("mean score", ".2f"), "other": "others",
+    "mean_other": ("mean score", ".2f"), "prompts": "prompts", "wrong": "prefers them",
 }, "Compared within prompts; –: fewer than 10 prompts have answers of both kinds."  # fmt: skip
 
 # ---- prompts ----
@@ -43,19 +43,15 @@ KINDS = {  # columns of a table of the rows of `check_judge`, and the note below
 
 def load_prompts(args):
     """Rows of --split, each prompt once; --n of them drawn by seed, in the order of the file."""
-    rows = read_prompts(args.prompts, "--prompts", args.chat)
-    splits = sorted({str(row["split"]) for row in rows if "split" in row})
-    if splits and args.split != "all":
-        rows = [row for row in rows if row.get("split") == args.split]
-    if not rows:
-        wrong = f"no row of --split {args.split}; found {', '.join(splits)}"
-        raise UserError(f"--prompts {args.prompts}: {wrong}")
-    once = {}
-    for row in rows:
-        once.setdefault(plain_text(row["prompt"]), row)
-    if len(once) < len(rows):
-        print(f"--prompts: {len(rows) - len(once)} rows left out: an earlier one has their prompt")
+    once, splits = {}, set()
+    for row in read_prompts(args.prompts, "--prompts", args.chat):
+        splits.add(str(row.get("split", args.split)))
+        if args.split in ("all", row.get("split", args.split)):
+            once.setdefault(plain_text(row["prompt"]), row)
     rows = list(once.values())
+    if not rows:
+        wrong = f"no row of --split {args.split}; found {', '.join(sorted(splits))}"
+        raise UserError(f"--prompts {args.prompts}: {wrong}")
     if 0 < args.n < len(rows):
         rows = [rows[i] for i in sorted(random.Random(args.seed).sample(range(len(rows)), args.n))]
     return rows
@@ -97,10 +93,9 @@ def answer_all(args, names, rows, ids):
         tokenizer = common.load_tokenizer(folder)
         policy = common.Policy(common.load_model(folder, device, dtype), dtype)
         draws = [(name, args.samples, args.seed)]
-        if reference is None:
-            reference = policy
-            if args.bon:  # drawn anew, so that no answer meets itself
-                draws.append((f"best of {args.bon} of {name}", args.bon, args.seed + 1))
+        if args.bon and reference is None:  # drawn anew, so that no answer meets itself
+            draws.append((f"best of {args.bon} of {name}", args.bon, args.seed + 1))
+        reference = reference or policy
         for shown, n, seed in draws:
             print(f"{shown}: {len(ids)} prompts × {n} answers", flush=True)
             drawn = sample(policy, tokenizer, ids, n, args.max_new_tokens, args.temperature, seed)
@@ -118,13 +113,12 @@ def answer_all(args, names, rows, ids):
 
 def measure_kl(policy, reference, drawn, pad, temperature):
     """(N,) KL of each answer of a `Rollout`: the sum over its tokens of log π − log π_ref."""
-    device = policy.model.device
-    most = 1024 if device.type == "cpu" else 8192  # padded tokens per forward
-    lengths = [len(ids) + len(answer) for ids, answer in zip(drawn.prompt_ids, drawn.answer_ids)]
-    parts, kl = common.micro_batches(range(len(lengths)), lengths, most), np.zeros(len(lengths))
+    device, pairs = policy.model.device, [*zip(drawn.prompt_ids, drawn.answer_ids)]
+    lengths, kl = [len(ids) + len(answer) for ids, answer in pairs], np.zeros(len(pairs))
+    budget = 1024 if device.type == "cpu" else 8192  # padded tokens per forward
+    parts = common.micro_batches(range(len(pairs)), lengths, budget)
     for part in parallel.progress(parts, "KL", delay=3):
-        rows = zip(*((drawn.prompt_ids[i], drawn.answer_ids[i]) for i in part))
-        batch = [x.to(device) for x in common.pad_rows(*rows, pad)]  # (B, T) each
+        batch = common.pad_rows(*zip(*(pairs[i] for i in part)), pad, device)  # (B, T) each
         with torch.no_grad():
             logps, ref_logps = (model(*batch, temperature)[0] for model in (policy, reference))
         kl[part] = (logps - ref_logps).double().sum(1).cpu()
@@ -137,18 +131,15 @@ def measure_kl(policy, reference, drawn, pad, temperature):
 def load_scorers(args, rows):
     """{"gold", "reward": (function, flag with its value)} of --gold and --reward-model, the one that
     decides first. Each is tried before anything is drawn: a broken one is known at once."""
-    given = {"gold": ("--gold", args.gold), "reward": ("--reward-model", args.reward_model)}
-    given = {key: pair for key, pair in given.items() if pair[1] != "none"}
-    if not given:
+    given = ("gold", "--gold", args.gold), ("reward", "--reward-model", args.reward_model)
+    scorers = {}
+    for key, flag, name in given:
+        if name != "none":
+            scorers[key] = load_scorer(flag, name, args.device), f"{flag} {name}"
+            score_answers(*scorers[key], rows[:1], [rows[0]["prompt"]], ["(no answer)"])
+    if not scorers:
         fix = "or let people compare them: python annotate.py draw --help"
         raise UserError(f"nothing to score with: pass --gold or --reward-model, {fix}")
-    if args.gold == args.reward_model:
-        raise UserError(f"--gold {args.gold}: is the --reward-model; name another score, or none")
-    scorers = {}
-    for key, (flag, name) in given.items():
-        scorers[key] = load_scorer(flag, name, args.device), f"{flag} {name}"
-        function, shown = scorers[key]
-        score_answers(function, shown, rows[:1], [rows[0]["prompt"]], ["(no answer)"])
     return scorers
 
 
@@ -160,23 +151,21 @@ def load_scorer(flag, name, device):
 
 
 def score(function, flag, answers, rows):
-    """A score of each answer, NaN where the function gives None; flag: with its value, for errors.
+    """(N,) scores, NaN where the function gives None; flag: with its value, for errors.
 
     Equal answers to a prompt are scored once, and scores are rounded, so that equal ones tie.
     """
-    once = answers.drop_duplicates(["p", "response"])
+    once = answers[["p", "response"]].drop_duplicates()
     every = [rows[p] for p in once.p]
     prompts = [row["prompt"] for row in every]
-    scores = score_answers(function, flag, every, prompts, list(once.response))
-    scores = [np.nan if value is None else round(value, 9) for value in scores]
-    known = dict(zip(zip(once.p, once.response), scores))
-    return [known[pair] for pair in zip(answers.p, answers.response)]
+    once["score"] = score_answers(function, flag, every, prompts, list(once.response))
+    return answers.merge(once, "left").score.astype(float).round(9)
 
 
 def judge_pairs(path, function):
-    """The pairs of a file as a frame, without ties and equal answers: its columns; reward_ and
-    length_ of both sides; right and longer (has the chosen answer more of it? 1, ½ or 0); and the
-    label of the prompt.
+    """The pairs of a file as a frame, without ties, equal answers, and those that the judge does not
+    read to their end: its columns; reward_ and length_ of both sides; right and longer (has the
+    chosen answer more of it? 1, ½ or 0); and the label of the prompt.
 
     function   (prompts, answers) → scores
     """
@@ -184,12 +173,15 @@ def judge_pairs(path, function):
 
     rows = read_jsonl(path, check_pair, flag="--pairs")
     rows = [row for row in rows if not row.get("tie") and row["chosen"] != row["rejected"]]
-    if not rows:
-        raise UserError(f"--pairs {path}: no pair with a better answer")
-    pairs = pd.DataFrame(rows).assign(label=[plain_text(row["prompt"]) for row in rows])
+    pairs = pd.DataFrame(rows, columns=None if rows else ["prompt", "chosen", "rejected"])
+    pairs["label"] = pairs.prompt.map(plain_text)
     for side in ("chosen", "rejected"):
-        pairs[f"reward_{side}"] = np.round(function(list(pairs.prompt), list(pairs[side])), 9)
+        scores = function(list(pairs.prompt), list(pairs[side])) if rows else []
+        pairs[f"reward_{side}"] = pd.Series(scores, dtype=float).round(9)
         pairs[f"length_{side}"] = pairs[side].map(plain_text).str.len()
+    pairs = pairs.dropna(subset=["reward_chosen", "reward_rejected"])
+    if pairs.empty:
+        raise UserError(f"--pairs {path}: no pair with a better answer")
     for name, key in (("right", "reward"), ("longer", "length")):
         pairs[name] = (np.sign(pairs[f"{key}_chosen"] - pairs[f"{key}_rejected"]) + 1) / 2
     return pairs
@@ -231,16 +223,13 @@ def check_judge(scores, prompts, answers, finished):
         ("longest third", place >= 2 / 3, "shortest third", place < 1 / 3),
     ):
         both = np.intersect1d(prompts[is_kind], prompts[is_other])
-        row = {"kind": kind, "other": other, "prompts": len(both)}
-        row |= {"n": int(is_kind.sum()), "n_other": int(is_other.sum())}
-        row |= dict.fromkeys(("gap", "se", "wrong", "mean", "mean_other"))
-        if row["n"] and row["n_other"]:
-            row |= {"mean": scores[is_kind].mean(), "mean_other": scores[is_other].mean()}
+        row = {"kind": kind, "other": other, "prompts": len(both), "wrong": None}
         if len(both) >= FEWEST:
             means = [
                 [scores[side & (prompts == p)].mean() for p in both] for side in (is_kind, is_other)
             ]
             gaps = np.subtract(*means)
+            row |= {"mean": scores[is_kind].mean(), "mean_other": scores[is_other].mean()}
             row |= {"gap": gaps.mean(), "se": gaps.std() / len(gaps) ** 0.5}
             row["wrong"] = bool(other == "whole" and row["gap"] > LINE * row["se"])
         rows.append(row)
@@ -273,16 +262,14 @@ def check_scorer(scorer, prompts, answers, pad):
     for i, (prompt, answer) in enumerate(zip(prompts, answers)):
         if len(answer) >= 16:
             cut, loop = spoil(answer)
-            rows += [(prompt, list(answer), True, i), (prompt, cut, False, i)]
-            rows += [(prompt, loop, True, i)]
-    scores, device = torch.zeros(len(rows)), scorer.model.device
-    for part in common.micro_batches(
-        range(len(rows)), [len(p) + len(a) for p, a, *_ in rows], 2048
-    ):
-        batch = common.pad_rows([rows[j][0] for j in part], [rows[j][1] for j in part], pad)
-        scores[part] = scorer(*(x.to(device) for x in batch)).float().cpu()
-    _, answers, finished, numbers = zip(*rows) if rows else [()] * 4
-    rows = check_judge(scores.numpy(), numbers, answers, np.array(finished, bool))
+            rows += [(prompt, answer, True, i), (prompt, cut, False, i), (prompt, loop, True, i)]
+    prompts, answers, finished, numbers = zip(*rows) if rows else [()] * 4
+    scores, lengths = np.zeros(len(rows)), [len(p) + len(a) for p, a in zip(prompts, answers)]
+    for part in common.micro_batches(range(len(rows)), lengths, 2048):
+        sides = ([side[i] for i in part] for side in (prompts, answers))
+        batch = common.pad_rows(*sides, pad, scorer.model.device)
+        scores[part] = scorer(*batch).float().cpu()
+    rows = check_judge(scores, numbers, [*map(list, answers)], np.array(finished, bool))
     return [row for row in rows if row["other"] == "whole"]  # of copies the length is made
 
 

@@ -3,16 +3,11 @@
 In     UTF-8, a header, a row per line. A row with more or fewer cells than the header is refused: it
        stands below the table, or its cells were shifted. (pandas.read_csv fills short rows up.)
 Out    a cell that a spreadsheet would run as a formula gets a ' in front; the file has mode 0600
-BiasGuard    github.com/themacdonald/BiasGuard (MIT), by its command line: biasguard audit
-             dataset.csv --y-true COL --y-pred COL --group COL --protected A --reference B
 """
 
 import csv
 import io
-import json
 import re
-import shutil
-import subprocess
 from pathlib import Path
 
 import numpy as np
@@ -152,7 +147,12 @@ def column_values(table, columns):
 
 def write_csv(path, frame, empty=""):
     """Write a frame, or {header: cells}, as UTF-8 CSV, complete or not there; see `csv_cell`.
-    empty: what stands for a missing cell"""
+
+    empty   what stands for a missing cell. BiasGuard (github.com/themacdonald/BiasGuard, MIT) ends at
+            an empty one. It reads "entity_id", "score" (the decision, 0 or 1), columns of groups, and
+            "label_value" (what was right):
+            biasguard audit FILE --y-true COL --y-pred COL --group COL --protected A --reference B
+    """
     frame = pd.DataFrame(frame)
     for name, cells in frame.items():
         if not is_numeric_dtype(cells):
@@ -172,41 +172,3 @@ def csv_cell(value):
         return value
     formula = re.match(r"\s*[=+\-@＝＋－＠]|[\t\r\n|%]", value)
     return f"'{value}" if formula and not re.fullmatch(NUMBER, value) else value
-
-
-# ---- BiasGuard ----
-
-
-def write_decisions(path, frame):
-    """A frame with "entity_id", "score" (the decision, 0 or 1), columns of groups, and "label_value"
-    (what was right) if it is known of all. BiasGuard ends at an empty cell: a missing one is
-    "unknown"."""
-    write_csv(path, frame, "unknown")
-
-
-def biasguard(path, frame, comparisons):
-    """[line] of what BiasGuard says of each comparison in the file; or why it was not run: its EOD
-    needs an outcome, "label_value", in every row.  comparisons  {attribute: rows of `compare`}
-
-    DIR = SR_p / SR_r,  SPD = SR_p − SR_r,  EOD = TPR_p − TPR_r     p protected, r reference
-    """
-    tool, result, lines = shutil.which("biasguard"), path.with_name("biasguard.json"), []
-    if not tool or "label_value" not in frame:
-        reason = "it needs --y-true in every row" if tool else "it is not installed"
-        return [f"BiasGuard was not run ({reason}); {path.name} has the layout that it reads."]
-    command = [tool, "audit", path, "--y-true", "label_value", "--y-pred", "score"]
-    for attribute, rows in comparisons.items():
-        for row in rows:
-            group, reference = csv_cell(row["group"]), csv_cell(row["reference"])
-            pair = ["--group", attribute, "--protected", group, "--reference", reference]
-            if group == reference:
-                continue
-            try:
-                flags = [*command, *pair, "--output", result]
-                subprocess.run(flags, capture_output=True, timeout=60, check=True)
-                said = json.loads(result.read_text(encoding="utf-8"))["metrics"]
-            except (subprocess.SubprocessError, OSError, ValueError, KeyError) as error:
-                said = f"no result ({brief(error)})"
-            lines.append(f"BiasGuard, {row['group']} − {row['reference']}: {said}")
-    result.unlink(missing_ok=True)
-    return lines
