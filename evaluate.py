@@ -119,7 +119,7 @@ def parse_args(argv=None):
     add("--prompts", metavar="FILE", help="JSONL of prompt, split, task (default: data/prompts.jsonl)")
     add("--split", default="test", help='use only prompts with this "split", where rows have one; all: every prompt')
     add("--n", type=whole, default=200, help="prompts, drawn by --seed, 50 to 800; 0: all")
-    add("--gold", help="the score that decides and that no training saw: FILE:FUNCTION, a reward model's folder, or none (default: the recruiter for the bundled prompts, else none)")
+    add("--gold", help="the score that decides and that no training saw: FILE:FUNCTION, or none (default: the recruiter for the bundled prompts, else none)")
     add("--reward-model", default="none", help="folder of a reward model; it decides where there is no --gold")
     add("--pairs", metavar="FILE", help="held-out pairs, JSONL: is --reward-model right on them?")
     add("--samples", type=some, default=4, help="answers per prompt and model, 1 to 8")
@@ -294,9 +294,11 @@ def reward(args):
     """how good a reward model is on held-out pairs, beside the rule 'the longer answer wins'"""
     from common import pad_id
     from parts import contest
+    from parts.parallel import pick
+    from parts.reward_models import reward_function
 
     page = report.Report("Is the reward model right?", args, [args.pairs], private=True)
-    function = contest.load_scorer("--reward-model", args.reward_model, args.device)
+    function = reward_function(args.reward_model, *pick(args.device, "auto"))
     pairs = contest.judge_pairs(args.pairs, function)
     parts = [("all", pairs)]
     for key in [key for key in ("task", "strength") if key in pairs]:

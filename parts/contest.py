@@ -43,15 +43,13 @@ KINDS = {  # columns of a table of the rows of `check_judge`, and the note below
 
 def load_prompts(args):
     """Rows of --split, each prompt once; --n of them drawn by seed, in the order of the file."""
-    once, splits = {}, set()
+    once = {}
     for row in read_prompts(args.prompts, "--prompts", args.chat):
-        splits.add(str(row.get("split", args.split)))
         if args.split in ("all", row.get("split", args.split)):
             once.setdefault(plain_text(row["prompt"]), row)
     rows = list(once.values())
     if not rows:
-        wrong = f"no row of --split {args.split}; found {', '.join(sorted(splits))}"
-        raise UserError(f"--prompts {args.prompts}: {wrong}")
+        raise UserError(f"--prompts {args.prompts}: no row of --split {args.split}")
     if 0 < args.n < len(rows):
         rows = [rows[i] for i in sorted(random.Random(args.seed).sample(range(len(rows)), args.n))]
     return rows
@@ -63,17 +61,17 @@ def encode_alike(folders, prompts, max_new_tokens):
     room = min(common.max_positions(common.load_config(name)) for name in folders) - max_new_tokens
     if room < 1:
         raise UserError(f"--max-new-tokens {max_new_tokens}: leaves no room for a prompt; lower it")
-    ids = {}
     for folder in folders:
         tokenizer = common.load_tokenizer(folder)
-        ids[folder] = [common.encode_prompt(tokenizer, prompt) for prompt in prompts]
-        if ids[folder] != ids[folders[0]]:
+        ids = [common.encode_prompt(tokenizer, prompt, room) for prompt in prompts]
+        first = ids if folder == folders[0] else first
+        if ids != first:
             draw = f"python annotate.py draw --model {folders[0]} --model-b {folder}"
             wrong = f"another tokenizer or template than {folders[0]}'s, so no KL between the two"
             raise UserError(f"--model {folder}: {wrong}; people can compare them: {draw}")
-    if cut := sum(len(row) > room for row in ids[folder]):
-        print(f"{cut} of {len(prompts)} prompts are cut to their last {room} tokens")
-    return [row[-room:] for row in ids[folder]]
+    if cut := sum(len(row) == room for row in ids):
+        print(f"{cut} of {len(prompts)} prompts are cut to their last {room} tokens, or just as long")
+    return ids
 
 
 # ---- answers ----
@@ -99,23 +97,24 @@ def answer_all(args, names, rows, ids):
         for shown, n, seed in draws:
             print(f"{shown}: {len(ids)} prompts × {n} answers", flush=True)
             drawn = sample(policy, tokenizer, ids, n, args.max_new_tokens, args.temperature, seed)
-            frame = pd.DataFrame({"model": shown, "p": np.arange(len(ids)).repeat(n)})
-            for key in ("id", "task", "prompt"):
-                frame[key] = [rows[p].get(key) for p in frame.p]
-            frame["response"], frame["response_ids"] = drawn.texts, drawn.answer_ids
-            frame["length"], frame["finished"] = frame.response_ids.map(len), drawn.finished
+            frame = pd.DataFrame({
+                "model": shown, "p": np.arange(len(ids)).repeat(n), "response": drawn.texts,
+                "response_ids": drawn.answer_ids, "finished": drawn.finished,
+            })  # fmt: skip
             if args.temperature and shown == name:  # of a choice among answers the KL is not known
                 pad = common.pad_id(tokenizer)
                 frame["kl"] = measure_kl(policy, reference, drawn, pad, args.temperature)
             frames.append(frame)
-    return pd.concat(frames, ignore_index=True)
+    answers = pd.concat(frames, ignore_index=True)
+    columns = {key: [rows[p].get(key) for p in answers.p] for key in ("id", "task", "prompt")}
+    return answers.assign(length=answers.response_ids.map(len), **columns)
 
 
 def measure_kl(policy, reference, drawn, pad, temperature):
     """(N,) KL of each answer of a `Rollout`: the sum over its tokens of log π − log π_ref."""
     device, pairs = policy.model.device, [*zip(drawn.prompt_ids, drawn.answer_ids)]
-    lengths, kl = [len(ids) + len(answer) for ids, answer in pairs], np.zeros(len(pairs))
-    budget = 1024 if device.type == "cpu" else 8192  # padded tokens per forward
+    kl, budget = np.zeros(len(pairs)), 1024 if device.type == "cpu" else 8192
+    lengths = [len(prompt) + len(answer) for prompt, answer in pairs]
     parts = common.micro_batches(range(len(pairs)), lengths, budget)
     for part in parallel.progress(parts, "KL", delay=3):
         batch = common.pad_rows(*zip(*(pairs[i] for i in part)), pad, device)  # (B, T) each
@@ -131,23 +130,18 @@ def measure_kl(policy, reference, drawn, pad, temperature):
 def load_scorers(args, rows):
     """{"gold", "reward": (function, flag with its value)} of --gold and --reward-model, the one that
     decides first. Each is tried before anything is drawn: a broken one is known at once."""
-    given = ("gold", "--gold", args.gold), ("reward", "--reward-model", args.reward_model)
     scorers = {}
-    for key, flag, name in given:
-        if name != "none":
-            scorers[key] = load_scorer(flag, name, args.device), f"{flag} {name}"
-            score_answers(*scorers[key], rows[:1], [rows[0]["prompt"]], ["(no answer)"])
+    if args.gold != "none":
+        scorers["gold"] = load_function(args.gold, "--gold"), f"--gold {args.gold}"
+    if args.reward_model != "none":
+        function = reward_function(args.reward_model, *parallel.pick(args.device, "auto"))
+        scorers["reward"] = function, f"--reward-model {args.reward_model}"
+    for scorer in scorers.values():
+        score_answers(*scorer, rows[:1], [rows[0]["prompt"]], ["(no answer)"])
     if not scorers:
         fix = "or let people compare them: python annotate.py draw --help"
         raise UserError(f"nothing to score with: pass --gold or --reward-model, {fix}")
     return scorers
-
-
-def load_scorer(flag, name, device):
-    """A function (prompts, texts, rows) → scores: FILE:FUNCTION, or a reward model's folder."""
-    if ".py:" in name:
-        return load_function(name, flag)
-    return reward_function(name, *parallel.pick(device, "auto"), flag=flag)
 
 
 def score(function, flag, answers, rows):
@@ -171,20 +165,19 @@ def judge_pairs(path, function):
     """
     import pandas as pd
 
-    rows = read_jsonl(path, check_pair, flag="--pairs")
+    rows = [*read_jsonl(path, check_pair, flag="--pairs")]
     rows = [row for row in rows if not row.get("tie") and row["chosen"] != row["rejected"]]
-    pairs = pd.DataFrame(rows, columns=None if rows else ["prompt", "chosen", "rejected"])
+    if not rows:
+        raise UserError(f"--pairs {path}: no pair with a better answer")
+    pairs = pd.DataFrame(rows)
     pairs["label"] = pairs.prompt.map(plain_text)
     for side in ("chosen", "rejected"):
-        scores = function(list(pairs.prompt), list(pairs[side])) if rows else []
+        scores = function(list(pairs.prompt), list(pairs[side]))
         pairs[f"reward_{side}"] = pd.Series(scores, dtype=float).round(9)
         pairs[f"length_{side}"] = pairs[side].map(plain_text).str.len()
-    pairs = pairs.dropna(subset=["reward_chosen", "reward_rejected"])
-    if pairs.empty:
-        raise UserError(f"--pairs {path}: no pair with a better answer")
     for name, key in (("right", "reward"), ("longer", "length")):
         pairs[name] = (np.sign(pairs[f"{key}_chosen"] - pairs[f"{key}_rejected"]) + 1) / 2
-    return pairs
+    return pairs.dropna(subset="right")
 
 
 # ---- may the judge decide? ----
@@ -202,15 +195,10 @@ def repeated(tokens, n=4):
 
 
 def check_judge(scores, prompts, answers, finished):
-    """One row per kind of answer: does the judge score it above its opposite?
+    """One row per kind of answer, see `likes`: does the judge score it above its opposite?
 
     scores    (N,) of a judge;  prompts  (N,) labels;  finished  (N,) bool: not cut
     answers   N lists of ids or words
-
-    gap       mean over prompts of (mean score of the kind − mean score of the other), of the
-              prompts with both;  se  its standard error
-    wrong     gap > LINE·se for a kind that nobody wants; None where fewer than FEWEST prompts have
-              both. A judge that likes long answers is shown, and not called wrong.
     """
     scores, prompts, finished = map(np.asarray, (scores, prompts, finished))
     is_loop = np.array([repeated(answer) >= REPEATED for answer in answers], bool)
@@ -223,17 +211,27 @@ def check_judge(scores, prompts, answers, finished):
         ("longest third", place >= 2 / 3, "shortest third", place < 1 / 3),
     ):
         both = np.intersect1d(prompts[is_kind], prompts[is_other])
-        row = {"kind": kind, "other": other, "prompts": len(both), "wrong": None}
-        if len(both) >= FEWEST:
-            means = [
-                [scores[side & (prompts == p)].mean() for p in both] for side in (is_kind, is_other)
-            ]
-            gaps = np.subtract(*means)
-            row |= {"mean": scores[is_kind].mean(), "mean_other": scores[is_other].mean()}
-            row |= {"gap": gaps.mean(), "se": gaps.std() / len(gaps) ** 0.5}
-            row["wrong"] = bool(other == "whole" and row["gap"] > LINE * row["se"])
-        rows.append(row)
+        means = [
+            [scores[side & (prompts == p)].mean() for p in both] for side in (is_kind, is_other)
+        ]
+        rows.append(likes(kind, other, *means))
     return rows
+
+
+def likes(kind, other, scores, other_scores):
+    """The row of a kind of answer; scores, other_scores: (P,) means of a prompt's answers of either.
+
+    gap       mean over prompts of scores − other_scores;  se  its standard error
+    wrong     gap > LINE·se for a kind that nobody wants; None of fewer than FEWEST prompts. A judge
+              that likes long answers is shown, and not called wrong.
+    """
+    row = {"kind": kind, "other": other, "prompts": len(scores), "wrong": None}
+    if len(scores) >= FEWEST:
+        gaps = np.subtract(scores, other_scores)
+        row |= {"mean": np.mean(scores), "mean_other": np.mean(other_scores)}
+        row |= {"gap": gaps.mean(), "se": gaps.std() / len(gaps) ** 0.5}
+        row["wrong"] = bool(other == "whole" and row["gap"] > LINE * row["se"])
+    return row
 
 
 def spoil(answer):
@@ -254,23 +252,19 @@ def spoil(answer):
 
 @torch.no_grad()
 def check_scorer(scorer, prompts, answers, pad):
-    """`check_judge` of good answers and their `spoil`ed copies.
+    """Rows of `likes`, of good answers and their `spoil`ed copies.
 
     scorer    `Scorer` of parts/reward_models.py;  prompts, answers  lists of ids;  pad  an id
     """
-    rows = []  # (prompt, answer, is it finished?, number of the prompt)
-    for i, (prompt, answer) in enumerate(zip(prompts, answers)):
-        if len(answer) >= 16:
-            cut, loop = spoil(answer)
-            rows += [(prompt, answer, True, i), (prompt, cut, False, i), (prompt, loop, True, i)]
-    prompts, answers, finished, numbers = zip(*rows) if rows else [()] * 4
-    scores, lengths = np.zeros(len(rows)), [len(p) + len(a) for p, a in zip(prompts, answers)]
-    for part in common.micro_batches(range(len(rows)), lengths, 2048):
-        sides = ([side[i] for i in part] for side in (prompts, answers))
-        batch = common.pad_rows(*sides, pad, scorer.model.device)
-        scores[part] = scorer(*batch).float().cpu()
-    rows = check_judge(scores, numbers, [*map(list, answers)], np.array(finished, bool))
-    return [row for row in rows if row["other"] == "whole"]  # of copies the length is made
+    prompts = [prompt for prompt, answer in zip(prompts, answers) if len(answer) >= 16]
+    prompts = [prompt for prompt in prompts for _ in range(3)]
+    answers = [copy for x in answers if len(x) >= 16 for copy in (list(x), *spoil(x))]
+    scores, lengths = np.zeros(len(answers)), [len(p) + len(a) for p, a in zip(prompts, answers)]
+    for part in common.micro_batches(range(len(answers)), lengths, 2048):
+        rows = ([side[i] for i in part] for side in (prompts, answers))
+        scores[part] = scorer(*common.pad_rows(*rows, pad, scorer.model.device)).float().cpu()
+    whole, cut, loop = scores.reshape(-1, 3).T
+    return [likes("cut off", "whole", cut, whole), likes("repetitive", "whole", loop, whole)]
 
 
 def sentences(rows):

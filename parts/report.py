@@ -14,30 +14,23 @@ import hashlib
 import io
 import re
 import sys
-import textwrap
 import warnings
 from importlib.metadata import version
 from pathlib import Path
 
 import jinja2
-import matplotlib
+import matplotlib.style
 from markupsafe import Markup
 from matplotlib.figure import Figure
 
 from parts.files import PRIVATE, UserError, replacing, write_json
 
-TEMPLATE = Path(__file__).resolve().parent / "templates" / "measure.html"
-N_COLOURS = 8  # --f0 … --f7 of the template
-INK, SOFT, RULE = "#0000e0", "#0000e1", "#0000e2"  # --e0, --e1, --e2 of the template
+TEMPLATES = Path(__file__).resolve().parent / "templates"  # measure.html and .txt, charts.mplstyle
+N_COLOURS = 8  # --f0 … --f7 of measure.html
+INK, SOFT, RULE = "#0000e0", "#0000e1", "#0000e2"  # --e0, --e1, --e2 of it; so in charts.mplstyle
 WIDTH = 5.0  # inches of a chart, 360 points: readable on a phone without scrolling
 warnings.filterwarnings("ignore", "Glyph")  # the browser has letters that matplotlib lacks
-matplotlib.rcParams |= {
-    "svg.fonttype": "none", "svg.hashsalt": "feedbackloop", "font.size": 9.5,
-    "text.color": INK, "axes.labelcolor": SOFT, "axes.edgecolor": RULE, "xtick.color": SOFT,
-    "ytick.color": SOFT, "grid.color": RULE, "grid.linewidth": 0.6, "axes.grid": True,
-    "axes.axisbelow": True, "axes.spines.top": False, "axes.spines.right": False,
-    "legend.frameon": False, "text.parse_math": False, "lines.linewidth": 1.8, "savefig.transparent": True,
-}  # fmt: skip
+matplotlib.style.use(TEMPLATES / "charts.mplstyle")
 
 
 def add_flags(parser, out):
@@ -119,38 +112,32 @@ class Report:
         without one a number is a count. `appendix`: below the limits, and on the page alone.
         """
         columns = {key: c if isinstance(c, tuple) else (c, "") for key, c in columns.items()}
-        cells = [[show(row.get(key), form) for key, (_, form) in columns.items()] for row in rows]
-        texts = [key for key in columns if any(isinstance(row.get(key), str) for row in rows)]
-        table = {"caption": caption, "headers": [head for head, _ in columns.values()]}
-        table |= {"cells": cells, "sides": ["<" if key in texts else ">" for key in columns]}
-        self.tables.append(table | {"note": note, "appendix": appendix, "rows": rows})
+        table = {"caption": caption, "rows": rows, "columns": columns, "note": note}
+        self.tables.append(table | {"appendix": appendix})
 
     def write(self, **numbers):
         """Prints the report and writes report.html and report.json with `numbers` beside the rows
         of its tables."""
-        print(plain(self.text()))
+        print(self.render("measure.txt"))
         self.out.mkdir(parents=True, exist_ok=True)
         said = {"title": self.title, "answer": self.answers, "limits": self.limits}
         tables = {table["caption"]: table["rows"] for table in self.tables}
         said |= numbers | {"tables": tables} | self.record
         write_json(self.out / "report.json", said, self.mode)
         with replacing(self.out / "report.html", self.mode) as file:
-            file.write(plain(self.html()).encode())
+            file.write(self.render("measure.html").encode())
         print(f"\nReport: {self.out}/report.html (numbers: report.json)")
 
-    def text(self):
-        lines = [self.title, *(textwrap.fill(sentence, 100) for sentence in self.answers)]
-        for table in self.tables:
-            if not table["appendix"]:
-                note = textwrap.fill(table["note"], 100)
-                lines += ["", table["caption"], text_table(table), *filter(None, [note])]
-        return "\n".join([*lines, "", *(textwrap.fill(f"- {said}", 100) for said in self.limits)])
-
-    def html(self):
-        charts = [(caption, svg(figure, caption)) for caption, figure in self.charts]
-        environment = jinja2.Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True)
-        template = environment.from_string(TEMPLATE.read_text(encoding="utf-8"))
-        return template.render(report=self, charts=charts)
+    def render(self, name):
+        """The report by a template, without characters that steer a terminal or turn a line."""
+        loader, escape = jinja2.FileSystemLoader(TEMPLATES), jinja2.select_autoescape()
+        environment = jinja2.Environment(
+            loader=loader, autoescape=escape, trim_blocks=True, lstrip_blocks=True
+        )
+        text = environment.get_template(name).render(report=self, show=show, svg=svg)
+        return re.sub(
+            "[\x00-\x09\x0b-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u2066-\u2069]", "?", text
+        )
 
 
 def svg(figure, caption):
@@ -162,9 +149,6 @@ def svg(figure, caption):
     text = re.sub("#0000([ef][0-9])", r"var(--\1)", text[text.index("<svg") :])
     label = f'<svg role="img" aria-label="{Markup.escape(caption)}" '
     return Markup(text.replace("<svg ", label, 1))
-
-
-# ---- texts ----
 
 
 def show(value, form=""):
@@ -188,20 +172,3 @@ def show(value, form=""):
     if form == "p":
         return "< 0.001" if value < 0.001 else f"{value:.3f}"
     return format(value, form or ",").replace("%", " %").replace("-", "−")
-
-
-def text_table(table):
-    """Columns of a table, padded: texts to the left, numbers to the right."""
-    grid, sides = [table["headers"], *table["cells"]], table["sides"]
-    widths = [max(map(len, column)) for column in zip(*grid)]
-    padded = (
-        [f"{cell:{side}{width}}" for cell, side, width in zip(row, sides, widths)] for row in grid
-    )
-    return "\n".join("  ".join(row).rstrip() for row in padded)
-
-
-def plain(text):
-    """A text without characters that steer a terminal or turn the direction of a line."""
-    return re.sub(
-        "[\x00-\x09\x0b-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u2066-\u2069]", "?", text
-    )
