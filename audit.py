@@ -117,9 +117,9 @@ def read_people(args, scoring):
     """(table, people, rule): the rows as texts; of those with a decision "hit" 0 or 1, "score",
     "goodness" (the score, negated where lower is better), "outcome" 1, 0 or NaN, "role", "person"; and what a
     selection is, in words."""
-    law = [args.sex, args.race, args.hispanic if args.hispanic != "none" else None]
-    named = [args.y_pred, args.score, args.y_true, args.within, args.id, *args.group, *law]
-    table = tables.read_csv(args.table, named)
+    hispanic = args.hispanic if args.hispanic != "none" else None
+    named = [args.y_pred, args.score, args.y_true, args.within, args.id, *args.group]
+    table = tables.read_csv(args.table, [*named, args.sex, args.race, hispanic])
     if args.id:
         table = table[~table[args.id].isin(args.drop)]
         if (empty := table[args.id] == "").any():

@@ -257,16 +257,13 @@ def means(answers, scorers):
 
 def headline(found):
     """The first sentence: who is better than whom, of rows of `judged`."""
-    if found[0]["verdict"] == NEVER:
-        return "No verdict on which model is better."
     said = [
-        f"{row['a']} is better than {row['b']}, preferred in {show(row['wins']['value'], '.1%')} of "
+        f"{row['a']} is better than {row['b']}: preferred in {show(row['wins']['value'], '.1%')} of "
         "comparisons"
-        for row in found
         if row["verdict"] == "better"
+        else f"{row['a']} and {row['b']}: {row['verdict']}"
+        for row in found
     ]
-    if len(said) < len(found):
-        said += ["no other difference is shown" if said else "No difference between models is shown"]
     return f"{'; '.join(said)}."
 
 
@@ -356,6 +353,7 @@ def human(args):
     found = judged([preference(*models, votes.wins, votes.lengths, votes.prompt)])
     a, b, wins, word = (found[0][key] for key in ("a", "b", "wins", "verdict"))
     votes["wins"] = votes.wins if a == models[0] else 1 - votes.wins
+    others = for_other_people(votes, wins["value"])
     people = [
         {"annotator": person, "votes": len(part), "wins": stats.mean_share(part.wins, part.prompt)}
         for person, part in votes.groupby("annotator")
@@ -366,7 +364,7 @@ def human(args):
         if word == "better"
         else f"{a} and {b}: {word}. {a} is preferred in {rate} of comparisons.",
         f"{len(votes)} votes of {len(people)} people on {wins['clusters']} prompts. At equal length: "
-        f"{show(equal, '.1%')}.",
+        f"{show(equal, '.1%')}. For other people like these: {show(others, '.1%')}.",
         *[to_see_more(wins)] * (word == VERDICTS[OPEN]),
     )
     lines = [(person["annotator"], person["wins"], b) for person in people]
@@ -375,12 +373,21 @@ def human(args):
     columns = {"annotator": "annotator", "votes": "votes", "wins": (f"for {a}", ".1%")}
     page.table("Each annotator", people, columns)
     page.limit(
-        "The verdict is on these people: of others it says less, the fewer they are.",
+        "The verdict is on these people. The interval for others, which one person alone does not "
+        "have, counts annotators as a sample, too.",
         "Ties and both bad count one half. How far people agree: python annotate.py agreement",
         f"{len(every) - len(votes)} further votes do not count: on items whose better answer is known, "
         "or that do not name two models.",
     )
-    page.write(comparison=found[0], annotators=people)
+    page.write(comparison=found[0], annotators=people, other_people=others)
+
+
+def for_other_people(votes, rate):
+    """The estimate of `rate`, the mean over prompts of each prompt's mean, with two kinds of cluster:
+    prompts and annotators are both samples. Of one annotator it has no interval."""
+    of_prompt = votes.groupby("prompt").wins
+    weight = len(votes) / (of_prompt.ngroups * of_prompt.transform("size"))  # mean 1
+    return stats.mean_share(rate + weight * (votes.wins - rate), [votes.prompt, votes.annotator])
 
 
 def unblinded(votes, items):

@@ -134,4 +134,4 @@ def draw(axes, runs, models, colour):
         if "kl" in row:
             dot = max(0, row["kl"]["value"]) ** 0.5, row["gold"]["value"]
             axes.plot(*dot, "o", color=colour(row["model"]), label=row["model"])
-    axes.legend()
+            axes.legend()

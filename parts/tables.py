@@ -17,6 +17,7 @@ from pandas.api.types import is_numeric_dtype
 from parts.files import PRIVATE, UserError, brief, replacing
 
 MOST = 30  # values of a column that are listed
+MAP = ["yours", "the rule's"]  # columns of --map
 YES_NO = {"1": 1, "yes": 1, "true": 1, "0": 0, "no": 0, "false": 0}
 NUMBER = r"[+-]?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?"
 
@@ -73,24 +74,21 @@ def check_last_rows(table, columns, path):
 
 
 def read_map(path, flag):
-    """{label: what it stands for} of a CSV of two columns, as `write_csv` writes labels."""
-    table = read_csv(path, flag=flag)
-    if len(table.columns) != 2:
-        raise UserError(f"{flag} {path}: {len(table.columns)} columns; expected two")
-    return dict(zip(table.iloc[:, 0].map(csv_cell), table.iloc[:, 1]))
+    """{label: what it stands for} of a CSV as `write_map` writes it."""
+    table = read_csv(path, MAP, flag)
+    return dict(zip(table[MAP[0]].map(csv_cell), table[MAP[1]]))
 
 
 def categories(cells, mapping, allowed, unknown, flag):
-    """(n,) categories: what the map says, else the cell itself; None for unknown. UserError for one
-    that is none of the allowed, in the map's spelling or in small letters."""
-    category = {value: mapping.get(csv_cell(value), value) for value in set(cells)}
-    category |= dict.fromkeys(["", *unknown], "")
-    wrong = [value for value, name in category.items() if name and name not in allowed]
-    if wrong := [value for value in wrong if category[value].lower() not in allowed]:
-        fix = "map it in --map FILE, which `audit.py values` writes, or add it to --unknown"
-        listed = ", ".join(allowed)
-        raise UserError(f"{flag} {cells.name}: {min(wrong)!r} is none of {listed}; {fix}")
-    return cells.map(category).replace("", None)
+    """(n,) categories: what the map says, else the cell itself; None or NaN for unknown. UserError
+    for one that is none of the allowed, in the map's spelling or in small letters."""
+    named = {value: mapping.get(csv_cell(value), value) for value in {*cells} - {"", *unknown}}
+    for value, name in sorted(named.items()):
+        if name and {name, name.lower()}.isdisjoint(allowed):
+            fix = "map it in --map FILE, which `audit.py values` writes, or add it to --unknown"
+            wrong = f"{flag} {cells.name}: {value!r} is none of {', '.join(allowed)}"
+            raise UserError(f"{wrong}; {fix}")
+    return cells.map(named).replace("", None)
 
 
 def write_map(path, values, allowed):
@@ -98,7 +96,7 @@ def write_map(path, values, allowed):
     if Path(path).exists():
         raise UserError(f"--map {path}: it exists; choose another file")
     filled = [value if value in allowed else "" for value in values]
-    write_csv(path, {"yours": values, "the rule's": filled})
+    write_csv(path, dict(zip(MAP, (values, filled))))
     print(f"wrote {path}: fill in its second column; empty means none of the categories")
 
 
