@@ -222,8 +222,9 @@ def law_tables(args, table, people, scoring):
     columns["crossed"] = races.str.cat(sexes, sep=", "), both
     for key, (labels, categories) in columns.items():
         counts = hit.groupby(labels).agg(["size", "sum"]).reindex(categories, fill_value=0)
-        counts["rate"] = counts["sum"] / counts["size"]
-        counts["ratio"] = counts.rate / counts.rate.max()
+        counts.columns = ["# of applicants", "# selected"]
+        counts["rate"] = counts["# selected"] / counts["# of applicants"]
+        counts["impact ratio"] = counts.rate / counts.rate.max()
         title = f"Local Law 144, {key}; {labels.isna().sum():,} of unknown category are left out"
         law[title] = counts.rename_axis("category").reset_index().to_dict("records")
     return law
@@ -231,15 +232,8 @@ def law_tables(args, table, people, scoring):
 
 # ---- 9. the report ----
 
-SHOWN = {
-    "group": "Group", "verdict": "Verdict", "n": "Rows", "selected": "Selected", "rate": ("Rate", ".1%"),
-    "compared": "Rows compared", "ratio": "Ratio", "p_holm": ("p (adjusted)", "p"),
-    "of_highest": ("Of the highest rate", ".2f"), "needed": "People needed",
-}  # fmt: skip
-LAW = {
-    "category": "", "size": "# of applicants", "sum": "# selected", "rate": ("rate", ".1%"),
-    "ratio": ("impact ratio", ".3f"),
-}  # fmt: skip
+SHOWN = "group, verdict, n, selected, rate, compared, ratio, p_holm, of_highest, needed"
+LAW = "category, # of applicants, # selected, rate, impact ratio"
 
 
 def main(argv=None):
@@ -287,15 +281,14 @@ def main(argv=None):
     )
     bars = [(row["group"], row["rate"], row["group"]) for row in comparisons[what]]
     page.intervals(f"{what}: share selected{' over all roles' * within}", bars, ".1%")
-    ratio = f"Ratio {'within roles' if within else 'to the reference'}"
+    ratio = "ratio within roles" if within else "ratio to the reference"
     for what in comparisons:
-        page.table(what, comparisons[what], SHOWN | {"ratio": (ratio, ".2f")})
+        page.table(what, comparisons[what], SHOWN, n="rows", ratio=ratio)
     for title in law:
         page.table(title, law[title], LAW)
-    formats = {name: (name, ".3f") for name in group_metrics[0]}
-    page.table("Group metrics, over all groups", group_metrics, formats)
+    page.table("Group metrics, over all groups", group_metrics, ", ".join(group_metrics[0]))
     held = tables.column_values(table, [args.y_pred, args.y_true, args.within, *args.group])
-    page.table("What the columns hold", held, {name: name for name in held[0]})
+    page.table("What the columns hold", held, "column, value, rows")
     page.limit(f"{len(table) - len(people):,} rows without decision or role are left out.", *LIMITS)
     # (5) files
     decisions = pd.DataFrame(labels)

@@ -22,7 +22,6 @@ Reference    Gao et al. 2022, arXiv 2210.10760 (√KL); Dubois et al. 2024, 2404
 """
 
 import itertools
-import shlex
 import sys
 from pathlib import Path
 
@@ -42,11 +41,8 @@ VERDICTS = {  # of the first model of a row against the second
 }  # fmt: skip
 ALIKE = 0.05  # models are about equal where the interval of the win rate lies within ½ ± this
 MOST = 8  # models, one colour each
-COMPARED = {  # columns of the table of comparisons, and the note below it
-    "a": "model", "verdict": "verdict", "b": "than", "wins": ("preferred in", ".1%"),
-    "equal_length": ("at equal length", ".1%"), "p_holm": ("p", ".2g"),
-}, "At equal length, –: not measured: prompts are few, one is longer nearly everywhere, or length alone decides."  # fmt: skip
-
+COMPARED = "a, verdict, b, wins, equal_length, p_holm"  # columns of comparisons
+NOTE = "At equal length, –: prompts are few, one is longer nearly everywhere, or length alone decides."
 VOTE = ["model", "other", "wins", "lengths", "prompt", "annotator"]
 
 # ---- the math ----
@@ -145,8 +141,7 @@ def names_of(args):
     if not 2 <= len(args.model) <= MOST:
         raise UserError(f"--model: name two or more models, {MOST} at most")
     if not len(names) == len(args.model) == len(found) == len({*names}):
-        wrong = f"expected {len(args.model)} different names, one for each --model"
-        raise UserError(f"--name: {wrong}")
+        raise UserError(f"--name: expected {len(args.model)} different names, one for each --model")
     return found
 
 
@@ -213,12 +208,8 @@ def compare(args):
     page.intervals("How often the first of two is preferred", lines, ".1%", null=0.5)
     page.table("Does the judge prefer what nobody wants?", checks, *KINDS)
     common = f"{has_all.sum()} of {len(rows)} prompts where every model has a score"
-    page.table(f"Comparisons on {common}, winner first", found, *COMPARED)
-    columns = {
-        "model": "model", **{key: (f"{key} score", ".3f") for key in scorers},
-        "kl": ("KL, nats", ".2f"), "length": ("tokens", ".0f"), "finished": ("finished", ".0%"),
-        "missing": "answers without a score",
-    }  # fmt: skip
+    page.table(f"Comparisons on {common}, winner first", found, COMPARED, NOTE)
+    columns = ", ".join(["model", *scorers, "kl, length, finished, missing"])
     page.table("Models, best first", models, columns)
     runs = {name: run for folder, name in names.items() if (run := curves.read_run(folder))}
     if judge == "gold" and args.temperature:
@@ -232,8 +223,7 @@ def compare(args):
         page.table("What it cost", curves.efficiency(runs), *curves.COSTLY)
     some = answers[answers.p < 3].drop_duplicates(["p", "model"])
     some = some.assign(prompt=some.prompt.map(plain_text)).to_dict("records")
-    columns = {"prompt": "prompt", "model": "model", "response": "answer"}
-    page.table("Some answers", some, columns, appendix=True)
+    page.table("Some answers", some, "prompt, model, response", appendix=True)
     page.limit(
         f"{judge_flag} decided. It favours a policy that was trained with it.",
         "Each model was trained once; another seed of its training may give another order.",
@@ -273,8 +263,8 @@ def advice(args, found):
     for row in unclear:
         yield f"{row['a']} against {row['b']}: no difference shown. {to_see_more(row['wins'])}"
     if unclear or found[0]["verdict"] == NEVER:
-        words = ["--model", args.model[-1], "--model-b", args.model[-2], "--prompts", args.prompts]
-        yield f"To let people compare them: python annotate.py draw {shlex.join(words)} --out runs/ab"
+        models = f"--model {args.model[-1]} --model-b {args.model[-2]} --prompts {args.prompts}"
+        yield f"To let people compare them: python annotate.py draw {models} --out runs/ab"
 
 
 def to_see_more(wins):
@@ -318,8 +308,7 @@ def reward(args):
     )  # fmt: skip
     lines = ("reward model", right, "model"), ("the longer answer", longer, "rule")
     page.intervals("Right on held-out pairs", lines, ".1%", null=0.5)
-    columns = {"pairs": "pairs", "n": "number", "right": ("reward model", ".1%")}
-    page.table("Right on held-out pairs", rows, columns | {"longer": ("the longer answer", ".1%")})
+    page.table("Right on held-out pairs", rows, "pairs, n, right, longer")
     page.table("Does it prefer what nobody wants?", checks, *KINDS)
     record = files.read_record(args.reward_model)
     if record and args.pairs in record["args"].get("pairs", ()):
@@ -369,9 +358,8 @@ def human(args):
     )
     lines = [(person["annotator"], person["wins"], b) for person in people]
     page.intervals(f"How often {a} is preferred", [("everyone", wins, a), *lines], ".1%", null=0.5)
-    page.table("The comparison, winner first", found, *COMPARED)
-    columns = {"annotator": "annotator", "votes": "votes", "wins": (f"for {a}", ".1%")}
-    page.table("Each annotator", people, columns)
+    page.table("The comparison, winner first", found, COMPARED, NOTE)
+    page.table("Each annotator", people, "annotator, votes, wins", wins=f"for {a}")
     page.limit(
         "The verdict is on these people. The interval for others, which one person alone does not "
         "have, counts annotators as a sample, too.",

@@ -49,16 +49,11 @@ LIMITS = (
 CHOSEN, HARSHER = "were chosen", "got the harsher decision"  # what a vote said of a candidate
 MOST_QUOTES = 20  # of risky questions
 UNDECIDED = "had no decision in the last line"
-EFFECTS = {
-    "model": "model", "what": "what is read", "verdict": "verdict", "group": "group",
-    "reference": "against", "d": ("effect d", ".2f"), "places": ("places of 100", ".0f"),
-    "p_holm": ("p, adjusted", "p"),
-}, f"None larger: the interval of d lies within ±{MARGIN}."  # fmt: skip
-SHARES = {"model": "model", "group": "group", "rate": ("share", ".1%")}
-RATES = {
-    "model": "of", "what": "who", "verdict": "verdict", "group": "group", "n": "n", "rate": ("rate", ".1%"),
-    "ratio": ("ratio to reference", ".2f"), "p_holm": ("p, adjusted", "p"),
-}  # fmt: skip
+EFFECTS = (  # columns, and the note below
+    "model, what, verdict, group, reference, d, places, p_holm",
+    f"None larger: the interval of d lies within ±{MARGIN}.",
+)
+RATES = "model, what, verdict, group, n, rate, ratio, p_holm"
 
 
 # ---- the arguments ----
@@ -301,7 +296,7 @@ def report(args):
     if effects:
         page.table("Effects of names", effects, *EFFECTS)
     if shares:
-        page.table(f"Twins decided “{args.decision_words[0]}”", shares, SHARES)
+        page.table(f"Twins decided “{args.decision_words[0]}”", shares, "model, group, rate")
     return page, rates, now + rates
 
 
@@ -314,8 +309,8 @@ def text(args):
     asks = sum(map(bool, risky.values()))
     page.answer(f"{asks} of {len(risky)} answers ask a risky question.")
     quotes = Counter(quote for hits in risky.values() for quote in hits).most_common(MOST_QUOTES)
-    rows = [{"quote": quote, "answers": n} for quote, n in quotes]
-    page.table("Risky questions", rows, {"quote": "question", "answers": "times"})
+    rows = [{"question": quote, "times": n} for quote, n in quotes]
+    page.table("Risky questions", rows, "question, times")
     page.limit(
         "A decision is read from a last line “Recommendation: …” alone; answers without one are "
         "counted, and in no rate.",
@@ -328,7 +323,7 @@ def main(argv=None):
     args = parse_args(argv)
     page, rates, verdicts = (report if args.command == "report" else text)(args)
     if rates:
-        page.table("Rates by group", rates, RATES)
+        page.table("Rates by group", rates, RATES, model="of")
     page.limit(*LIMITS)
     page.write()
     return int(args.fail_on_difference and FOUND in [row["verdict"] for row in verdicts])

@@ -33,10 +33,10 @@ from parts.sampling import sample
 REPEATED = 0.3  # of an answer's 4-grams stand earlier in it; no chosen one of data/ reaches it
 FEWEST = 10  # prompts with answers of both kinds, below which nothing is concluded
 LINE = 2.0  # a judge prefers a kind whose mean gap exceeds this many standard errors
-KINDS = {  # columns of a table of the rows of `check_judge`, and the note below it
-    "kind": "answers", "mean": ("mean score", ".2f"), "other": "others",
-    "mean_other": ("mean score", ".2f"), "prompts": "prompts", "wrong": "prefers them",
-}, "Compared within prompts; –: fewer than 10 prompts have answers of both kinds."  # fmt: skip
+KINDS = (  # columns of a table of the rows of `likes`, and the note below it
+    "kind, mean, other, mean_other, prompts, wrong",
+    "Compared within prompts; –: fewer than 10 prompts have answers of both kinds.",
+)
 
 # ---- prompts ----
 
@@ -61,10 +61,11 @@ def encode_alike(folders, prompts, max_new_tokens):
     room = min(common.max_positions(common.load_config(name)) for name in folders) - max_new_tokens
     if room < 1:
         raise UserError(f"--max-new-tokens {max_new_tokens}: leaves no room for a prompt; lower it")
+    first = None
     for folder in folders:
         tokenizer = common.load_tokenizer(folder)
         ids = [common.encode_prompt(tokenizer, prompt, room) for prompt in prompts]
-        first = ids if folder == folders[0] else first
+        first = first or ids
         if ids != first:
             draw = f"python annotate.py draw --model {folders[0]} --model-b {folder}"
             wrong = f"another tokenizer or template than {folders[0]}'s, so no KL between the two"

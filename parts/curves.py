@@ -21,11 +21,12 @@ from parts.files import read_jsonl, read_record
 COSTS = {"pairs": "n", "reward calls": "episodes", "tokens": "answer_tokens", "seconds": "time_s"}
 READ = ("step", *COSTS.values(), "n_ties", "val/gold", "val/gold_low", "val/gold_high", "val/kl")
 # columns of the tables of `equal_kl` and `efficiency`, and notes below them
-AT_KL = {
-    "model": "model", "against": "against", "root_kl": ("√KL", ".2f"), "gain": ("gain in score", ".3f"),
-}, "From each run's own curve on validation prompts. –: it was not evaluated near that √KL."  # fmt: skip
+AT_KL = (
+    "model, against, root_kl, gain",
+    "From each run's own curve on validation prompts. –: it was not evaluated near that √KL.",
+)
 COSTLY = (
-    {"model": "run", "until": "until"} | {cost: (cost, ",.0f") for cost in COSTS},
+    f"model, until, {', '.join(COSTS)}",
     "Pairs and seconds include those of the run's reward model.",
 )
 GOAL = 0.9  # share of the largest gain of any run that `efficiency` asks for
@@ -87,14 +88,12 @@ def equal_kl(runs):
     """One row for each policy of each two that can be compared: what it had gained at the smaller
     of the √KL that the two reached, read from its own curve.
 
-    runs   {name: run}. Two are compared if reference, prompts, temperature and score are the same.
+    runs   {name: run}. Two are compared if reference, prompts and score are the same.
     """
     curves, settings, rows = {}, {}, []
     for name, run in runs.items():
         curves[name] = [p for p in run["curve"] if math.isfinite(p["gain"] + p["root_kl"])]
-        temperature = "eval_temperature" if run["args"].get("pairs") else "temperature"
-        keys = ("model", "prompts", "gold", temperature)
-        settings[name] = [run["args"].get(key) for key in keys]
+        settings[name] = [run["args"].get(key) for key in ("model", "prompts", "gold")]
     for one, two in itertools.permutations(curves, 2):
         reach = min(max((p["root_kl"] for p in curves[x]), default=0) for x in (one, two))
         if reach and settings[one] == settings[two]:

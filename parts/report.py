@@ -23,9 +23,10 @@ import matplotlib.style
 from markupsafe import Markup
 from matplotlib.figure import Figure
 
-from parts.files import PRIVATE, UserError, replacing, write_json
+from parts.files import PRIVATE, UserError, parse_json, replacing, write_json
 
 TEMPLATES = Path(__file__).resolve().parent / "templates"  # measure.html and .txt, charts.mplstyle
+COLUMNS = parse_json((TEMPLATES / "columns.json").read_text("utf-8"))  # {key: [header, format]}
 N_COLOURS = 8  # --f0 … --f7 of measure.html
 INK, SOFT, RULE = "#0000e0", "#0000e1", "#0000e2"  # --e0, --e1, --e2 of it; so in charts.mplstyle
 WIDTH = 5.0  # inches of a chart, 360 points: readable on a phone without scrolling
@@ -105,13 +106,15 @@ class Report:
         if null is not None:
             axes.axvline(null, color=SOFT, linewidth=1, linestyle="--")
 
-    def table(self, caption, rows, columns, note="", appendix=False):
-        """rows: dicts with unrounded values;  columns: {key: header} or {key: (header, format)}.
+    def table(self, caption, rows, columns, note="", appendix=False, **headers):
+        """rows: dicts with unrounded values;  columns: their keys, "model wins p_holm".
 
-        format is Python's, ".2f" or ".1%", of a number or an estimate, which shows its interval;
-        without one a number is a count. `appendix`: below the limits, and on the page alone.
+        COLUMNS has the header of a key and the format of its numbers and estimates; headers: of keys
+        whose header differs here. `appendix`: below the limits, and on the page alone.
         """
-        columns = {key: c if isinstance(c, tuple) else (c, "") for key, c in columns.items()}
+        columns = {key: [*COLUMNS.get(key, [key, ""])] for key in columns.split(", ")}
+        for key, header in headers.items():
+            columns[key][0] = header
         table = {"caption": caption, "rows": rows, "columns": columns, "note": note}
         self.tables.append(table | {"appendix": appendix})
 
@@ -171,4 +174,5 @@ def show(value, form=""):
         return "yes" if value else "no"
     if form == "p":
         return "< 0.001" if value < 0.001 else f"{value:.3f}"
-    return format(value, form or ",").replace("%", " %").replace("-", "−")
+    form = form or (".3f" if isinstance(value, float) else ",")
+    return format(value, form).replace("%", " %").replace("-", "−")

@@ -80,10 +80,11 @@ def read_map(path, flag):
 
 
 def categories(cells, mapping, allowed, unknown, flag):
-    """(n,) categories: what the map says, else the cell itself; None or NaN for unknown. UserError
+    """(n,) categories: what the map says, else the cell itself; None for unknown. UserError
     for one that is none of the allowed, in the map's spelling or in small letters."""
-    named = {value: mapping.get(csv_cell(value), value) for value in {*cells} - {"", *unknown}}
-    for value, name in sorted(named.items()):
+    named = {value: mapping.get(csv_cell(value), value) for value in {*cells}}
+    named |= dict.fromkeys(["", *unknown])
+    for value, name in named.items():
         if name and {name, name.lower()}.isdisjoint(allowed):
             fix = "map it in --map FILE, which `audit.py values` writes, or add it to --unknown"
             wrong = f"{flag} {cells.name}: {value!r} is none of {', '.join(allowed)}"

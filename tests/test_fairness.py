@@ -265,7 +265,7 @@ def test_answers_by_group(tmp_path, capsys):
     assert fairness.main(args) == 1
     report = json.loads((tmp_path / "out/report.json").read_text("utf-8"))
     (risky,) = report["tables"]["Risky questions"]
-    assert risky == {"quote": "How old are you?", "answers": 1}
+    assert risky == {"question": "How old are you?", "times": 1}
     undecided = [row for row in report["tables"]["Rates by group"] if "no decision" in row["what"]]
     assert {row["group"]: row["selected"] for row in undecided} == {"A": 0, "B": 15}
     assert "1 of 61 answers ask a risky question" in capsys.readouterr().out
