@@ -254,17 +254,17 @@ def main(argv=None):
     # (2) compare the groups
     comparisons, group_metrics, found = {}, [], []
     for name, label in labels.items():
-        reference = args.reference
+        reference, rates = args.reference, {}
         for kind, part in kinds.items():
-            compared = compare(part.assign(group=label[part.index]), reference)
+            what = f"{kind}, {name}"
+            compared = comparisons[what] = compare(part.assign(group=label), reference)
             reference = compared[0]["reference"] if compared else reference
-            comparisons[f"{kind}, {name}"] = compared
-            found += [(f"{kind}, {name}", row) for row in compared if row["group"] != reference]
+            rates[kind] = {row["group"]: row["rate"]["value"] for row in compared}
+            found += [(what, row) for row in compared if row["group"] != reference]
+        group_metrics.append({"groups": name} | metrics(pd.DataFrame(rates)))
         why = "by --reference" if reference == args.reference else "the largest group"
         unknown = f"{label.isna().sum():,} rows of unknown group are in no comparison"
         page.limit(f"{name}: the others are compared with {reference}, {why}; {unknown}.")
-        rates = {kind: part.hit.groupby(label).mean() for kind, part in kinds.items()}
-        group_metrics.append({"groups": name} | metrics(pd.DataFrame(rates)))
     # (3) Local Law 144
     law = law_tables(args, rows, people, scoring) if args.ll144 else {}
     # (4) the report: what was found, then what is open, then the rest

@@ -42,7 +42,9 @@ VERDICTS = {  # of the first model of a row against the second
 ALIKE = 0.05  # models are about equal where the interval of the win rate lies within ½ ± this
 MOST = 8  # models, one colour each
 COMPARED = "a, verdict, b, wins, equal_length, p_holm"  # columns of comparisons
-NOTE = "At equal length, –: prompts are few, one is longer nearly everywhere, or length alone decides."
+NOTE = (
+    "At equal length, –: prompts are few, one is longer nearly everywhere, or length alone decides."
+)
 VOTE = ["model", "other", "wins", "lengths", "prompt", "annotator"]
 
 # ---- the math ----
@@ -189,8 +191,8 @@ def compare(args):
             "like them do not tell whether it is right."
         )
     # (5) means, win rates, what the runs reached
-    has_all = scored.groupby("p").model.nunique() == answers.model.nunique()
-    compared = scored[scored.p.map(has_all)]
+    n_models = scored.groupby("p").model.transform("nunique")
+    compared = scored[n_models == answers.model.nunique()]
     if compared.empty:
         raise UserError(f"{judge_flag}: there is no prompt where every model has a score")
     missing = answers[judge].isna().groupby(answers.model).sum()
@@ -207,7 +209,7 @@ def compare(args):
     lines = [(f"{row['a']} over {row['b']}", row["wins"], row["a"]) for row in found]
     page.intervals("How often the first of two is preferred", lines, ".1%", null=0.5)
     page.table("Does the judge prefer what nobody wants?", checks, *KINDS)
-    common = f"{has_all.sum()} of {len(rows)} prompts where every model has a score"
+    common = f"{compared.p.nunique()} of {len(rows)} prompts where every model has a score"
     page.table(f"Comparisons on {common}, winner first", found, COMPARED, NOTE)
     columns = ", ".join(["model", *scorers, "kl, length, finished, missing"])
     page.table("Models, best first", models, columns)

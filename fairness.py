@@ -184,7 +184,9 @@ def study_votes(path, columns, words):
             if None in said:
                 counts["without two decisions"] += 1
             elif said[0] != said[1]:
-                found.append((people[0], HARSHER, words.index(said[0]) > words.index(said[1]), item))
+                found.append(
+                    (people[0], HARSHER, words.index(said[0]) > words.index(said[1]), item)
+                )
     cells = [(what, int(hit), item, *map(who.get, columns)) for who, what, hit, item in found]
     frame = pd.DataFrame(cells, columns=["what", "hit", "person", *columns])
     return frame, f"{path}: {files.counts_in_words(counts)}."
@@ -229,25 +231,20 @@ def compared(path, frame, columns, references=()):
 
 
 def said(rows):
-    """[sentence]: the differences that were found, the largest first, or that there is none; then
-    the verdicts on the other measures. "Cannot tell" never reads like a pass."""
+    """[sentence]: the differences that were found, the largest first, or that there is none; and the
+    number of all verdicts. "Cannot tell" never reads like a pass."""
     found = [row for row in rows if row["verdict"] == FOUND]
     found.sort(key=lambda row: -abs(row.get("value", 0)))
     sentences = [
         effect_sentence(row) if "places" in row else groups.sentence(row, row["what"], row["model"])
         for row in found
     ]
-    verdicts = {row["verdict"] for row in rows}
-    if not found and (OPEN in verdicts or NONE not in verdicts):
+    counts = Counter(row["verdict"] for row in rows if row["verdict"] != "reference")
+    if not found and (OPEN in counts or NONE not in counts):
         sentences = ["Cannot tell: no difference was found, and what was measured excludes none."]
     elif not found:
         sentences = ["No difference was found, and none larger than the margins is likely."]
-    for model, what in dict.fromkeys((row["model"], row["what"]) for row in rows):
-        part = [row["verdict"] for row in rows if (row["model"], row["what"]) == (model, what)]
-        if FOUND not in part:
-            counts = Counter(verdict for verdict in part if verdict != "reference")
-            sentences.append(f"{model}, {what}: {files.counts_in_words(counts)}.")
-    return sentences
+    return [*sentences, f"All comparisons: {files.counts_in_words(counts)}."]
 
 
 def effect_sentence(row):
@@ -278,10 +275,9 @@ def report(args):
         page.limit(counted)
     if args.before or args.after or args.reward_model:
         people = twins.load_people(args.people, args.group, args.per_cell)
-        for column, group in zip(args.group, args.reference):
-            if args.reference != REFERENCES and group not in (there := {*people[column]}):
-                held = ", ".join(sorted(there))
-                raise UserError(f"--reference {group}: {column} holds {held}")
+        unknown = {*args.reference} - {*people[args.group].to_numpy().ravel()}
+        if unknown and args.reference != REFERENCES:
+            raise UserError(f"--reference {min(unknown)}: no such group in {args.people}")
         rows = twins.load_twins(args.twins, args.resumes, people, args.chat)
         effects, shares = study_models(args, people, rows)
     now = [row for row in effects if row["model"] != args.before]

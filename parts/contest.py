@@ -71,7 +71,9 @@ def encode_alike(folders, prompts, max_new_tokens):
             wrong = f"another tokenizer or template than {folders[0]}'s, so no KL between the two"
             raise UserError(f"--model {folder}: {wrong}; people can compare them: {draw}")
     if cut := sum(len(row) == room for row in ids):
-        print(f"{cut} of {len(prompts)} prompts are cut to their last {room} tokens, or just as long")
+        print(
+            f"{cut} of {len(prompts)} prompts are cut to their last {room} tokens, or just as long"
+        )
     return ids
 
 

@@ -67,7 +67,9 @@ def regress(y, x=None, clusters=None, within=None):
     fit = OLS(y, x).fit()
     if n_clusters < 2:
         return [estimate(value, None, n, n_clusters) for value in fit.params]
-    covariances = cov_cluster_2groups(fit, *codes) if len(codes) == 2 else [cov_cluster(fit, *codes)]
+    covariances = (
+        cov_cluster_2groups(fit, *codes) if len(codes) == 2 else [cov_cluster(fit, *codes)]
+    )
     # V₁ + V₂ − V₁₂ may be below 0: the larger of V₁, V₂ counts
     errors = np.max([np.diag(V) for V in covariances], 0) ** 0.5
     rows = zip(fit.params, errors.clip(rounding))

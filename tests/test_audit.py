@@ -488,7 +488,9 @@ def test_the_most_selected_category_divides_and_none_is_hidden():
     rows = law_of([""] * 101, races, hit, "--hispanic", "none")[1]
     of = {row["category"]: row for row in rows}
     assert of["White"]["impact ratio"] == pytest.approx(0.5)
-    assert of["Two or More Races"]["# of applicants"] == of["Two or More Races"]["impact ratio"] == 1
+    assert (
+        of["Two or More Races"]["# of applicants"] == of["Two or More Races"]["impact ratio"] == 1
+    )
 
 
 @pytest.mark.parametrize("race_of_hispanic", ["", "White"])
@@ -551,7 +553,9 @@ def test_files_are_private_and_no_cell_is_a_formula(audited, tmp_path):
 def test_formulas_are_texts_in_any_type_of_column(tmp_path, kind):
     """pandas' own type of text let "=cmd" through, and 1 beside an empty cell became 1.0."""
     cells = ["=cmd|x", "+49 1", "-a", "@x", None, "-1.5", "a"]
-    frame = pd.DataFrame({"=head": pd.Series(cells, dtype=kind), "n": pd.array([1, None, *range(3, 8)])})
+    frame = pd.DataFrame(
+        {"=head": pd.Series(cells, dtype=kind), "n": pd.array([1, None, *range(3, 8)])}
+    )
     write_csv(tmp_path / "t.csv", frame)
     text = (tmp_path / "t.csv").read_text()
     assert text == "'=head,n\n'=cmd|x,1\n'+49 1,\n'-a,3\n'@x,4\n,5\n-1.5,6\na,7\n"

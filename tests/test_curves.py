@@ -67,7 +67,9 @@ def test_costs_until_a_share_of_the_largest_gain(tmp_path):
     ]  # fmt: skip
     assert [rows[0][cost] for cost in COSTS] == [5, 16, 160, 3.0]
     assert [rows[2][cost] for cost in COSTS] == [5, 8, 80, 1.0]
-    assert [rows[3][cost] for cost in COSTS] == pytest.approx([math.nan, 8, 80, math.nan], nan_ok=True)
+    assert [rows[3][cost] for cost in COSTS] == pytest.approx(
+        [math.nan, 8, 80, math.nan], nan_ok=True
+    )
     assert [row["until"] for row in efficiency({"lost": lost})] == ["its end"]
 
 

@@ -69,7 +69,10 @@ def test_what_is_no_profile_gets_no_rank_and_is_listed(ranked, capsys):
     assert "5 without a rank" in (said := capsys.readouterr().out) and "c" in said
     # a profile that the model does not read to its end has no score, and ended the command
     table, _ = ranked([*rows, *people(g="w " * 100)])
-    assert [(row["id"], row["rank"]) for row in table if row["id"] in "ag"] == [("a", "1"), ("g", "")]
+    assert [(row["id"], row["rank"]) for row in table if row["id"] in "ag"] == [
+        ("a", "1"),
+        ("g", ""),
+    ]
     table, seen = ranked(rows, "--min-words", "1")
     assert [row["id"] for row in table if not row["rank"]] == ["c", "e"]  # a link, and nothing
     assert "--min-words" in error_of(ranked, people(a="cv.pdf", b=link))
