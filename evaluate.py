@@ -205,7 +205,8 @@ def compare(args):
     for row in found if distrust else ():
         row["verdict"] = NEVER
     met = [row for row in found if {row["a"], row["b"]} <= {*names.values()}]  # no best of n
-    page.answer(headline(met), *said, *advice(args, met))
+    scores = ", ".join(f"{row['model']} {show(row[judge]['value'], '.3f')}" for row in models)
+    page.answer(headline(met), f"Mean {judge} score: {scores}.", *said, *advice(args, met))
     lines = [(f"{row['a']} over {row['b']}", row["wins"], row["a"]) for row in found]
     page.intervals("How often the first of two is preferred", lines, ".1%", null=0.5)
     page.table("Does the judge prefer what nobody wants?", checks, *KINDS)

@@ -79,7 +79,7 @@ def parse_args(argv=None):
     add("--resumes", type=whole, default=12, help="résumés, 12 to 100")
     add("--chat", action="store_true", help="a prompt given as text is a user's message, instead of text to continue")
     add("--device", default="auto", help="auto, cpu, cuda, mps")
-    text.add_argument("answers", type=files.existing_file, help='JSONL: "response", and where known "prompt", "group", "model"')
+    text.add_argument("answers", type=files.existing_file, help='JSONL: "response", and where known "prompt", "group"')
     for command in (report, text):
         add = command.add_argument
         add("--decision-words", nargs="+", default=["advance", "hold", "reject"], help="decisions, the mildest first")
@@ -150,8 +150,9 @@ def decisions(args, decided, texts, people):
     right = [row.get("expected_decision") for row, _ in texts]
     if {*right} <= {*args.decision_words}:
         table["label_value"] = np.repeat([int(x == args.decision_words[0]) for x in right], N)
-    groups = pd.concat([people[args.group]] * R, ignore_index=True)
-    return pd.concat([pd.DataFrame(table), groups], axis=1)
+    for column in args.group:
+        table[column] = np.tile(people[column], R)
+    return pd.DataFrame(table)
 
 
 # ---- (4) votes, and answers ----
