@@ -114,7 +114,7 @@ def readings(rows, what, people, columns):
     for row in rows:
         if all(row.get(field) for field in FIELDS[what]):
             texts = [tuple(filled(row, field, who) for field in FIELDS[what]) for who in every]
-            read = people[columns].groupby([str(text) for text in texts])
+            read = people[columns].groupby(np.array([str(text) for text in texts]))
             if (read.nunique() == 1).all(axis=None):
                 kept.append((row, texts))
     if len(kept) < len(rows):
