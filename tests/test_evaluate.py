@@ -94,7 +94,7 @@ def test_scores_that_are_all_the_same_say_nothing():
 
 @pytest.mark.parametrize(
     "scores, first",
-    [(dict(a=[0] * 40, b=[1] * 40), "b is better than a: preferred in 100.0 %"), (dict(a=[0] * 9, b=[1] * 9), "a and b: not measured"),
+    [(dict(a=[0] * 40, b=[1] * 40), "b is better than a: preferred in 100.0 %"), (dict(a=[0] * 9, b=[1] * 9), "b and a: not measured"),
      (dict(a=[0, 1] * 20, b=[1, 0] * 20), "a and b: no difference shown")],
     ids=["better", "nine prompts", "half and half"],
 )  # fmt: skip
