@@ -16,6 +16,7 @@ Reference    29 CFR 1607.4D (four fifths); 6 RCNY 5-300 to 5-304; statistics: pa
 """
 
 import sys
+from collections import Counter
 from pathlib import Path
 
 import numpy as np
@@ -23,7 +24,7 @@ import pandas as pd
 
 from parts import files, report, tables
 from parts.files import UserError
-from parts.groups import ENOUGH, SMALL, compare, metrics, say, shares
+from parts.groups import ENOUGH, compare, metrics, say, sentence
 from parts.stats import FOUND, NONE, OPEN
 
 SEXES = ("Male", "Female")  # the categories of 6 RCNY 5-303, as the rule writes them
@@ -33,6 +34,7 @@ RACES = (
     "Native American or Alaska Native", "Two or More Races",
 )  # fmt: skip
 MOST_GROUPS = 20  # values of a column, above which it is no column of groups
+ORDER = {FOUND: 0, OPEN: 1, NONE: 2}
 QUESTION = "Did decisions about people differ?"
 LIMITS = (
     "Not legal advice, and no independent bias audit. It sees who was selected in this table, not why: "
@@ -84,7 +86,6 @@ def parse_args(argv):
     add("--reference", metavar="GROUP", help="group that the others are compared with (default: the largest)")
     add("--ll144", action="store_true", help="adds the tables of Local Law 144; of a score without cut-off: above the median")
     add("--map", help="of --ll144: CSV of two columns, your label and the rule's category; “values” writes it")
-    add("--exclude-small", help="of --ll144: the reason to leave categories below 2 %% out of its ratios")
     add("--fail-on-difference", action="store_true", help="for CI: exit with status 1 if a difference is found")
     # fmt: on
     report.add_flags(parser, "runs/audit")
@@ -96,18 +97,16 @@ def check_flags(args):
     that are missing, or that do not go together."""
     cuts = [cut for cut in (args.cutoff, args.select) if cut is not None]
     scoring = args.score and args.ll144 and not cuts
-    if bool(args.y_pred) == bool(args.score):
-        raise UserError("--y-pred, --score: expected one of them")
-    if bool(args.score) != bool(args.better):
-        raise UserError("--score, --better: a score needs --better higher or --better lower")
-    if len(cuts) != bool(args.score) and not scoring:
-        raise UserError("--cutoff, --select: expected one of them, with --score")
-    if not args.group:
-        raise UserError("--group: expected one or two columns of groups")
-    if len({args.ll144, bool(args.sex), bool(args.race)}) > 1:
-        raise UserError("--ll144, --sex, --race: Local Law 144 needs all three")
-    if args.drop and not args.id:
-        raise UserError("--drop: it needs --id, the column that holds these labels")
+    is_wrong = {
+        "--y-pred, --score: expected one of them": bool(args.y_pred) == bool(args.score),
+        "--score, --better: a score needs --better higher or lower": bool(args.score) != bool(args.better),
+        "--cutoff, --select: expected one of them, with --score": len(cuts) != bool(args.score) and not scoring,
+        "--group: expected one or two columns of groups": not args.group,
+        "--ll144, --sex, --race: Local Law 144 needs all three": len({args.ll144, bool(args.sex), bool(args.race)}) > 1,
+        "--drop: it needs --id, the column that holds these labels": args.drop and not args.id,
+    }  # fmt: skip
+    if wrong := [text for text in is_wrong if is_wrong[text]]:
+        raise UserError(wrong[0])
     return scoring
 
 
@@ -118,9 +117,9 @@ def read_people(args, scoring):
     """(table, people, rule): the rows as texts; of those with a decision "hit" 0 or 1, "score",
     "goodness" (the score, negated where lower is better), "outcome" 1, 0 or NaN, "role", "person"; and what a
     selection is, in words."""
-    law = [args.sex, args.race, args.hispanic if args.hispanic != "none" else None]
-    named = [args.y_pred, args.score, args.y_true, args.within, args.id, *args.group, *law]
-    table = tables.read_csv(args.table, named)
+    hispanic = args.hispanic if args.hispanic != "none" else None
+    named = [args.y_pred, args.score, args.y_true, args.within, args.id, *args.group]
+    table = tables.read_csv(args.table, [*named, args.sex, args.race, hispanic])
     if args.id:
         table = table[~table[args.id].isin(args.drop)]
         if (empty := table[args.id] == "").any():
@@ -211,9 +210,8 @@ def law_labels(args, table):
 
 def law_tables(args, table, people, scoring):
     """{title: rows} of 6 RCNY 5-303, by sex, by race/ethnicity, crossed. Impact ratio: rate / the
-    highest rate. Only --exclude-small leaves a category out of the ratios, and only one below 2 %;
-    every category is shown. Scoring rate: the share better than the median of the people of known
-    sex or race."""
+    highest rate, of every category, however small. Scoring rate: the share better than the median
+    of the people of known sex or race."""
     sexes, races = law_labels(args, table)
     hit = people.hit
     if scoring:
@@ -224,9 +222,9 @@ def law_tables(args, table, people, scoring):
     columns["crossed"] = races.str.cat(sexes, sep=", "), both
     for key, (labels, categories) in columns.items():
         counts = hit.groupby(labels).agg(["size", "sum"]).reindex(categories, fill_value=0)
-        rate = counts["rate"] = counts["sum"] / counts["size"]
-        left_out = bool(args.exclude_small) & (counts["size"] < SMALL * counts["size"].sum())
-        counts["ratio"] = (rate / rate[~left_out].max()).mask(left_out)
+        counts.columns = ["# of applicants", "# selected"]
+        counts["rate"] = counts["# selected"] / counts["# of applicants"]
+        counts["impact ratio"] = counts.rate / counts.rate.max()
         title = f"Local Law 144, {key}; {labels.isna().sum():,} of unknown category are left out"
         law[title] = counts.rename_axis("category").reset_index().to_dict("records")
     return law
@@ -234,15 +232,8 @@ def law_tables(args, table, people, scoring):
 
 # ---- 9. the report ----
 
-SHOWN = {
-    "group": "Group", "verdict": "Verdict", "n": "Rows", "selected": "Selected", "rate": ("Rate", ".1%"),
-    "compared": "Rows compared", "ratio": "Ratio", "p_holm": ("p (adjusted)", "p"),
-    "of_highest": ("Of the highest rate", ".2f"), "needed": "People needed",
-}  # fmt: skip
-LAW = {
-    "category": "", "size": "# of applicants", "sum": "# selected", "rate": ("rate", ".1%"),
-    "ratio": ("impact ratio", ".3f"),
-}  # fmt: skip
+SHOWN = "group, verdict, n, selected, rate, compared, ratio, p_holm, of_highest, needed"
+LAW = "category, # of applicants, # selected, rate, impact ratio"
 
 
 def main(argv=None):
@@ -261,50 +252,44 @@ def main(argv=None):
         kinds["True positives"] = people[people.outcome == 1]
         kinds["False positives"] = people[people.outcome == 0]
     # (2) compare the groups
-    comparisons, group_metrics = {}, []
-    found = {FOUND: [], OPEN: [], NONE: []}  # said in this order, then what is not measured
+    comparisons, group_metrics, found = {}, [], []
     for name, label in labels.items():
-        reference = args.reference
+        reference, rates = args.reference, {}
         for kind, part in kinds.items():
-            compared = compare(part.assign(group=label[part.index]), reference)
+            what = f"{kind}, {name}"
+            compared = comparisons[what] = compare(part.assign(group=label), reference)
             reference = compared[0]["reference"] if compared else reference
-            comparisons[f"{kind}, {name}"] = compared
-            for row in compared:
-                row |= {"what": f"{kind}, {name}", "within": bool(args.within)}
-                if row["group"] != reference:
-                    found.setdefault(row["verdict"], []).append(row)
+            rates[kind] = {row["group"]: row["rate"]["value"] for row in compared}
+            found += [(what, row) for row in compared if row["group"] != reference]
+        group_metrics.append({"groups": name} | metrics(pd.DataFrame(rates)))
         why = "by --reference" if reference == args.reference else "the largest group"
         unknown = f"{label.isna().sum():,} rows of unknown group are in no comparison"
         page.limit(f"{name}: the others are compared with {reference}, {why}; {unknown}.")
-        rates = {kind: part.hit.groupby(label).mean() for kind, part in kinds.items()}
-        group_metrics.append({"groups": name} | metrics(pd.DataFrame(rates)))
     # (3) Local Law 144
     law = law_tables(args, rows, people, scoring) if args.ll144 else {}
-    # (4) the report
-    verdict, first = next(pair for pair in found.items() if pair[1])
-    who = "; ".join(f"{shares(row)} ({row['what'].lower()})" for row in first[:3])
+    # (4) the report: what was found, then what is open, then the rest
+    found.sort(key=lambda pair: ORDER.get(pair[1]["verdict"], len(ORDER)))
+    (what, first), within = found[0], bool(args.within)
+    alike = [pair for pair in found if pair[1]["verdict"] == first["verdict"]]
     counted = f"of {people.person.nunique():,} people" if args.id else "each a person (no --id)"
-    counted += f", compared within each {args.within}" * bool(args.within)
-    counted = f"{len(people):,} rows, {counted}; selected = {rule}."
-    page.answer(f"{verdict.capitalize()}: {who}.", counted)
-    page.answer(*[say(row, rule) for rows in found.values() for row in rows][:3])
-    numbers = ", ".join(f"{verdict} {len(rows)}" for verdict, rows in found.items() if rows)
-    page.answer(f"All comparisons: {numbers}.")
-    what = first[0]["what"]
+    counted += f", compared within each {args.within}" * within
+    page.answer(
+        " ".join(sentence(row, "were selected", of.lower(), within) for of, row in alike[:3]),
+        f"{len(people):,} rows, {counted}; selected = {rule}.",
+        *(say(row, of) for of, row in found[:3]),
+        f"All comparisons: {files.counts_in_words(Counter(row['verdict'] for _, row in found))}.",
+    )
     bars = [(row["group"], row["rate"], row["group"]) for row in comparisons[what]]
-    page.intervals(f"{what}: share selected{' over all roles' if args.within else ''}", bars, ".1%")
-    ratio = f"Ratio {'within roles' if args.within else 'to the reference'}"
+    page.intervals(f"{what}: share selected{' over all roles' * within}", bars, ".1%")
+    ratio = "ratio within roles" if within else "ratio to the reference"
     for what in comparisons:
-        page.table(what, comparisons[what], SHOWN | {"ratio": (ratio, ".2f")})
+        page.table(what, comparisons[what], SHOWN, n="rows", ratio=ratio)
     for title in law:
-        page.table(title, law[title], LAW, note=args.exclude_small)
-    formats = {name: (name, ".3f") for name in group_metrics[0]}
-    page.table("Group metrics, over all groups", group_metrics, formats)
+        page.table(title, law[title], LAW)
+    page.table("Group metrics, over all groups", group_metrics, ", ".join(group_metrics[0]))
     held = tables.column_values(table, [args.y_pred, args.y_true, args.within, *args.group])
-    columns = {name: name for name in ("column", "value", "rows")}
-    page.table("What the columns hold", held, columns)
-    page.limit(f"{len(table) - len(people):,} rows without decision or role are left out.")
-    page.limit(*LIMITS)
+    page.table("What the columns hold", held, "column, value, rows")
+    page.limit(f"{len(table) - len(people):,} rows without decision or role are left out.", *LIMITS)
     # (5) files
     decisions = pd.DataFrame(labels)
     decisions["entity_id"] = rows[args.id] if args.id else people.person
@@ -314,11 +299,10 @@ def main(argv=None):
     if args.score:
         decisions["score_raw"] = people.score
     file = Path(args.out) / "audit.csv"
-    tables.write_decisions(file, decisions)
-    selections = {name: comparisons[f"Selected, {name}"] for name in labels}
-    page.limit(*tables.biasguard(file, decisions, selections))
+    tables.write_csv(file, decisions, empty="unknown")
+    page.limit(f"{file} has the layout that BiasGuard reads.")
     page.write()
-    return 1 if args.fail_on_difference and found[FOUND] else 0
+    return int(args.fail_on_difference and first["verdict"] == FOUND)
 
 
 # ---- 10. the guard ----

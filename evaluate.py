@@ -22,8 +22,6 @@ Reference    Gao et al. 2022, arXiv 2210.10760 (√KL); Dubois et al. 2024, 2404
 """
 
 import itertools
-import random
-import shlex
 import sys
 from pathlib import Path
 
@@ -43,10 +41,11 @@ VERDICTS = {  # of the first model of a row against the second
 }  # fmt: skip
 ALIKE = 0.05  # models are about equal where the interval of the win rate lies within ½ ± this
 MOST = 8  # models, one colour each
-COMPARED = {  # columns of the table of comparisons, and the note below it
-    "a": "model", "verdict": "verdict", "b": "than", "wins": ("preferred in", ".1%"),
-    "equal_length": ("at equal length", ".1%"), "p_holm": ("p", ".2g"),
-}, "At equal length, –: not measured: prompts are few, one is longer nearly everywhere, or length alone decides."  # fmt: skip
+COMPARED = "a, verdict, b, wins, equal_length, p_holm"  # columns of comparisons
+NOTE = (
+    "At equal length, –: prompts are few, one is longer nearly everywhere, or length alone decides."
+)
+VOTE = ["model", "other", "wins", "lengths", "prompt", "annotator"]
 
 # ---- the math ----
 
@@ -118,7 +117,7 @@ def parse_args(argv=None):
     add("--prompts", metavar="FILE", help="JSONL of prompt, split, task (default: data/prompts.jsonl)")
     add("--split", default="test", help='use only prompts with this "split", where rows have one; all: every prompt')
     add("--n", type=whole, default=200, help="prompts, drawn by --seed, 50 to 800; 0: all")
-    add("--gold", help="the score that decides and that no training saw: FILE:FUNCTION, a reward model's folder, or none (default: the recruiter for the bundled prompts, else none)")
+    add("--gold", help="the score that decides and that no training saw: FILE:FUNCTION, or none (default: the recruiter for the bundled prompts, else none)")
     add("--reward-model", default="none", help="folder of a reward model; it decides where there is no --gold")
     add("--pairs", metavar="FILE", help="held-out pairs, JSONL: is --reward-model right on them?")
     add("--samples", type=some, default=4, help="answers per prompt and model, 1 to 8")
@@ -137,16 +136,15 @@ def parse_args(argv=None):
     return parser.parse_args(argv)
 
 
-def names_of(folders, given=None):
-    """{folder: name}: of --name, else the last part of its path.
-
-    >>> names_of(["data/base", "runs/a"])
-    {'data/base': 'base', 'runs/a': 'a'}
-    """
-    names = given or [Path(folder).name for folder in folders]
-    if len(names) != len(folders) or len({*names}) < len(names) or len({*folders}) < len(folders):
-        raise UserError(f"--name: expected {len(folders)} different names, one for each --model")
-    return dict(zip(folders, names))
+def names_of(args):
+    """{folder: name}: of --name, else the last part of its path."""
+    names = args.name or [Path(folder).name for folder in args.model]
+    found = dict(zip(args.model, names))
+    if not 2 <= len(args.model) <= MOST:
+        raise UserError(f"--model: name two or more models, {MOST} at most")
+    if not len(names) == len(args.model) == len(found) == len({*names}):
+        raise UserError(f"--name: expected {len(args.model)} different names, one for each --model")
+    return found
 
 
 # ---- compare ----
@@ -160,12 +158,10 @@ def compare(args):
     args.gold = args.gold or ("none" if args.prompts else "data/recruiter.py:reward")
     args.prompts = args.prompts or "data/prompts.jsonl"
     args.samples = args.samples if args.temperature else 1  # greedy answers are all the same
-    names = names_of(args.model, args.name)
-    if not 2 <= len(names) <= MOST:
-        raise UserError(f"--model: name two or more models, {MOST} at most")
+    names = names_of(args)
     if args.bon and (args.reward_model == "none" or not args.temperature):
         raise UserError("--bon: needs a --reward-model to choose, and a --temperature above 0")
-    read = args.prompts, args.pairs or "", args.gold.rpartition(":")[0]
+    read = args.prompts, args.pairs, args.gold.rpartition(":")[0]
     page = report.Report("Which model is better?", args, read)
     rows = contest.load_prompts(args)
     ids = contest.encode_alike(args.model, [row["prompt"] for row in rows], args.max_new_tokens)
@@ -182,20 +178,21 @@ def compare(args):
     # (4) is the judge to be trusted?
     scored = answers.dropna(subset=[judge])
     checks = check_judge(scored[judge], scored.p, list(scored.response_ids), scored.finished)
-    distrust, accuracy, on_pairs = any(row["wrong"] for row in checks), None, ()
+    distrust, accuracy, said = any(row["wrong"] for row in checks), None, sentences(checks)
     if args.pairs and "reward" in scorers:
         pairs = contest.judge_pairs(args.pairs, scorers["reward"][0])
         accuracy = stats.mean_share(pairs.right, pairs.label)
         is_chance = accuracy["clusters"] >= FEWEST_CLUSTERS and accuracy["low"] <= 0.5
         distrust = distrust or (judge == "reward" and is_chance)
-        on_pairs = (
+        chance = ", no better than chance" * is_chance
+        said.append(
             f"The reward model is right on {show(accuracy, '.1%')} of {len(pairs)} held-out pairs "
-            f"({args.pairs}){', no better than chance' if is_chance else ''}. A win rate is its "
-            "opinion of new answers: pairs that hold none like them do not tell whether it is right.",
+            f"({args.pairs}){chance}. A win rate is its opinion of new answers: pairs that hold none "
+            "like them do not tell whether it is right."
         )
     # (5) means, win rates, what the runs reached
-    has_all = scored.groupby("p").model.nunique() == answers.model.nunique()
-    compared = scored[scored.p.map(has_all)]
+    n_models = scored.groupby("p").model.transform("nunique")
+    compared = scored[n_models == answers.model.nunique()]
     if compared.empty:
         raise UserError(f"{judge_flag}: there is no prompt where every model has a score")
     missing = answers[judge].isna().groupby(answers.model).sum()
@@ -207,28 +204,18 @@ def compare(args):
     found = comparisons(compared, judge)
     for row in found if distrust else ():
         row["verdict"] = NEVER
-    scores = ", ".join(f"{row['model']} {show(row[judge]['value'], '.3f')}" for row in models)
     met = [row for row in found if {row["a"], row["b"]} <= {*names.values()}]  # no best of n
-    page.answer(headline(met, list(names.values())), f"Mean {judge} score: {scores}.")
-    page.answer(*sentences(checks), *on_pairs)
-    lacking = ", ".join(f"{row['model']} {row['missing']}" for row in models if row["missing"])
-    if lacking:
-        page.answer(
-            f"Answers without a score, left out: {lacking}. Compared are the {has_all.sum()} of "
-            f"{len(rows)} prompts where every model has one."
-        )
-    page.answer(*advice(args, met))
+    scores = ", ".join(f"{row['model']} {show(row[judge]['value'], '.3f')}" for row in models)
+    page.answer(headline(met), f"Mean {judge} score: {scores}.", *said, *advice(args, met))
     lines = [(f"{row['a']} over {row['b']}", row["wins"], row["a"]) for row in found]
     page.intervals("How often the first of two is preferred", lines, ".1%", null=0.5)
     page.table("Does the judge prefer what nobody wants?", checks, *KINDS)
-    page.table(f"Comparisons on {has_all.sum()} prompts, winner first", found, *COMPARED)
-    columns = {
-        "model": "model", **{key: (f"{key} score", ".3f") for key in scorers},
-        "kl": ("KL, nats", ".2f"), "length": ("tokens", ".0f"), "finished": ("finished", ".0%"),
-    }  # fmt: skip
+    common = f"{compared.p.nunique()} of {len(rows)} prompts where every model has a score"
+    page.table(f"Comparisons on {common}, winner first", found, COMPARED, NOTE)
+    columns = ", ".join(["model", *scorers, "kl, length, finished, missing"])
     page.table("Models, best first", models, columns)
     runs = {name: run for folder, name in names.items() if (run := curves.read_run(folder))}
-    if judge == "gold" and "kl" in answers:
+    if judge == "gold" and args.temperature:
         caption = "Score over √KL (lines: during training, on validation prompts)"
         axes = page.chart(caption, x="√KL from the first model, √nats per answer", y="gold score")
         near = {n: run for n, run in runs.items() if run["args"].get("model") == args.model[0]}
@@ -237,15 +224,9 @@ def compare(args):
         page.table("Two policies at the smaller √KL of the two", equal, *curves.AT_KL)
     if runs:
         page.table("What it cost", curves.efficiency(runs), *curves.COSTLY)
-    some = random.Random(args.seed).sample(range(len(rows)), min(3, len(rows)))
-    shown = answers[answers.p.isin(some)].drop_duplicates(["p", "model"])
-    shown = shown.assign(prompt=shown.prompt.map(plain_text)).pivot(
-        index="prompt", columns="model", values="response"
-    )
-    columns = {name: name for name in ("prompt", *names.values())}
-    page.table(
-        "Answers side by side", shown.reset_index().to_dict("records"), columns, appendix=True
-    )
+    some = answers[answers.p < 3].drop_duplicates(["p", "model"])
+    some = some.assign(prompt=some.prompt.map(plain_text)).to_dict("records")
+    page.table("Some answers", some, "prompt, model, response", appendix=True)
     page.limit(
         f"{judge_flag} decided. It favours a policy that was trained with it.",
         "Each model was trained once; another seed of its training may give another order.",
@@ -267,22 +248,16 @@ def means(answers, scorers):
     return row
 
 
-def headline(found, names):
-    """The first sentence: which of `names` is best, or who is better than whom."""
-    if any(row["verdict"] == NEVER for row in found):
-        return "No verdict on which model is better."
-    better = [row for row in found if row["verdict"] == "better"]
-    for best in names:
-        rows = [row for row in better if row["a"] == best]
-        if len(rows) == len(names) - 1:
-            rate = show(np.mean([row["wins"]["value"] for row in rows]), ".1%")
-            than = " and than ".join(row["b"] for row in rows)
-            return f"{best} is better than {than}: preferred in {rate} of comparisons."
-    if not better:
-        verdicts = dict.fromkeys(row["verdict"] for row in found)
-        return f"{' and '.join(names)}: {' or '.join(verdicts)}."
-    said = "; ".join(f"{row['a']} is better than {row['b']}" for row in better)
-    return f"{said}; no other difference is shown."
+def headline(found):
+    """The first sentence: who is better than whom, of rows of `judged`."""
+    said = [
+        f"{row['a']} is better than {row['b']}: preferred in {show(row['wins']['value'], '.1%')} of "
+        "comparisons"
+        if row["verdict"] == "better"
+        else f"{row['a']} and {row['b']}: {row['verdict']}"
+        for row in found
+    ]
+    return f"{'; '.join(said)}."
 
 
 def advice(args, found):
@@ -291,9 +266,8 @@ def advice(args, found):
     for row in unclear:
         yield f"{row['a']} against {row['b']}: no difference shown. {to_see_more(row['wins'])}"
     if unclear or found[0]["verdict"] == NEVER:
-        words = ["--model", args.model[-1], "--model-b", args.model[-2], "--prompts", args.prompts]
-        words += ["--split", args.split] if args.split != "all" else []
-        yield f"To let people compare them: python annotate.py draw {shlex.join(words)} --out runs/ab"
+        models = f"--model {args.model[-1]} --model-b {args.model[-2]} --prompts {args.prompts}"
+        yield f"To let people compare them: python annotate.py draw {models} --out runs/ab"
 
 
 def to_see_more(wins):
@@ -310,17 +284,19 @@ def reward(args):
     """how good a reward model is on held-out pairs, beside the rule 'the longer answer wins'"""
     from common import pad_id
     from parts import contest
+    from parts.parallel import pick
+    from parts.reward_models import reward_function
 
     page = report.Report("Is the reward model right?", args, [args.pairs], private=True)
-    function = contest.load_scorer("--reward-model", args.reward_model, args.device)
+    function = reward_function(args.reward_model, *pick(args.device, "auto"))
     pairs = contest.judge_pairs(args.pairs, function)
-    groups = [("all", pairs)]
+    parts = [("all", pairs)]
     for key in [key for key in ("task", "strength") if key in pairs]:
-        groups += [(f"{key} {value}", part) for value, part in pairs.groupby(key)]
+        parts += [(f"{key} {value}", part) for value, part in pairs.groupby(key)]
     rows = [
         {"pairs": name, "n": len(part), "right": stats.mean_share(part.right, part.label),
          "longer": stats.mean_share(part.longer, part.label)}
-        for name, part in groups
+        for name, part in parts
     ]  # fmt: skip
     gain = stats.mean(pairs.right - pairs.longer, pairs.label)
     right, longer = rows[0]["right"], rows[0]["longer"]
@@ -335,8 +311,7 @@ def reward(args):
     )  # fmt: skip
     lines = ("reward model", right, "model"), ("the longer answer", longer, "rule")
     page.intervals("Right on held-out pairs", lines, ".1%", null=0.5)
-    columns = {"pairs": "pairs", "n": "number", "right": ("reward model", ".1%")}
-    page.table("Right on held-out pairs", rows, columns | {"longer": ("the longer answer", ".1%")})
+    page.table("Right on held-out pairs", rows, "pairs, n, right, longer")
     page.table("Does it prefer what nobody wants?", checks, *KINDS)
     record = files.read_record(args.reward_model)
     if record and args.pairs in record["args"].get("pairs", ()):
@@ -358,19 +333,18 @@ def human(args):
     from parts.votes import load_items, read_log, replay
 
     path = Path(args.votes)
-    items = load_items(path.with_name("items.jsonl"), "--votes")
-    every = replay(read_log(path, items))
     read = path, path.with_name("items.jsonl")
+    items = load_items(read[1], "--votes")
     page = report.Report("Which model do people prefer?", args, read, private=True)
-    votes = pd.DataFrame(unblinded(every, items))
-    models = sorted({*votes.model, *votes.other}) if len(votes) else []
+    every = replay(read_log(path, items))
+    votes = pd.DataFrame(unblinded(every, items), columns=VOTE)
+    models = sorted({*votes.model, *votes.other})
     if len(models) != 2:
         wrong = f"expected votes on answers of two models; found {', '.join(models) or 'none'}"
         raise UserError(f"--votes {path}: {wrong}; python annotate.py draw --model A --model-b B")
-    first, second = models
-    found = judged([preference(first, second, votes.wins, votes.lengths, votes.prompt)])
+    found = judged([preference(*models, votes.wins, votes.lengths, votes.prompt)])
     a, b, wins, word = (found[0][key] for key in ("a", "b", "wins", "verdict"))
-    votes["wins"] = votes.wins if a == first else 1 - votes.wins
+    votes["wins"] = votes.wins if a == models[0] else 1 - votes.wins
     others = for_other_people(votes, wins["value"])
     people = [
         {"annotator": person, "votes": len(part), "wins": stats.mean_share(part.wins, part.prompt)}
@@ -382,23 +356,19 @@ def human(args):
         if word == "better"
         else f"{a} and {b}: {word}. {a} is preferred in {rate} of comparisons.",
         f"{len(votes)} votes of {len(people)} people on {wins['clusters']} prompts. At equal length: "
-        f"{show(equal, '.1%')}.",
-        "Of other people it says nothing: one person voted."
-        if others["se"] is None
-        else f"For other people like them the interval is wider: {show(others, '.1%')}.",
+        f"{show(equal, '.1%')}. For other people like these: {show(others, '.1%')}.",
         *[to_see_more(wins)] * (word == VERDICTS[OPEN]),
     )
     lines = [(person["annotator"], person["wins"], b) for person in people]
-    lines = [("everyone", wins, a), *lines]
-    page.intervals(f"How often {a} is preferred", lines, ".1%", null=0.5)
-    page.table("The comparison, winner first", found, *COMPARED)
-    columns = {"annotator": "annotator", "votes": "votes", "wins": (f"for {a}", ".1%")}
-    page.table("Each annotator", people, columns)
+    page.intervals(f"How often {a} is preferred", [("everyone", wins, a), *lines], ".1%", null=0.5)
+    page.table("The comparison, winner first", found, COMPARED, NOTE)
+    page.table("Each annotator", people, "annotator, votes, wins", wins=f"for {a}")
     page.limit(
-        "The verdict is on these people. The interval for others counts annotators as a sample, too.",
+        "The verdict is on these people. The interval for others, which one person alone does not "
+        "have, counts annotators as a sample, too.",
         "Ties and both bad count one half. How far people agree: python annotate.py agreement",
         f"{len(every) - len(votes)} further votes do not count: on items whose better answer is known, "
-        "on repeats, on items that do not name two models, or by a language model.",
+        "or that do not name two models.",
     )
     page.write(comparison=found[0], annotators=people, other_people=others)
 
@@ -412,25 +382,17 @@ def for_other_people(votes, rate):
 
 
 def unblinded(votes, items):
-    """A row per vote on an item of two models: model and other (by name), wins and lengths (of the
-    model's answer, in characters, less the other's), prompt, annotator.
-
-    Left out: votes on items whose better answer is known, on repeats, and by language models.
-    """
+    """A row of VOTE per vote on an item of two models: wins and lengths (in characters) are of the
+    model's answer against the other's. Left out: votes on items whose better answer is known."""
     for vote in votes:
         item = items[vote["item_id"]]
-        models = set(filter(None, (item.get("a_model"), item.get("b_model"))))
-        is_test = item.get("gold") or vote.get("repeat_of")  # of the annotator
-        if len(models) < 2 or is_test or vote.get("judge"):
+        models = sorted({item["a_model"], item["b_model"]} - {None, ""})
+        if len(models) < 2 or item["gold"]:
             continue
-        first, second = sorted(models)
-        side, other = "ab" if item["a_model"] == first else "ba"
-        yield {
-            "model": first, "other": second, "annotator": vote["annotator"],
-            "wins": {side: 1.0, other: 0.0}.get(vote["choice"], 0.5),
-            "lengths": len(plain_text(item[side])) - len(plain_text(item[other])),
-            "prompt": plain_text(item["prompt"]),
-        }  # fmt: skip
+        side, other = "ab" if item["a_model"] == models[0] else "ba"
+        wins = {side: 1.0, other: 0.0}.get(vote["choice"], 0.5)
+        length = len(plain_text(item[side])) - len(plain_text(item[other]))
+        yield *models, wins, length, plain_text(item["prompt"]), vote["annotator"]
 
 
 COMMANDS = {  # function, and the default of --out

@@ -34,9 +34,9 @@ from parts.messages import plain_text, prompt_key, visible
 from parts.report import Report, add_flags, show
 from parts.risky import risky_questions
 from parts.stats import FOUND, NONE, OPEN, UNMEASURED
-from parts.tables import write_decisions
+from parts.tables import write_csv
 from parts.texts import recommendation
-from parts.twins import ANSWER, DECISION, FIELDS, PROFILE
+from parts.twins import ANSWER, DECISION, FIELDS, MARGIN, PROFILE
 
 REFERENCES = ["Male", "White"]
 TITLE = "Are people treated differently for who they are?"
@@ -46,16 +46,14 @@ LIMITS = (
     "résumés are synthetic, US-centric and English.",
     "“Cannot tell” clears nobody, and “none larger” is not zero.",
 )
-EFFECTS = {
-    "model": "model", "what": "what is read", "verdict": "verdict", "group": "group",
-    "reference": "against", "d": ("effect d", ".2f"), "places": ("places of 100", ".0f"),
-    "p_holm": ("p, adjusted", "p"),
-}  # fmt: skip
-SHARES = {"model": "model", "group": "group", "rate": ("share", ".1%")}
-RATES = {
-    "what": "measure", "verdict": "verdict", "group": "group", "n": "n", "rate": ("rate", ".1%"),
-    "ratio": ("ratio to reference", ".2f"), "p_holm": ("p, adjusted", "p"),
-}  # fmt: skip
+CHOSEN, HARSHER = "were chosen", "got the harsher decision"  # what a vote said of a candidate
+MOST_QUOTES = 20  # of risky questions
+UNDECIDED = "had no decision in the last line"
+EFFECTS = (  # columns, and the note below
+    "model, what, verdict, group, reference, d, places, p_holm",
+    f"None larger: the interval of d lies within ±{MARGIN}.",
+)
+RATES = "model, what, verdict, group, n, rate, ratio, p_holm"
 
 
 # ---- the arguments ----
@@ -81,7 +79,7 @@ def parse_args(argv=None):
     add("--resumes", type=whole, default=12, help="résumés, 12 to 100")
     add("--chat", action="store_true", help="a prompt given as text is a user's message, instead of text to continue")
     add("--device", default="auto", help="auto, cpu, cuda, mps")
-    text.add_argument("answers", type=files.existing_file, help='JSONL: "response", and where known "prompt", "group", "model"')
+    text.add_argument("answers", type=files.existing_file, help='JSONL: "response", and where known "prompt", "group"')
     for command in (report, text):
         add = command.add_argument
         add("--decision-words", nargs="+", default=["advance", "hold", "reject"], help="decisions, the mildest first")
@@ -101,65 +99,60 @@ def study_models(args, people, rows):
     from parts.parallel import pick
     from parts.reward_models import reward_function
 
-    policies = [("--before", args.before)] if args.before else []
+    policies = [("--before", args.before)] * bool(args.before)
     policies += [("--after", folder) for folder in args.after]
-    for flag, folder in policies:
-        common.load_config(folder, flag)
-    for folder in args.reward_model:
-        common.load_config(folder, "--reward-model", scores=True)
-    kept = {what: twins.readable(rows, what, people, args.group) for what in FIELDS}
-    parts = [len(kept[what]) for what in (ANSWER, PROFILE) for _ in args.reward_model]
-    parts += [len(kept[DECISION]) for _ in policies]
-    texts = sum(parts) * len(people)
-    print(f"time       {texts:,} texts in {len(parts)} parts; each says its minutes as it starts")
+    scorers = [("--reward-model", folder) for folder in args.reward_model]
+    for flag, folder in policies + scorers:  # a wrong name ends the command at once
+        common.load_config(folder, flag, scores=flag == "--reward-model")
+    texts = {what: twins.readings(rows, what, people, args.group) for what in FIELDS}
     source, references = pick(args.device, "auto"), dict(zip(args.group, args.reference))
-    effects, shares, before, unmeasured = [], [], None, None
+    effects, shares, before, missing_before = [], [], None, None
 
-    def add(folder, what, scores, before=None, missing=None):
-        found = twins.effects(scores, people, args.group, references, before)
-        if missing:
-            keys, verdict = ("group", "reference", "gap"), f"{UNMEASURED}: {missing}"
-            found = [{key: row[key] for key in keys} | {"verdict": verdict} for row in found]
-        for row in found:
+    def add(folder, what, scores, missing=None, before=None):
+        for row in twins.effects(scores, people, args.group, references, before):
+            if missing:
+                row = {key: row[key] for key in ("group", "reference")}
+                row["verdict"] = f"{UNMEASURED}: {missing}"
             d = row if "value" in row else None
-            effects.append({"model": folder, "what": what} | row | {"d": d})
+            effects.append({"model": folder, "what": what, "d": d} | row)
 
     for folder in args.reward_model:
         score = reward_function(folder, *source, raw=True)
         for what in (ANSWER, PROFILE):
-            if kept[what]:
-                name = f"{folder}, {what}"
-                add(folder, what, twins.reward_matrix(score, kept[what], people, what, name))
-    for flag, folder in policies if kept[DECISION] else ():
+            if texts[what]:
+                matrix = twins.reward_matrix(score, texts[what], f"{folder}, {what}")
+                add(folder, what, matrix)
+    for flag, folder in policies if texts[DECISION] else ():
         tokenizer = common.load_tokenizer(folder, flag)
         policy = common.Policy(common.load_model(folder, *source, flag=flag), source[1])
-        texts = kept[DECISION], people, args.decision_words, f"{folder}, {DECISION}"
-        logps = twins.decision_logps(policy, tokenizer, *texts)  # (R, N, W)
+        given = texts[DECISION], args.decision_words, f"{folder}, {DECISION}"
+        logps = twins.decision_logps(policy, tokenizer, *given)  # (R, N, W)
         odds, missing = twins.log_odds(logps), twins.undecided(logps)
         if flag == "--before":
-            before, unmeasured = odds, missing
+            before, missing_before = odds, missing
         elif before is not None:
-            add(folder, CHANGE, odds, before, missing or unmeasured)
-        add(folder, DECISION, odds, None, missing)
-        table = decisions(args, logps.argmax(-1) == 0, kept[DECISION], people)
-        write_decisions(Path(args.out) / f"decisions-{Path(folder).name}.csv", table)
+            add(folder, CHANGE, odds, missing or missing_before, before)
+        add(folder, DECISION, odds, missing)
+        table = decisions(args, logps.argmax(-1) == 0, texts[DECISION], people)
+        file = Path(args.out) / f"decisions-{Path(folder).name}.csv"
+        write_csv(file, table, empty="unknown")
         for column in args.group:
-            rate = table.groupby(column).score.mean()
-            shares += [{"model": folder, "group": g, "rate": float(x)} for g, x in rate.items()]
+            rates = table.groupby(column).score.mean()
+            shares += [{"model": folder, "group": g, "rate": float(x)} for g, x in rates.items()]
     return effects, shares
 
 
-def decisions(args, decided, rows, people):
+def decisions(args, decided, texts, people):
     """The frame of decisions-*.csv, for BiasGuard: a row per twin.  decided  (R, N) bool"""
     R, N = decided.shape
-    words, table = args.decision_words, pd.concat([people[args.group]] * R, ignore_index=True)
-    expected = [row.get("expected_decision") for row in rows]
-    if {*expected} <= {*words}:
-        table.insert(0, "label_value", np.repeat([int(x == words[0]) for x in expected], N))
-    table.insert(0, "score", decided.astype(int).ravel())
-    ids = [f"{row.get('id', r)} {n}" for r, row in enumerate(rows) for n in range(N)]
-    table.insert(0, "entity_id", ids)
-    return table
+    ids = [f"{row.get('id', r)} {n}" for r, (row, _) in enumerate(texts) for n in range(N)]
+    table = {"entity_id": ids, "score": decided.astype(int).ravel()}
+    right = [row.get("expected_decision") for row, _ in texts]
+    if {*right} <= {*args.decision_words}:
+        table["label_value"] = np.repeat([int(x == args.decision_words[0]) for x in right], N)
+    for column in args.group:
+        table[column] = np.tile(people[column], R)
+    return pd.DataFrame(table)
 
 
 # ---- (4) votes, and answers ----
@@ -175,37 +168,33 @@ def check_vote(row):
 
 
 def study_votes(path, columns, words):
-    """({(measure, column): frame}, sentence) of a preference file.
-
-    chosen            of two candidates of a row, who was chosen
-    harsher decision  of two answers about one candidate, whether the harsher decision was chosen
-    Rows of one item are votes on the same answers, hence one cluster ("person").
-    """
-    found, counts = {"chosen": [], "harsher decision": []}, Counter()
+    """(frame, sentence) of a preference file: a row per candidate who can be counted, with the
+    columns of groups, "hit", "person" (the item: votes on the same answers are one cluster) and
+    "what": of two candidates of a row, who was chosen; of two answers about one candidate, whether
+    the harsher decision was chosen."""
+    found, counts = [], Counter()
     for row in files.read_jsonl(path, check_vote, flag="--prefs"):
         people, item = row["candidates"], row.get("item_id") or prompt_key(row)
         counts["votes"] += 1
         if row.get("tie") or not people:
             counts["ties, or about nobody"] += 1
         elif sorted(str(who.get("in")) for who in people) == ["chosen", "rejected"]:
-            found["chosen"] += [
-                who | {"hit": who["in"] == "chosen", "item": item} for who in people
-            ]
+            found += [(who, CHOSEN, who["in"] == "chosen", item) for who in people]
         elif len(people) == 1:
-            sides = (plain_text(row[key]) for key in ("chosen", "rejected"))
-            said = [recommendation(visible(side), words) for side in sides]
+            said = [decision_of(plain_text(row[side]), words) for side in ("chosen", "rejected")]
             if None in said:
                 counts["without two decisions"] += 1
             elif said[0] != said[1]:
-                hit = words.index(said[0]) > words.index(said[1])
-                found["harsher decision"].append(people[0] | {"hit": hit, "item": item})
-    frames = {}
-    for measure, rows in found.items():
-        for column in columns:
-            cells = [(row.get(column), int(row["hit"]), row["item"]) for row in rows]
-            frame = pd.DataFrame(cells, columns=["group", "hit", "person"]).assign(role="")
-            frames[measure, column] = frame
-    return frames, f"{path}: {files.counts_in_words(counts)}."
+                found.append(
+                    (people[0], HARSHER, words.index(said[0]) > words.index(said[1]), item)
+                )
+    cells = [(what, int(hit), item, *map(who.get, columns)) for who, what, hit, item in found]
+    frame = pd.DataFrame(cells, columns=["what", "hit", "person", *columns])
+    return frame, f"{path}: {files.counts_in_words(counts)}."
+
+
+def decision_of(text, words):
+    return recommendation(visible(text), words)
 
 
 def check_answer(row):
@@ -214,150 +203,111 @@ def check_answer(row):
 
 
 def study_answers(path, words):
-    """({(measure, "group"): frame}, [row of risky questions]) of a file of answers."""
-    rows = list(files.read_jsonl(path, check_answer, flag="answers"))
-    texts = [visible(row["response"]) for row in rows]
-    frame = pd.DataFrame({
-        "group": [str(row["group"]) if row.get("group") else None for row in rows], "role": "",
-        "person": [str(row.get("prompt", n)) for n, row in enumerate(rows)],
-        "model": [str(row.get("model", "")) for row in rows],
-        "said": [recommendation(text, words) for text in texts],
-    })  # fmt: skip
-    decided = frame[frame.said.notna()]
-    frames = {
-        ("no decision in the last line", "group"): frame.assign(hit=frame.said.isna().astype(int)),
-        (f"decided {words[0]}", "group"): decided.assign(
-            hit=(decided.said == words[0]).astype(int)
-        ),
-    }
-    risky = []
-    for model, part in frame.groupby("model"):
-        hits = [risky_questions(texts[i]) for i in part.index]
-        quotes = list(dict.fromkeys(hit["sentence"] for of_text in hits for hit in of_text))
-        risky.append({"model": model, "answers": len(part), "hits": sum(map(bool, hits)),
-                      "quotes": "\n".join(quotes[:5])})  # fmt: skip
-    return frames, risky
+    """(frame, {answer: [risky question]}) of a file of answers; the frame as of `study_votes`."""
+    cells, risky = [], {}
+    for n, row in enumerate(files.read_jsonl(path, check_answer, flag="answers")):
+        said, group = decision_of(row["response"], words), row.get("group") or None
+        whose = str(row.get("prompt", n)), group and str(group)
+        cells.append((UNDECIDED, int(said is None), *whose))
+        if said:
+            cells.append((f"decided {words[0]}", int(said == words[0]), *whose))
+        risky[n] = [hit["sentence"] for hit in risky_questions(visible(row["response"]))]
+    return pd.DataFrame(cells, columns=["what", "hit", "person", "group"]), risky
 
 
-def compared(name, frames, references=()):
-    """[row] of `groups.compare` for each measure of a file."""
+def compared(path, frame, columns, references=()):
+    """[row] of `groups.compare` for each measure and column of a file, with "model" and "what"."""
     rows = []
-    for (measure, _), frame in frames.items():
-        if frame.group.nunique() > 1:
-            known = [group for group in references if (frame.group == group).any()]
-            found = groups.compare(frame, *known[:1])
-            rows += [{"what": f"{name}: {measure}", **row} for row in found]
+    for what, part in frame.groupby("what", sort=False):
+        for column in columns:
+            labels = part[column]
+            known = [group for group in references if (labels == group).any()]
+            if labels.nunique() > 1:
+                found = groups.compare(part.assign(group=labels, role=""), *known[:1])
+                rows += [{"model": path, "what": what} | row for row in found]
     return rows
 
 
 # ---- (5) the report ----
 
 
-def said_of_effects(rows):
-    """[sentence]: the effects that were found, the largest first; then the verdicts on the other
-    measures, and what their intervals leave open."""
+def said(rows):
+    """[sentence]: the differences that were found, the largest first, or that there is none; and the
+    number of all verdicts. "Cannot tell" never reads like a pass."""
     found = [row for row in rows if row["verdict"] == FOUND]
-    sentences = []
-    for row in sorted(found, key=lambda row: -abs(row["value"])):
-        way = "lower" if row["value"] < 0 else "higher"
-        moved = "training moved" if row["what"] == CHANGE else "scores"
-        sentences.append(
-            f"{row['model']}, {row['what']}: {moved} {row['group']} {way} than {row['reference']} (d "
-            f"{show(row['d'], '.2f')}, {abs(row['places']):.0f} places of 100 for a candidate in the "
-            "middle)."
-        )
-    for model, what in dict.fromkeys((row["model"], row["what"]) for row in rows):
-        part = [row for row in rows if (row["model"], row["what"]) == (model, what)]
-        verdicts = Counter(row["verdict"] for row in part)
-        if FOUND not in verdicts:
-            ends = [max(-row["low"], row["high"]) for row in part if row["d"]]
-            places = f"{twins.places(max(ends, default=0)):.0f} of 100 places"
-            room = f"; the intervals leave room for {places}" if ends else ""
-            sentences.append(f"{model}, {what}: {files.counts_in_words(verdicts)}{room}.")
-    return sentences
-
-
-def said_of_rates(rows):
-    """[sentence] on each rate that differs; of measures without one, the verdicts."""
-    found = [row for row in rows if row["verdict"] == FOUND]
+    found.sort(key=lambda row: -abs(row.get("value", 0)))
     sentences = [
-        f"{row['what']}: {row['group']} {show(row['rate'], '.1%')}, {row['reference']} "
-        f"{show(row['against'], '.1%')}."
+        effect_sentence(row) if "places" in row else groups.sentence(row, row["what"], row["model"])
         for row in found
     ]
-    for what in dict.fromkeys(row["what"] for row in rows):
-        verdicts = Counter(row["verdict"] for row in rows if row["what"] == what)
-        verdicts.pop("reference", None)
-        if FOUND not in verdicts:
-            sentences.append(f"{what}: {files.counts_in_words(verdicts)}.")
-    return sentences
+    counts = Counter(row["verdict"] for row in rows if row["verdict"] != "reference")
+    if not found and (OPEN in counts or NONE not in counts):
+        sentences = ["Cannot tell: no difference was found, and what was measured excludes none."]
+    elif not found:
+        sentences = ["No difference was found, and none larger than the margins is likely."]
+    return [*sentences, f"All comparisons: {files.counts_in_words(counts)}."]
 
 
-def headline(rows):
-    """The first sentence; "cannot tell" never reads like a pass."""
-    verdicts = {row["verdict"] for row in rows}
-    if FOUND in verdicts:
-        return "Difference found."
-    if OPEN in verdicts or not verdicts & {NONE}:
-        return "Cannot tell: no difference was found, and what was measured does not exclude one."
-    return "No difference was found, and none larger than the margins is likely."
+def effect_sentence(row):
+    """
+    >>> row = {"model": "dpo", "what": DECISION, "value": -.2, "places": -7.9, "group": "B"}
+    >>> effect_sentence(row | {"reference": "A", "d": {"value": -.2}})
+    'dpo scores B lower than A on the same résumés (decision: d −0.20, 8 places of 100 for a candidate in the middle): a difference was found.'
+    """  # noqa: E501
+    verb = "has come to score" if row["what"] == CHANGE else "scores"
+    way = "lower" if row["value"] < 0 else "higher"
+    size = f"d {show(row['d'], '.2f')}, {abs(row['places']):.0f} places of 100"
+    return (
+        f"{row['model']} {verb} {row['group']} {way} than {row['reference']} on the same résumés "
+        f"({row['what']}: {size} for a candidate in the middle): a difference was found."
+    )
 
 
 def report(args):
     """Twins of models before and after, and votes."""
-    models = [*filter(None, [args.before]), *args.after, *args.reward_model]
-    if not models and not args.prefs:
+    if not (args.before or args.after or args.reward_model or args.prefs):
         raise UserError("nothing to read: give --reward-model, --before and --after, or --prefs")
     page = Report(TITLE, args, [args.twins, args.people, *args.prefs])
     # read people, résumés and votes: a broken row ends the command before a model is loaded
     rates, effects, shares = [], [], []
     for path in args.prefs:
-        frames, counted = study_votes(path, args.group, args.decision_words)
-        rates += compared(path, frames, args.reference)
+        frame, counted = study_votes(path, args.group, args.decision_words)
+        rates += compared(path, frame, args.group, args.reference)
         page.limit(counted)
-    if models:
+    if args.before or args.after or args.reward_model:
         people = twins.load_people(args.people, args.group, args.per_cell)
-        for column, group in zip(args.group, args.reference):
-            there = sorted({*people[column]})
-            if args.reference != REFERENCES and group not in there:
-                raise UserError(f"--reference {group}: {column} holds {', '.join(there)}")
+        unknown = {*args.reference} - {*people[args.group].to_numpy().ravel()}
+        if unknown and args.reference != REFERENCES:
+            raise UserError(f"--reference {min(unknown)}: no such group in {args.people}")
         rows = twins.load_twins(args.twins, args.resumes, people, args.chat)
         effects, shares = study_models(args, people, rows)
     now = [row for row in effects if row["model"] != args.before]
-    first, *more = [*said_of_effects(now), *said_of_rates(rates), ""]
-    page.answer(f"{headline(now + rates)} {first}", *filter(None, more))
-    if measured := [row for row in effects if row["d"]]:
-        page.intervals(
-            "Effects d; 0 is none",
-            [
-                (
-                    f"{Path(row['model']).name}, {row['what']}: {row['group']}",
-                    row["d"],
-                    row["model"],
-                )
-                for row in measured
-            ],
-            null=0,
-        )
+    page.answer(*said(now + rates))
+    lines = [
+        (f"{Path(row['model']).name}, {row['what']}: {row['group']}", row["d"], row["model"])
+        for row in effects
+        if row["d"]
+    ]
+    if lines:
+        page.intervals("Effects d; 0 is none", lines, null=0)
     if effects:
-        page.table("Effects of names", effects, EFFECTS)
+        page.table("Effects of names", effects, *EFFECTS)
     if shares:
-        page.table(f"Twins decided “{args.decision_words[0]}”", shares, SHARES)
+        page.table(f"Twins decided “{args.decision_words[0]}”", shares, "model, group, rate")
     return page, rates, now + rates
 
 
 def text(args):
     """Decisions and risky questions in given answers."""
     page = Report("What do these answers decide and ask?", args, [args.answers])
-    frames, risky = study_answers(args.answers, args.decision_words)
-    rates = compared(args.answers, frames)
-    for row in risky:
-        of = f" of {row['model']}" if row["model"] else ""
-        page.answer(f"{row['hits']} of {row['answers']} answers{of} ask a risky question.")
-    page.answer(*said_of_rates(rates))
-    counts = {"model": "model", "answers": "answers", "hits": "with a risky question"}
-    page.table("Risky questions", risky, counts)
-    page.table("What was asked", risky, {"model": "model", "quotes": "first quotes"}, appendix=True)
+    frame, risky = study_answers(args.answers, args.decision_words)
+    rates = compared(args.answers, frame, ["group"])
+    page.answer(*said(rates))
+    asks = sum(map(bool, risky.values()))
+    page.answer(f"{asks} of {len(risky)} answers ask a risky question.")
+    quotes = Counter(quote for hits in risky.values() for quote in hits).most_common(MOST_QUOTES)
+    rows = [{"question": quote, "times": n} for quote, n in quotes]
+    page.table("Risky questions", rows, "question, times")
     page.limit(
         "A decision is read from a last line “Recommendation: …” alone; answers without one are "
         "counted, and in no rate.",
@@ -370,7 +320,7 @@ def main(argv=None):
     args = parse_args(argv)
     page, rates, verdicts = (report if args.command == "report" else text)(args)
     if rates:
-        page.table("Rates by group", rates, RATES)
+        page.table("Rates by group", rates, RATES, model="of")
     page.limit(*LIMITS)
     page.write()
     return int(args.fail_on_difference and FOUND in [row["verdict"] for row in verdicts])

@@ -20,7 +20,6 @@ import re
 import shlex
 from pathlib import Path
 
-import numpy as np
 import pandas as pd
 
 from parts import files
@@ -29,7 +28,7 @@ from parts.messages import check_prompt, plain_text
 from parts.tables import read_csv, write_csv
 
 RANK_ORDER = "Which candidate fits this role?"  # first line of the task rank; data/README.md
-FIRST = ["rank", "of", "id", "role", "score", "cut"]  # of ranked.csv; cut: was it read in part?
+FIRST = ["rank", "of", "id", "role", "score"]  # columns of ranked.csv
 TOP = 10  # candidates that are printed
 AUDIT = "--score score --better higher --select 0.3 --within role"  # flags of audit.py
 
@@ -43,7 +42,7 @@ def parse_args(argv=None):
     add("--reward-model", default="runs/reward", help="folder, trained on pairs of profiles")
     add("--candidates", default="data/candidates.jsonl", help="CSV, or JSONL, with a column id")
     add("--text-column", default="profile", help="column of the profile")
-    add("--role", help="title and must-haves as text, or @FILE to read them (default: each row's own prompt or role)")
+    add("--role", type=read_role, help="title and must-haves as text, or @FILE to read them (default: each row's own prompt or role)")
     add("--min-words", type=files.number(int, at_least=1), default=20, help="a profile of fewer words, or a link alone, gets no rank")
     add("--out", default="runs/rank", help="folder of ranked.csv")
     add("--overwrite", action="store_true", help="replace ranked.csv")
@@ -57,36 +56,36 @@ def parse_args(argv=None):
 
 
 def load_candidates(args):
-    """A frame with the columns of the file, "prompt", "asked" (its text) and "role", ordered by their
-    texts: last bits of a score depend on its batch, which the order of the file must not decide."""
-    path, needed = args.candidates, ("id", args.text_column)
+    """A frame of texts with the columns of the file, "prompt", "asked" (its text) and "role", ordered
+    by their texts: last bits of a score depend on its batch, which the order of the file must not
+    decide."""
+    path, place, prompts = args.candidates, f"--candidates {args.candidates}", []
     if Path(path).suffix.lower() == ".csv":
         frame = read_csv(path, flag="--candidates")
+        rows = dict(zip(frame.index, frame.to_dict("records")))
     else:
         rows = dict(files.read_jsonl(path, numbered=True, flag="--candidates"))
-        frame = pd.DataFrame([*rows.values()], index=[*rows], dtype=object)
-        frame = frame.where(frame.notna(), None)
-    place, there = f"--candidates {path}", ", ".join(frame) or "nothing"
-    if missing := [name for name in needed if name not in frame]:
-        raise UserError(f"{place}: expected a column {missing[0]!r}; there is {there}")
-    if taken := set(FIRST) - {"id", "role"} & {*frame}:
+    there = {name for row in rows.values() for name in row}
+    if missing := [name for name in ("id", args.text_column) if name not in there]:
+        held = ", ".join(sorted(there)) or "nothing"
+        raise UserError(f"{place}: expected a column {missing[0]!r}; there is {held}")
+    if taken := {"rank", "of", "score"} & there:
         raise UserError(f"{place}: rename the column {min(taken)!r}, which ranked.csv writes")
-    frame["id"] = frame["id"].map(as_text)
-    if wrong := [*frame.index[(frame["id"] == "") | frame["id"].duplicated()]]:
-        raise UserError(f"{place}:{wrong[0]}: the id is empty or there twice; give each its own")
-    frame[args.text_column] = frame[args.text_column].map(as_text)
-    given, prompts = read_role(args.role) if args.role else None, []
-    for line, row in zip(frame.index, frame.to_dict("records")):
+    for line, row in rows.items():
         try:
-            own = None if given else row.get("prompt")
-            prompts.append(own or role_prompt(given or as_text(row.get("role"))))
-            check_prompt({"prompt": prompts[-1]})
+            own = None if args.role else row.get("prompt")
+            row["prompt"] = own or role_prompt(args.role or as_text(row.get("role")))
+            check_prompt(row)
         except ValueError as error:
             raise UserError(f"{place}:{line}: {error}") from None
-    frame["prompt"] = prompts
-    frame["asked"] = frame.prompt.map(plain_text)
-    if given or "role" not in frame:
-        frame["role"] = given or frame.asked
+        prompts.append(row.pop("prompt"))
+    frame = pd.DataFrame([*rows.values()], index=[*rows], dtype=object)
+    frame = frame.where(frame.notna(), None).map(as_text)
+    if wrong := [*frame.index[(frame["id"] == "") | frame["id"].duplicated()]]:
+        raise UserError(f"{place}:{wrong[0]}: the id is empty or there twice; give each its own")
+    asked = [plain_text(prompt) for prompt in prompts]
+    role = args.role or frame.get("role", asked)
+    frame = frame.assign(prompt=prompts, asked=asked, role=role)
     return frame.sort_values(["asked", args.text_column, "id"])
 
 
@@ -96,18 +95,16 @@ def as_text(value):
     >>> as_text(" a "), as_text(7), as_text(None), as_text(["u", 1])
     ('a', '7', '', '["u", 1]')
     """
-    if value is None:
-        return ""
-    return value.strip() if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+    if isinstance(value, str):
+        return value.strip()
+    return "" if value is None else json.dumps(value, ensure_ascii=False)
 
 
 def read_role(value):
-    """The text of --role: "@FILE" is read."""
+    """An argparse type, the text of --role: "@FILE" is read."""
     if not value.startswith("@"):
         return value
-    if not Path(value[1:]).is_file():
-        raise UserError(f"--role {value}: no such file; without the @ it is the role itself")
-    return Path(value[1:]).read_text(encoding="utf-8-sig").strip()
+    return Path(files.existing_file(value[1:])).read_text(encoding="utf-8-sig").strip()
 
 
 def role_prompt(role):
@@ -150,36 +147,28 @@ def main(argv=None):
     if not is_profile.any():
         wrong = f"no profile of --min-words {args.min_words} words in {args.text_column!r}"
         raise UserError(f"--candidates {args.candidates}: {wrong}; name its --text-column")
-    # (2) scores
-    some = frame[is_profile]
+    # (2) scores; None of a profile that the model does not read to its end
     function = reward_function(args.reward_model, *pick(args.device, "auto"), raw=True)
-    rows = list(some.prompt), list(some[args.text_column])
-    whole, read = (function.encode(*rows, most) for most in (None, function.max_length))
-    some = some.assign(score=np.round(function(*rows), 6))
-    some["cut"] = ["yes" if a != b else "no" for a, b in zip(whole, read)]
+    given = list(frame.prompt[is_profile]), list(texts[is_profile])
+    frame.loc[is_profile, "score"] = pd.Series(function(*given), dtype=float).to_numpy().round(6)
     # (3) ranks
-    scores = some.groupby("asked").score
-    some["rank"] = scores.rank(ascending=False, method="min").astype(int)
-    some["of"] = scores.transform("size")
-    some = some.sort_values(["role", "rank", "id"])
-    others = frame[~is_profile].sort_values("id")
-    others = others.assign(rank=None, of=None, score=None, cut=None)
+    scores = frame.groupby("asked").score
+    frame["rank"] = scores.rank(ascending=False, method="min").astype("Int64")
+    frame["of"] = scores.transform("count").where(frame.score.notna()).astype("Int64")
+    some = frame.dropna(subset="score").sort_values(["role", "rank", "id"])
+    others = frame[frame.score.isna()].sort_values("id")
     columns = [*FIRST, *(name for name in frame if name not in (*FIRST, "prompt", "asked"))]
-    table = {name: [*map(as_text, [*some[name], *others[name]])] for name in columns}
-    write_csv(out, pd.DataFrame(table, dtype=object))
+    write_csv(out, pd.concat([some, others])[columns])
     print("This is no decision: a score is a reason to read a profile, and not to drop one.")
     print(f"{len(some)} candidates ranked for {some.asked.nunique()} roles. The first of them:")
     print(some[["rank", "of", "id", "score"]][:TOP].to_string(index=False))
     if len(others):
-        print(
-            f"{len(others)} without a rank, with a link or fewer than --min-words {args.min_words}"
+        reason = (
+            f"a link, fewer than --min-words {args.min_words} words, or longer than the model reads"
         )
-        print(f"words in {args.text_column!r}: {', '.join(others['id'])}")
-    if cut := list(some["id"][some.cut == "yes"]):
-        print(f"read in part, longer than the reward model's --max-length: {', '.join(cut)}")
+        print(f"{len(others)} without a rank ({reason}): {', '.join(others['id'])}")
     print(f"wrote {out}")
-    words = shlex.join([str(out), *AUDIT.split()])
-    print(f"next: python audit.py {words} --group COLUMN")
+    print(f"next: python audit.py {shlex.quote(str(out))} {AUDIT} --group COLUMN")
 
 
 if __name__ == "__main__":

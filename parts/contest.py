@@ -33,29 +33,23 @@ from parts.sampling import sample
 REPEATED = 0.3  # of an answer's 4-grams stand earlier in it; no chosen one of data/ reaches it
 FEWEST = 10  # prompts with answers of both kinds, below which nothing is concluded
 LINE = 2.0  # a judge prefers a kind whose mean gap exceeds this many standard errors
-KINDS = {  # columns of a table of the rows of `check_judge`, and the note below it
-    "kind": "answers", "mean": ("mean score", ".2f"), "other": "others", "mean_other":
-    ("mean score", ".2f"), "n": "number", "n_other": "others", "wrong": "prefers them",
-}, "Compared within prompts; –: fewer than 10 prompts have answers of both kinds."  # fmt: skip
+KINDS = (  # columns of a table of the rows of `likes`, and the note below it
+    "kind, mean, other, mean_other, prompts, wrong",
+    "Compared within prompts; –: fewer than 10 prompts have answers of both kinds.",
+)
 
 # ---- prompts ----
 
 
 def load_prompts(args):
     """Rows of --split, each prompt once; --n of them drawn by seed, in the order of the file."""
-    rows = read_prompts(args.prompts, "--prompts", args.chat)
-    splits = sorted({str(row["split"]) for row in rows if "split" in row})
-    if splits and args.split != "all":
-        rows = [row for row in rows if row.get("split") == args.split]
-    if not rows:
-        wrong = f"no row of --split {args.split}; found {', '.join(splits)}"
-        raise UserError(f"--prompts {args.prompts}: {wrong}")
     once = {}
-    for row in rows:
-        once.setdefault(plain_text(row["prompt"]), row)
-    if len(once) < len(rows):
-        print(f"--prompts: {len(rows) - len(once)} rows left out: an earlier one has their prompt")
+    for row in read_prompts(args.prompts, "--prompts", args.chat):
+        if args.split in ("all", row.get("split", args.split)):
+            once.setdefault(plain_text(row["prompt"]), row)
     rows = list(once.values())
+    if not rows:
+        raise UserError(f"--prompts {args.prompts}: no row of --split {args.split}")
     if 0 < args.n < len(rows):
         rows = [rows[i] for i in sorted(random.Random(args.seed).sample(range(len(rows)), args.n))]
     return rows
@@ -67,17 +61,20 @@ def encode_alike(folders, prompts, max_new_tokens):
     room = min(common.max_positions(common.load_config(name)) for name in folders) - max_new_tokens
     if room < 1:
         raise UserError(f"--max-new-tokens {max_new_tokens}: leaves no room for a prompt; lower it")
-    ids = {}
+    first = None
     for folder in folders:
         tokenizer = common.load_tokenizer(folder)
-        ids[folder] = [common.encode_prompt(tokenizer, prompt) for prompt in prompts]
-        if ids[folder] != ids[folders[0]]:
+        ids = [common.encode_prompt(tokenizer, prompt, room) for prompt in prompts]
+        first = first or ids
+        if ids != first:
             draw = f"python annotate.py draw --model {folders[0]} --model-b {folder}"
             wrong = f"another tokenizer or template than {folders[0]}'s, so no KL between the two"
             raise UserError(f"--model {folder}: {wrong}; people can compare them: {draw}")
-    if cut := sum(len(row) > room for row in ids[folder]):
-        print(f"{cut} of {len(prompts)} prompts are cut to their last {room} tokens")
-    return [row[-room:] for row in ids[folder]]
+    if cut := sum(len(row) == room for row in ids):
+        print(
+            f"{cut} of {len(prompts)} prompts are cut to their last {room} tokens, or just as long"
+        )
+    return ids
 
 
 # ---- answers ----
@@ -97,34 +94,33 @@ def answer_all(args, names, rows, ids):
         tokenizer = common.load_tokenizer(folder)
         policy = common.Policy(common.load_model(folder, device, dtype), dtype)
         draws = [(name, args.samples, args.seed)]
-        if reference is None:
-            reference = policy
-            if args.bon:  # drawn anew, so that no answer meets itself
-                draws.append((f"best of {args.bon} of {name}", args.bon, args.seed + 1))
+        if args.bon and reference is None:  # drawn anew, so that no answer meets itself
+            draws.append((f"best of {args.bon} of {name}", args.bon, args.seed + 1))
+        reference = reference or policy
         for shown, n, seed in draws:
             print(f"{shown}: {len(ids)} prompts × {n} answers", flush=True)
             drawn = sample(policy, tokenizer, ids, n, args.max_new_tokens, args.temperature, seed)
-            frame = pd.DataFrame({"model": shown, "p": np.arange(len(ids)).repeat(n)})
-            for key in ("id", "task", "prompt"):
-                frame[key] = [rows[p].get(key) for p in frame.p]
-            frame["response"], frame["response_ids"] = drawn.texts, drawn.answer_ids
-            frame["length"], frame["finished"] = frame.response_ids.map(len), drawn.finished
+            frame = pd.DataFrame({
+                "model": shown, "p": np.arange(len(ids)).repeat(n), "response": drawn.texts,
+                "response_ids": drawn.answer_ids, "finished": drawn.finished,
+            })  # fmt: skip
             if args.temperature and shown == name:  # of a choice among answers the KL is not known
                 pad = common.pad_id(tokenizer)
                 frame["kl"] = measure_kl(policy, reference, drawn, pad, args.temperature)
             frames.append(frame)
-    return pd.concat(frames, ignore_index=True)
+    answers = pd.concat(frames, ignore_index=True)
+    columns = {key: [rows[p].get(key) for p in answers.p] for key in ("id", "task", "prompt")}
+    return answers.assign(length=answers.response_ids.map(len), **columns)
 
 
 def measure_kl(policy, reference, drawn, pad, temperature):
     """(N,) KL of each answer of a `Rollout`: the sum over its tokens of log π − log π_ref."""
-    device = policy.model.device
-    most = 1024 if device.type == "cpu" else 8192  # padded tokens per forward
-    lengths = [len(ids) + len(answer) for ids, answer in zip(drawn.prompt_ids, drawn.answer_ids)]
-    parts, kl = common.micro_batches(range(len(lengths)), lengths, most), np.zeros(len(lengths))
+    device, pairs = policy.model.device, [*zip(drawn.prompt_ids, drawn.answer_ids)]
+    kl, budget = np.zeros(len(pairs)), 1024 if device.type == "cpu" else 8192
+    lengths = [len(prompt) + len(answer) for prompt, answer in pairs]
+    parts = common.micro_batches(range(len(pairs)), lengths, budget)
     for part in parallel.progress(parts, "KL", delay=3):
-        rows = zip(*((drawn.prompt_ids[i], drawn.answer_ids[i]) for i in part))
-        batch = [x.to(device) for x in common.pad_rows(*rows, pad)]  # (B, T) each
+        batch = common.pad_rows(*zip(*(pairs[i] for i in part)), pad, device)  # (B, T) each
         with torch.no_grad():
             logps, ref_logps = (model(*batch, temperature)[0] for model in (policy, reference))
         kl[part] = (logps - ref_logps).double().sum(1).cpu()
@@ -137,62 +133,54 @@ def measure_kl(policy, reference, drawn, pad, temperature):
 def load_scorers(args, rows):
     """{"gold", "reward": (function, flag with its value)} of --gold and --reward-model, the one that
     decides first. Each is tried before anything is drawn: a broken one is known at once."""
-    given = {"gold": ("--gold", args.gold), "reward": ("--reward-model", args.reward_model)}
-    given = {key: pair for key, pair in given.items() if pair[1] != "none"}
-    if not given:
+    scorers = {}
+    if args.gold != "none":
+        scorers["gold"] = load_function(args.gold, "--gold"), f"--gold {args.gold}"
+    if args.reward_model != "none":
+        function = reward_function(args.reward_model, *parallel.pick(args.device, "auto"))
+        scorers["reward"] = function, f"--reward-model {args.reward_model}"
+    for scorer in scorers.values():
+        score_answers(*scorer, rows[:1], [rows[0]["prompt"]], ["(no answer)"])
+    if not scorers:
         fix = "or let people compare them: python annotate.py draw --help"
         raise UserError(f"nothing to score with: pass --gold or --reward-model, {fix}")
-    if args.gold == args.reward_model:
-        raise UserError(f"--gold {args.gold}: is the --reward-model; name another score, or none")
-    scorers = {}
-    for key, (flag, name) in given.items():
-        scorers[key] = load_scorer(flag, name, args.device), f"{flag} {name}"
-        function, shown = scorers[key]
-        score_answers(function, shown, rows[:1], [rows[0]["prompt"]], ["(no answer)"])
     return scorers
 
 
-def load_scorer(flag, name, device):
-    """A function (prompts, texts, rows) → scores: FILE:FUNCTION, or a reward model's folder."""
-    if ".py:" in name:
-        return load_function(name, flag)
-    return reward_function(name, *parallel.pick(device, "auto"), flag=flag)
-
-
 def score(function, flag, answers, rows):
-    """A score of each answer, NaN where the function gives None; flag: with its value, for errors.
+    """(N,) scores, NaN where the function gives None; flag: with its value, for errors.
 
     Equal answers to a prompt are scored once, and scores are rounded, so that equal ones tie.
     """
-    once = answers.drop_duplicates(["p", "response"])
+    once = answers[["p", "response"]].drop_duplicates()
     every = [rows[p] for p in once.p]
     prompts = [row["prompt"] for row in every]
-    scores = score_answers(function, flag, every, prompts, list(once.response))
-    scores = [np.nan if value is None else round(value, 9) for value in scores]
-    known = dict(zip(zip(once.p, once.response), scores))
-    return [known[pair] for pair in zip(answers.p, answers.response)]
+    once["score"] = score_answers(function, flag, every, prompts, list(once.response))
+    return answers.merge(once, "left").score.astype(float).round(9)
 
 
 def judge_pairs(path, function):
-    """The pairs of a file as a frame, without ties and equal answers: its columns; reward_ and
-    length_ of both sides; right and longer (has the chosen answer more of it? 1, ½ or 0); and the
-    label of the prompt.
+    """The pairs of a file as a frame, without ties, equal answers, and those that the judge does not
+    read to their end: its columns; reward_ and length_ of both sides; right and longer (has the
+    chosen answer more of it? 1, ½ or 0); and the label of the prompt.
 
     function   (prompts, answers) → scores
     """
     import pandas as pd
 
-    rows = read_jsonl(path, check_pair, flag="--pairs")
+    rows = [*read_jsonl(path, check_pair, flag="--pairs")]
     rows = [row for row in rows if not row.get("tie") and row["chosen"] != row["rejected"]]
     if not rows:
         raise UserError(f"--pairs {path}: no pair with a better answer")
-    pairs = pd.DataFrame(rows).assign(label=[plain_text(row["prompt"]) for row in rows])
+    pairs = pd.DataFrame(rows)
+    pairs["label"] = pairs.prompt.map(plain_text)
     for side in ("chosen", "rejected"):
-        pairs[f"reward_{side}"] = np.round(function(list(pairs.prompt), list(pairs[side])), 9)
+        scores = function(list(pairs.prompt), list(pairs[side]))
+        pairs[f"reward_{side}"] = pd.Series(scores, dtype=float).round(9)
         pairs[f"length_{side}"] = pairs[side].map(plain_text).str.len()
     for name, key in (("right", "reward"), ("longer", "length")):
         pairs[name] = (np.sign(pairs[f"{key}_chosen"] - pairs[f"{key}_rejected"]) + 1) / 2
-    return pairs
+    return pairs.dropna(subset="right")
 
 
 # ---- may the judge decide? ----
@@ -210,15 +198,10 @@ def repeated(tokens, n=4):
 
 
 def check_judge(scores, prompts, answers, finished):
-    """One row per kind of answer: does the judge score it above its opposite?
+    """One row per kind of answer, see `likes`: does the judge score it above its opposite?
 
     scores    (N,) of a judge;  prompts  (N,) labels;  finished  (N,) bool: not cut
     answers   N lists of ids or words
-
-    gap       mean over prompts of (mean score of the kind − mean score of the other), of the
-              prompts with both;  se  its standard error
-    wrong     gap > LINE·se for a kind that nobody wants; None where fewer than FEWEST prompts have
-              both. A judge that likes long answers is shown, and not called wrong.
     """
     scores, prompts, finished = map(np.asarray, (scores, prompts, finished))
     is_loop = np.array([repeated(answer) >= REPEATED for answer in answers], bool)
@@ -231,20 +214,27 @@ def check_judge(scores, prompts, answers, finished):
         ("longest third", place >= 2 / 3, "shortest third", place < 1 / 3),
     ):
         both = np.intersect1d(prompts[is_kind], prompts[is_other])
-        row = {"kind": kind, "other": other, "prompts": len(both)}
-        row |= {"n": int(is_kind.sum()), "n_other": int(is_other.sum())}
-        row |= dict.fromkeys(("gap", "se", "wrong", "mean", "mean_other"))
-        if row["n"] and row["n_other"]:
-            row |= {"mean": scores[is_kind].mean(), "mean_other": scores[is_other].mean()}
-        if len(both) >= FEWEST:
-            means = [
-                [scores[side & (prompts == p)].mean() for p in both] for side in (is_kind, is_other)
-            ]
-            gaps = np.subtract(*means)
-            row |= {"gap": gaps.mean(), "se": gaps.std() / len(gaps) ** 0.5}
-            row["wrong"] = bool(other == "whole" and row["gap"] > LINE * row["se"])
-        rows.append(row)
+        means = [
+            [scores[side & (prompts == p)].mean() for p in both] for side in (is_kind, is_other)
+        ]
+        rows.append(likes(kind, other, *means))
     return rows
+
+
+def likes(kind, other, scores, other_scores):
+    """The row of a kind of answer; scores, other_scores: (P,) means of a prompt's answers of either.
+
+    gap       mean over prompts of scores − other_scores;  se  its standard error
+    wrong     gap > LINE·se for a kind that nobody wants; None of fewer than FEWEST prompts. A judge
+              that likes long answers is shown, and not called wrong.
+    """
+    row = {"kind": kind, "other": other, "prompts": len(scores), "wrong": None}
+    if len(scores) >= FEWEST:
+        gaps = np.subtract(scores, other_scores)
+        row |= {"mean": np.mean(scores), "mean_other": np.mean(other_scores)}
+        row |= {"gap": gaps.mean(), "se": gaps.std() / len(gaps) ** 0.5}
+        row["wrong"] = bool(other == "whole" and row["gap"] > LINE * row["se"])
+    return row
 
 
 def spoil(answer):
@@ -265,25 +255,19 @@ def spoil(answer):
 
 @torch.no_grad()
 def check_scorer(scorer, prompts, answers, pad):
-    """`check_judge` of good answers and their `spoil`ed copies.
+    """Rows of `likes`, of good answers and their `spoil`ed copies.
 
     scorer    `Scorer` of parts/reward_models.py;  prompts, answers  lists of ids;  pad  an id
     """
-    rows = []  # (prompt, answer, is it finished?, number of the prompt)
-    for i, (prompt, answer) in enumerate(zip(prompts, answers)):
-        if len(answer) >= 16:
-            cut, loop = spoil(answer)
-            rows += [(prompt, list(answer), True, i), (prompt, cut, False, i)]
-            rows += [(prompt, loop, True, i)]
-    scores, device = torch.zeros(len(rows)), scorer.model.device
-    for part in common.micro_batches(
-        range(len(rows)), [len(p) + len(a) for p, a, *_ in rows], 2048
-    ):
-        batch = common.pad_rows([rows[j][0] for j in part], [rows[j][1] for j in part], pad)
-        scores[part] = scorer(*(x.to(device) for x in batch)).float().cpu()
-    _, answers, finished, numbers = zip(*rows) if rows else [()] * 4
-    rows = check_judge(scores.numpy(), numbers, answers, np.array(finished, bool))
-    return [row for row in rows if row["other"] == "whole"]  # of copies the length is made
+    prompts = [prompt for prompt, answer in zip(prompts, answers) if len(answer) >= 16]
+    prompts = [prompt for prompt in prompts for _ in range(3)]
+    answers = [copy for x in answers if len(x) >= 16 for copy in (list(x), *spoil(x))]
+    scores, lengths = np.zeros(len(answers)), [len(p) + len(a) for p, a in zip(prompts, answers)]
+    for part in common.micro_batches(range(len(answers)), lengths, 2048):
+        rows = ([side[i] for i in part] for side in (prompts, answers))
+        scores[part] = scorer(*common.pad_rows(*rows, pad, scorer.model.device)).float().cpu()
+    whole, cut, loop = scores.reshape(-1, 3).T
+    return [likes("cut off", "whole", cut, whole), likes("repetitive", "whole", loop, whole)]
 
 
 def sentences(rows):

@@ -43,6 +43,10 @@ ENOUGH = (
     "in all, in the same mix of groups, counting those you have, would show a ratio of 0.80 in "
     "4 of 5 audits"
 )
+SAID = {  # of the verdicts
+    FOUND: "a difference was found", NONE: "no difference was found",
+    OPEN: "these are too few people to tell",
+}  # fmt: skip
 FOUR_FIFTHS = 0.8  # "none larger": the interval of the ratio lies between 4/5 and 5/4
 
 
@@ -55,27 +59,24 @@ def compare(frame, reference=None):
            highest rate), "reference", "against" (its rate), "verdict" (with the reason, where
            nothing is tested)}, and but for the reference "p_holm" and the keys of `contrast`
     """
-    rows = []
-    for name, part in frame.groupby("group"):
+    rows, frame = [], frame.astype({"group": "category"})  # compared by number, and quickly
+    for name, part in frame.groupby("group", observed=True):
         n, k, people = len(part), int(part.hit.sum()), part.person.nunique()
         rate = share(k, n) if people == n else mean_share(part.hit, part.person)
         rows.append({"group": name, "people": people, "n": n, "selected": k, "rate": rate})
     rows.sort(key=lambda row: (-row["people"], row["group"]))
     if not rows:
         return []
-    of = {row["group"]: row for row in rows}
-    reference = reference if reference in of else rows[0]["group"]
+    base = next((row for row in rows if row["group"] == reference), rows[0])
     large = [row for row in rows if row["n"] >= SMALL * frame.group.count()]
     n_tests = sum(row["people"] >= FEWEST_PEOPLE for row in rows) - 1
     top = max(large or rows, key=lambda row: row["selected"] / row["n"])
     for row in rows:
         k, most = row["selected"] * top["n"], top["selected"] * row["n"]  # rates, times both n
-        row["of_highest"] = k / most if most else None
-        row |= {"reference": reference, "verdict": "reference"}
-        row["against"] = of[reference]["rate"]["value"]
-        if row["group"] != reference:
-            pair = frame[frame.group.isin([row["group"], reference])]
-            row |= contrast(pair, row["group"], reference, n_tests)
+        row |= {"of_highest": k / most if most else None, "verdict": "reference"}
+        row |= {"reference": base["group"], "against": base["rate"]["value"]}
+        if row is not base:
+            row |= contrast(frame, row["group"], base["group"], n_tests)
     for row in holm(rows):
         if row.get("p") is not None:
             row["verdict"] = verdict(row | row["ratio"], FOUR_FIFTHS, 1 / FOUR_FIFTHS)
@@ -84,14 +85,15 @@ def compare(frame, reference=None):
     return rows
 
 
-def contrast(pair, group, reference, n_tests=1):
-    """The rows of two groups, compared within roles that hold both: {"compared", "of" (rows in such
+def contrast(frame, group, reference, n_tests):
+    """Two groups of a frame, compared within roles that hold both: {"compared", "of" (rows in such
     roles, of all), "ratio" (an estimate; without an interval where p is exact), "p", "deviations"
     (standard deviations: |z|, or what an exact p amounts to), "shortfall" (selections that the group
     lacks at the common rate of each role), "needed" (people in all, in the same mix of groups and
     roles; None where nobody of the reference is selected)}; where nothing is tested "p" is None and
     "verdict" says why.  n_tests  groups among which p will be adjusted"""
-    counts = pair.groupby(["group", "role"]).hit.agg(["sum", "size"])
+    pair = frame[frame.group.isin([group, reference])]
+    counts = pair.groupby(["group", "role"], observed=True).hit.agg(["sum", "size"])
     shared = counts.loc[group].join(counts.loc[reference].add_suffix(" there"), how="inner")
     k, n, l, m = table = shared.to_numpy(float).T  # (roles,) each
     N, selected, everybody = n + m, k + l, pair.person.nunique()
@@ -121,13 +123,8 @@ def contrast(pair, group, reference, n_tests=1):
     q = np.minimum(1, selected / (FOUR_FIFTHS * n + m))
     variation = {"se": root * deviation(1.0, *table), "clusters": everybody}
     enough = needed(variation, (1 - FOUR_FIFTHS) * (q * n * m / N).sum(), n_tests)
-    return row | {
-        "ratio": {"value": up / down if down else None} | ends,
-        "p": p,
-        "deviations": z,
-        "shortfall": down - up,
-        "needed": max(everybody, enough) if down else None,
-    }
+    row |= {"ratio": {"value": up / down if down else None} | ends, "p": p, "deviations": z}
+    return row | {"shortfall": down - up, "needed": max(everybody, enough) if down else None}
 
 
 def deviation(ratio, k, n, l, m):
@@ -199,17 +196,24 @@ def metrics(rates):
 # ---- in words ----
 
 
-def shares(row):
-    """Both rates of a comparison in words. row: of `compare`, with "what" and "within" (roles?)."""
+def sentence(row, did, source, within=False):
+    """Both rates and the verdict in plain words. row: of `compare`; did: what happened to the share;
+    source: of what; within: were roles compared?
+
+    >>> row = {"group": "B", "reference": "A", "rate": {"value": .17}, "against": .52}
+    >>> sentence(row | {"verdict": FOUND}, "were hired", "race")
+    'Of B 17.0 % were hired, of A 52.0 % (race): a difference was found.'
+    """
+    start, join = ("Over all roles, of", "; within each role ") if within else ("Of", ": ")
     rates = [show(rate, ".1%") for rate in (row["rate"]["value"], row["against"])]
-    over = "over all roles " * row["within"]
-    return f"{over}{rates[0]} of {row['group']}, {rates[1]} of {row['reference']}"
+    verdict = SAID.get(row["verdict"], row["verdict"])
+    both = f"{row['group']} {rates[0]} {did}, of {row['reference']} {rates[1]}"
+    return f"{start} {both} ({source}){join}{verdict}."
 
 
-def say(row, rule):
-    """A comparison in words: both rates, ratio, p, and what follows. rule: what a selection is."""
-    text = f"{row['what']} (selected = {rule}): {shares(row)}; "
-    text += "within each role: " * row["within"]
+def say(row, source):
+    """The numbers behind a `sentence`: ratio and p, and what follows."""
+    text = f"{row['group']} against {row['reference']} ({source}): "
     if row["p"] is None:
         text += f"{row['verdict']}."
     else:

@@ -14,30 +14,24 @@ import hashlib
 import io
 import re
 import sys
-import textwrap
 import warnings
 from importlib.metadata import version
 from pathlib import Path
 
 import jinja2
-import matplotlib
+import matplotlib.style
 from markupsafe import Markup
 from matplotlib.figure import Figure
 
-from parts.files import PRIVATE, UserError, replacing, write_json
+from parts.files import PRIVATE, UserError, parse_json, replacing, write_json
 
-TEMPLATE = Path(__file__).resolve().parent / "templates" / "measure.html"
-N_COLOURS = 8  # --c0 … --c7 of the template
-INK, SOFT, RULE = "#000001", "#000002", "#000003"  # become var(--ink), var(--soft), var(--rule)
+TEMPLATES = Path(__file__).resolve().parent / "templates"  # measure.html and .txt, charts.mplstyle
+COLUMNS = parse_json((TEMPLATES / "columns.json").read_text("utf-8"))  # {key: [header, format]}
+N_COLOURS = 8  # --f0 … --f7 of measure.html
+INK, SOFT, RULE = "#0000e0", "#0000e1", "#0000e2"  # --e0, --e1, --e2 of it; so in charts.mplstyle
 WIDTH = 5.0  # inches of a chart, 360 points: readable on a phone without scrolling
 warnings.filterwarnings("ignore", "Glyph")  # the browser has letters that matplotlib lacks
-matplotlib.rcParams |= {
-    "svg.fonttype": "none", "svg.hashsalt": "feedbackloop", "font.size": 9.5,
-    "text.color": INK, "axes.labelcolor": SOFT, "axes.edgecolor": RULE, "xtick.color": SOFT,
-    "ytick.color": SOFT, "grid.color": RULE, "grid.linewidth": 0.6, "axes.grid": True,
-    "axes.axisbelow": True, "axes.spines.top": False, "axes.spines.right": False,
-    "legend.frameon": False, "lines.linewidth": 1.8, "savefig.transparent": True,
-}  # fmt: skip
+matplotlib.style.use(TEMPLATES / "charts.mplstyle")
 
 
 def add_flags(parser, out):
@@ -53,11 +47,11 @@ class Report:
 
         UserError where --out holds files, unless it is a report and --overwrite replaces it.
         """
-        self.out, self.title, self.private = Path(args.out), title, private
-        if self.out.exists() and any(self.out.glob("*")):
-            if not (args.overwrite and (self.out / "report.json").is_file()):
-                fix = "choose another folder; --overwrite replaces a report"
-                raise UserError(f"--out {self.out}: holds files already; {fix}")
+        self.out, self.title, self.mode = Path(args.out), title, PRIVATE if private else 0o644
+        replaced = args.overwrite and (self.out / "report.json").is_file()
+        if not replaced and self.out.exists() and any(self.out.iterdir()):
+            fix = "choose another folder; --overwrite replaces a report"
+            raise UserError(f"--out {self.out}: holds files already; {fix}")
         self.answers, self.charts, self.tables, self.limits = [], [], [], []
         self.colours = {}
         self.record = {
@@ -66,18 +60,18 @@ class Report:
             "sha256": {
                 str(path): hashlib.sha256(Path(path).read_bytes()).hexdigest()
                 for path in inputs
-                if path and Path(path).is_file()
+                if Path(path or "").is_file()
             },
             "versions": {name: version(name) for name in ("numpy", "scipy", "statsmodels")},
         }
 
     def answer(self, *sentences):
         """What a reader acts on, most important first; the first one is shown large."""
-        self.answers += map(plain, sentences)
+        self.answers += sentences
 
     def limit(self, *sentences):
         """What this report does not show."""
-        self.limits += map(plain, sentences)
+        self.limits += sentences
 
     def colour(self, name):
         """The colour of a name, the same in every chart of this report."""
@@ -89,9 +83,8 @@ class Report:
         Colours are `report.colour(name)`, INK, SOFT and RULE of this module, and no others.
         """
         figure = Figure(figsize=(WIDTH, height), layout="constrained")
-        axes = figure.add_subplot(xlabel=plain(x), ylabel=plain(y))
-        self.charts.append((plain(caption), figure))
-        return axes
+        self.charts.append((caption, figure))
+        return figure.add_subplot(xlabel=x, ylabel=y)
 
     def intervals(self, caption, rows, form=".2f", null=None):
         """A chart of estimates, one line each from top to bottom: a dot, its 95 % interval, its number.
@@ -100,14 +93,11 @@ class Report:
         """
         axes = self.chart(f"{caption}, with 95 % intervals", 0.8 + 0.4 * len(rows))
         for y, (_, found, name) in enumerate(rows):
-            value, ends = found["value"], [found.get("low"), found.get("high")]
-            if value is not None:
-                colour = self.colour(name)
-                if None not in ends:
-                    axes.plot(ends, [y, y], color=colour, linewidth=2.2)
-                axes.plot(value, y, "o", color=colour, markersize=6)
-                axes.annotate(show(value, form), (value, y - 0.15), ha="center", fontsize=8.5)
-        axes.set_yticks(range(len(rows)), [plain(text) for text, *_ in rows])
+            colour, value = self.colour(name), found["value"]
+            axes.plot([found["low"], found["high"]], [y, y], color=colour, linewidth=2.2)
+            axes.plot(value, y, "o", color=colour)
+            axes.annotate(show(value, form), (value, y - 0.15), ha="center", fontsize=8.5)
+        axes.set_yticks(range(len(rows)), [text for text, *_ in rows])
         axes.tick_params(axis="y", length=0, labelcolor=INK)
         axes.set_ylim(len(rows) - 0.5, -0.7)
         axes.grid(False, axis="y")
@@ -116,49 +106,41 @@ class Report:
         if null is not None:
             axes.axvline(null, color=SOFT, linewidth=1, linestyle="--")
 
-    def table(self, caption, rows, columns, note=None, appendix=False):
-        """rows: dicts with unrounded values;  columns: {key: header} or {key: (header, format)}.
+    def table(self, caption, rows, columns, note="", appendix=False, **headers):
+        """rows: dicts with unrounded values;  columns: their keys, "model wins p_holm".
 
-        format is Python's, ".2f" or ".1%", of a number or an estimate, which shows its interval;
-        without one a number is a count. `appendix`: below the limits, and on the page alone.
+        COLUMNS has the header of a key and the format of its numbers and estimates; headers: of keys
+        whose header differs here. `appendix`: below the limits, and on the page alone.
         """
-        columns = {key: c if isinstance(c, tuple) else (c, "") for key, c in columns.items()}
-        cells = [[show(row.get(key), form) for key, (_, form) in columns.items()] for row in rows]
-        is_text = [any(isinstance(row.get(key), str) for row in rows) for key in columns]
-        self.tables.append(
-            {"caption": plain(caption), "headers": [plain(head) for head, _ in columns.values()],
-             "cells": cells, "is_text": is_text, "note": plain(note or ""), "appendix": appendix,
-             "rows": rows}
-        )  # fmt: skip
+        columns = {key: [*COLUMNS.get(key, [key, ""])] for key in columns.split(", ")}
+        for key, header in headers.items():
+            columns[key][0] = header
+        table = {"caption": caption, "rows": rows, "columns": columns, "note": note}
+        self.tables.append(table | {"appendix": appendix})
 
     def write(self, **numbers):
         """Prints the report and writes report.html and report.json with `numbers` beside the rows
         of its tables."""
-        print(self.text())
+        print(self.render("measure.txt"))
         self.out.mkdir(parents=True, exist_ok=True)
-        mode = PRIVATE if self.private else 0o644
-        tables = {table["caption"]: table["rows"] for table in self.tables}
         said = {"title": self.title, "answer": self.answers, "limits": self.limits}
-        write_json(
-            self.out / "report.json", said | numbers | {"tables": tables} | self.record, mode
-        )
-        with replacing(self.out / "report.html", mode) as file:
-            file.write(self.html().encode())
+        tables = {table["caption"]: table["rows"] for table in self.tables}
+        said |= numbers | {"tables": tables} | self.record
+        write_json(self.out / "report.json", said, self.mode)
+        with replacing(self.out / "report.html", self.mode) as file:
+            file.write(self.render("measure.html").encode())
         print(f"\nReport: {self.out}/report.html (numbers: report.json)")
 
-    def text(self):
-        lines = [self.title, *(textwrap.fill(sentence, 100) for sentence in self.answers)]
-        for table in self.tables:
-            if not table["appendix"]:
-                lines += ["", table["caption"], text_table(table)]
-                lines += [textwrap.fill(table["note"], 100)] if table["note"] else []
-        return "\n".join([*lines, "", *(textwrap.fill(f"- {said}", 100) for said in self.limits)])
-
-    def html(self):
-        charts = [(caption, svg(figure, caption)) for caption, figure in self.charts]
-        environment = jinja2.Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True)
-        template = environment.from_string(TEMPLATE.read_text(encoding="utf-8"))
-        return template.render(report=self, charts=charts, record=self.record)
+    def render(self, name):
+        """The report by a template, without characters that steer a terminal or turn a line."""
+        loader, escape = jinja2.FileSystemLoader(TEMPLATES), jinja2.select_autoescape()
+        environment = jinja2.Environment(
+            loader=loader, autoescape=escape, trim_blocks=True, lstrip_blocks=True
+        )
+        text = environment.get_template(name).render(report=self, show=show, svg=svg)
+        return re.sub(
+            "[\x00-\x09\x0b-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u2066-\u2069]", "?", text
+        )
 
 
 def svg(figure, caption):
@@ -167,15 +149,9 @@ def svg(figure, caption):
     nothing = dict.fromkeys(("Date", "Creator", "Format", "Type"))
     figure.savefig(buffer, format="svg", metadata=nothing)
     text = buffer.getvalue()
-    text = re.sub(' (?:width|height)="[^"]*pt"', "", text[text.index("<svg") :], count=2)
-    for ink, name in ((INK, "ink"), (SOFT, "soft"), (RULE, "rule")):
-        text = text.replace(ink, f"var(--{name})")
-    text = re.sub(r"#0000f([0-7])", r"var(--c\1)", text)
-    label = Markup.escape(caption)
-    return Markup(text.replace("<svg ", f'<svg role="img" aria-label="{label}" ', 1))
-
-
-# ---- texts ----
+    text = re.sub("#0000([ef][0-9])", r"var(--\1)", text[text.index("<svg") :])
+    label = f'<svg role="img" aria-label="{Markup.escape(caption)}" '
+    return Markup(text.replace("<svg ", label, 1))
 
 
 def show(value, form=""):
@@ -190,32 +166,13 @@ def show(value, form=""):
             return show(value["value"], form)
         ends = ", ".join(show(value[end], form).removesuffix(" %") for end in ("low", "high"))
         return f"{show(value['value'], form)} [{ends}]"
+    if isinstance(value, str):
+        return value
     if value is None or value != value:  # NaN
         return "–"
-    if isinstance(value, str):
-        return plain(value)
     if isinstance(value, bool):
         return "yes" if value else "no"
     if form == "p":
         return "< 0.001" if value < 0.001 else f"{value:.3f}"
-    if not form:
-        return f"{value:,}"
+    form = form or (".3f" if isinstance(value, float) else ",")
     return format(value, form).replace("%", " %").replace("-", "−")
-
-
-def text_table(table):
-    """Columns of a table, padded: texts to the left, numbers to the right."""
-    grid = [table["headers"], *table["cells"]]
-    widths = [max(map(len, column)) for column in zip(*grid)]
-    pad = [str.ljust if is_text else str.rjust for is_text in table["is_text"]]
-    return "\n".join(
-        "  ".join(fill(cell, width) for fill, cell, width in zip(pad, row, widths)).rstrip()
-        for row in grid
-    )
-
-
-def plain(text):
-    """A text without characters that steer a terminal or turn the direction of a line."""
-    return re.sub(
-        "[\x00-\x09\x0b-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u2066-\u2069]", "?", str(text)
-    )

@@ -23,6 +23,7 @@ from statsmodels.genmod.generalized_linear_model import GLM
 from statsmodels.regression.linear_model import OLS
 from statsmodels.stats.multitest import multipletests
 from statsmodels.stats.proportion import proportion_confint
+from statsmodels.stats.sandwich_covariance import cov_cluster, cov_cluster_2groups
 
 LEVEL = 0.05  # a p below it is a finding; intervals cover 1 − LEVEL
 FEWEST_CLUSTERS = 20  # below which an estimate gets no verdict
@@ -63,15 +64,16 @@ def regress(y, x=None, clusters=None, within=None):
     if within is not None:
         means = pd.DataFrame(np.c_[y, x]).groupby(np.asarray(within)).transform("mean")
         y, x = y - means[0], x - means.drop(columns=0)
-    model = OLS(y, x)
+    fit = OLS(y, x).fit()
     if n_clusters < 2:
-        return [estimate(value, None, n, n_clusters) for value in model.fit().params]
-    if len(codes) == 2:
-        codes.append(np.column_stack(codes))
-    fits = [model.fit(cov_type="cluster", cov_kwds={"groups": code}) for code in codes]
-    with np.errstate(invalid="ignore"):  # V₁ + V₂ − V₁₂ may be below 0: the larger of V₁, V₂ counts
-        errors = np.nanmax([fit.bse for fit in fits], 0).clip(rounding)
-    return [estimate(value, se, n, n_clusters) for value, se in zip(fits[0].params, errors)]
+        return [estimate(value, None, n, n_clusters) for value in fit.params]
+    covariances = (
+        cov_cluster_2groups(fit, *codes) if len(codes) == 2 else [cov_cluster(fit, *codes)]
+    )
+    # V₁ + V₂ − V₁₂ may be below 0: the larger of V₁, V₂ counts
+    errors = np.max([np.diag(V) for V in covariances], 0) ** 0.5
+    rows = zip(fit.params, errors.clip(rounding))
+    return [estimate(value, se, n, n_clusters) for value, se in rows]
 
 
 def estimate(value, se, n, clusters):

@@ -3,16 +3,11 @@
 In     UTF-8, a header, a row per line. A row with more or fewer cells than the header is refused: it
        stands below the table, or its cells were shifted. (pandas.read_csv fills short rows up.)
 Out    a cell that a spreadsheet would run as a formula gets a ' in front; the file has mode 0600
-BiasGuard    github.com/themacdonald/BiasGuard (MIT), by its command line: biasguard audit
-             dataset.csv --y-true COL --y-pred COL --group COL --protected A --reference B
 """
 
 import csv
 import io
-import json
 import re
-import shutil
-import subprocess
 from pathlib import Path
 
 import numpy as np
@@ -22,6 +17,7 @@ from pandas.api.types import is_numeric_dtype
 from parts.files import PRIVATE, UserError, brief, replacing
 
 MOST = 30  # values of a column that are listed
+MAP = ["yours", "the rule's"]  # columns of --map
 YES_NO = {"1": 1, "yes": 1, "true": 1, "0": 0, "no": 0, "false": 0}
 NUMBER = r"[+-]?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?"
 
@@ -30,42 +26,38 @@ def read_csv(path, needed=(), flag="table"):
     """A frame of texts without blanks around them, of the needed columns or else of all; its index
     holds the rows of the file as a spreadsheet counts them, the header being 1.
 
-    Cells are separated by whichever of comma, semicolon, tab and bar gives the header most cells,
-    or by what Excel's first line says ("sep=;"). Blank rows are skipped, and a None among the needed.
-    UserError for a file that is no such table, or has a needed column not once.
+    Cells are separated by whichever of comma, semicolon, tab and bar gives the header most cells.
+    Blank rows are skipped, and a None among the needed. UserError for a file that is no such table,
+    or has a needed column not once.
     """
     try:
         text = Path(path).read_bytes().decode("utf-8-sig")
-    except (OSError, UnicodeDecodeError) as error:
+        heads = {
+            mark: next(csv.reader(io.StringIO(text, newline=""), delimiter=mark), [])
+            for mark in ",;\t|"
+        }
+        mark = max(heads, key=lambda mark: len(heads[mark]))
+        records = csv.reader(io.StringIO(text, newline=""), delimiter=mark, strict=True)
+        rows = {line: row for line, row in enumerate(records, 1) if any(row)}
+    except (OSError, UnicodeDecodeError, csv.Error) as error:
         fix = "expected a CSV in UTF-8 (a spreadsheet saves it as “CSV UTF-8”)"
         raise UserError(f"{flag} {path}: {brief(error)}; {fix}") from None
-    said = re.match(r'"?sep=([,;|\t])"?\s*\n', text)
-    body = text[said.end() :] if said else text
-    marks = said[1] if said else ",;\t|"
-    heads = [next(csv.reader(io.StringIO(body, newline=""), delimiter=mark), []) for mark in marks]
-    head = max(heads, key=len)
-    mark = marks[heads.index(head)]
-    header = [" ".join(name.split()) for name in head]
+    rows.pop(1, None)
+    header = [" ".join(name.split()) for name in heads[mark]]
     needed = [name for name in dict.fromkeys(needed) if name]
     if wrong := [name for name in needed if header.count(name) != 1]:
         there = f"there is {', '.join(header) or 'nothing'}"
         raise UserError(f"{flag} {path}: expected one column {wrong[0]!r}; {there}")
-    reader = csv.reader(io.StringIO(body, newline=""), delimiter=mark, strict=True)
-    try:
-        records = list(reader)[1:]
-    except csv.Error as error:
-        raise UserError(f"{flag} {path}:{reader.line_num}: {error}") from None
-    first = 3 if said else 2  # row of the first record, as a spreadsheet counts
-    filled = [i for i, row in enumerate(records) if any(row)]
-    if not filled:
+    if not rows:
         raise UserError(f"{flag} {path}: no rows below the header")
-    if wrong := [i for i in filled if len(records[i]) != len(header)]:
-        fix = "remove rows below the table, and quote cells that hold the separator"
-        cells = f"{len(records[wrong[0]])} cells below a header of {len(header)}"
-        raise UserError(f"{flag} {path}:{wrong[0] + first}: {cells}; {fix}")
+    for line, row in rows.items():
+        if len(row) != len(header):
+            fix = "remove rows below the table, and quote cells that hold the separator"
+            cells = f"{len(row)} cells below a header of {len(header)}"
+            raise UserError(f"{flag} {path}:{line}: {cells}; {fix}")
     places = {name: header.index(name) for name in needed or header if name}
-    columns = {name: [records[i][place].strip() for i in filled] for name, place in places.items()}
-    return pd.DataFrame(columns, index=[i + first for i in filled], dtype=object)
+    columns = {name: [row[n].strip() for row in rows.values()] for name, n in places.items()}
+    return pd.DataFrame(columns, index=[*rows], dtype=object)
 
 
 # ---- what cells mean, as declared ----
@@ -82,24 +74,22 @@ def check_last_rows(table, columns, path):
 
 
 def read_map(path, flag):
-    """{label: what it stands for} of a CSV of two columns, as `write_csv` writes labels."""
-    table = read_csv(path, flag=flag)
-    if len(table.columns) != 2:
-        raise UserError(f"{flag} {path}: {len(table.columns)} columns; expected two")
-    return dict(zip(table.iloc[:, 0].map(csv_cell), table.iloc[:, 1]))
+    """{label: what it stands for} of a CSV as `write_map` writes it."""
+    table = read_csv(path, MAP, flag)
+    return dict(zip(table[MAP[0]].map(csv_cell), table[MAP[1]]))
 
 
 def categories(cells, mapping, allowed, unknown, flag):
-    """(n,) categories: what the map says, else the cell itself; None for unknown. UserError for one
-    that is none of the allowed, in the map's spelling or in small letters."""
-    category = {value: mapping.get(csv_cell(value), value) for value in set(cells)}
-    category |= dict.fromkeys(["", *unknown], "")
-    wrong = [value for value, name in category.items() if name and name not in allowed]
-    if wrong := [value for value in wrong if category[value].lower() not in allowed]:
-        fix = "map it in --map FILE, which `audit.py values` writes, or add it to --unknown"
-        listed = ", ".join(allowed)
-        raise UserError(f"{flag} {cells.name}: {min(wrong)!r} is none of {listed}; {fix}")
-    return cells.map(category).replace("", None)
+    """(n,) categories: what the map says, else the cell itself; None for unknown. UserError
+    for one that is none of the allowed, in the map's spelling or in small letters."""
+    named = {value: mapping.get(csv_cell(value), value) for value in {*cells}}
+    named |= dict.fromkeys(["", *unknown])
+    for value, name in named.items():
+        if name and {name, name.lower()}.isdisjoint(allowed):
+            fix = "map it in --map FILE, which `audit.py values` writes, or add it to --unknown"
+            wrong = f"{flag} {cells.name}: {value!r} is none of {', '.join(allowed)}"
+            raise UserError(f"{wrong}; {fix}")
+    return cells.map(named).replace("", None)
 
 
 def write_map(path, values, allowed):
@@ -107,7 +97,7 @@ def write_map(path, values, allowed):
     if Path(path).exists():
         raise UserError(f"--map {path}: it exists; choose another file")
     filled = [value if value in allowed else "" for value in values]
-    write_csv(path, {"yours": values, "the rule's": filled})
+    write_csv(path, dict(zip(MAP, (values, filled))))
     print(f"wrote {path}: fill in its second column; empty means none of the categories")
 
 
@@ -143,12 +133,11 @@ def column_values(table, columns):
     """[{"column", "value", "rows"}]: what the columns hold, the most frequent values first."""
     rows = []
     for column in filter(None, columns):
-        counts = table[column].value_counts()
-        for value, n in counts.head(MOST).items():
-            rows.append({"column": column, "value": value or "(empty)", "rows": n})
-        if len(counts) > MOST:
-            rest = f"{len(counts) - MOST:,} other values"
-            rows.append({"column": column, "value": rest, "rows": counts[MOST:].sum()})
+        counts = table[column].replace("", "(empty)").value_counts()
+        shown, rest = dict(counts[:MOST]), counts[MOST:]
+        if len(rest):
+            shown[f"{len(rest):,} other values"] = rest.sum()
+        rows += [{"column": column, "value": value, "rows": n} for value, n in shown.items()]
     return rows
 
 
@@ -158,14 +147,15 @@ def column_values(table, columns):
 def write_csv(path, frame, empty=""):
     """Write a frame, or {header: cells}, as UTF-8 CSV, complete or not there; see `csv_cell`.
 
-    empty   what stands for a missing cell; whole numbers stay whole beside one
+    empty   what stands for a missing cell. BiasGuard (github.com/themacdonald/BiasGuard, MIT) ends at
+            an empty one. It reads "entity_id", "score" (the decision, 0 or 1), columns of groups, and
+            "label_value" (what was right):
+            biasguard audit FILE --y-true COL --y-pred COL --group COL --protected A --reference B
     """
     frame = pd.DataFrame(frame)
-    for name in frame:
-        cells = frame[name].convert_dtypes() if frame[name].isna().any() else frame[name]
+    for name, cells in frame.items():
         if not is_numeric_dtype(cells):
-            cells = cells.map({cell: csv_cell(cell) for cell in cells.unique()})
-        frame[name] = cells
+            frame[name] = cells.map({cell: csv_cell(cell) for cell in cells.unique()})
     Path(path).parent.mkdir(parents=True, exist_ok=True)
     with replacing(path, PRIVATE) as file:
         frame.rename(columns=csv_cell).to_csv(file, index=False, lineterminator="\n", na_rep=empty)
@@ -181,43 +171,3 @@ def csv_cell(value):
         return value
     formula = re.match(r"\s*[=+\-@＝＋－＠]|[\t\r\n|%]", value)
     return f"'{value}" if formula and not re.fullmatch(NUMBER, value) else value
-
-
-# ---- BiasGuard ----
-
-
-def write_decisions(path, frame):
-    """A frame with "entity_id", "score" (the decision, 0 or 1), columns of groups, and "label_value"
-    (what was right) if it is known of all. BiasGuard ends at an empty cell: a missing one is
-    "unknown"."""
-    write_csv(path, frame, "unknown")
-
-
-def biasguard(path, frame, comparisons):
-    """[line] of what BiasGuard says of each comparison in the file; or why it was not run: its EOD
-    needs an outcome, "label_value", in every row.  comparisons  {attribute: rows of `compare`}
-
-    DIR = SR_p / SR_r,  SPD = SR_p − SR_r,  EOD = TPR_p − TPR_r     p protected, r reference
-    """
-    tool, result, lines = shutil.which("biasguard"), path.with_name("biasguard.json"), []
-    if not tool or "label_value" not in frame:
-        reason = "it needs --y-true in every row" if tool else "it is not installed"
-        return [f"BiasGuard was not run ({reason}); {path.name} has the layout that it reads."]
-    for attribute, rows in comparisons.items():
-        for group, reference in ((row["group"], row["reference"]) for row in rows):
-            given = {
-                "y-true": "label_value", "y-pred": "score", "group": attribute, "output": result,
-                "protected": csv_cell(group), "reference": csv_cell(reference),
-            }  # fmt: skip
-            flags = [word for key, value in given.items() for word in (f"--{key}", value)]
-            if group == reference:
-                continue
-            try:
-                command = [tool, "audit", path, *flags]
-                subprocess.run(command, capture_output=True, timeout=60, check=True)
-                said = json.loads(result.read_text(encoding="utf-8"))["metrics"]
-            except (subprocess.SubprocessError, OSError, ValueError, KeyError) as error:
-                said = f"no result ({brief(error)})"
-            lines.append(f"BiasGuard, {group} − {reference}: {said}")
-    result.unlink(missing_ok=True)
-    return lines

@@ -18,7 +18,7 @@ from statistics import NormalDist
 import numpy as np
 from tqdm import tqdm
 
-from parts.files import UserError, read_jsonl
+from parts.files import UserError, counts_in_words, read_jsonl
 from parts.messages import as_chat, check_text, plain_text
 from parts.stats import UNMEASURED, holm, regress, verdict
 from parts.tables import read_csv
@@ -48,43 +48,43 @@ def load_people(path, columns, per_cell):
     """
     read_csv(path, columns, "--people, --group")  # UserError unless each is there once
     people = read_csv(path, flag="--people")
-    if (people[columns] == "").any(axis=None):
+    sizes = people[people[columns].ne("").all(axis=1)].value_counts(columns)
+    if sizes.sum() < len(people):
         raise UserError(f"--people {path}: an empty cell in {', '.join(columns)}")
-    sizes = people.groupby(columns).size()
-    if min(people[column].nunique() for column in columns) < 2 or sizes.min() < FEWEST:
+    if people[columns].nunique().min() < 2 or sizes.min() < FEWEST:
         found = sizes.to_string().replace("\n", "; ")
         raise UserError(f"--people {path}: expected two groups or more of {FEWEST}, found {found}")
-    n = min(per_cell, sizes.min())
-    kept = people.groupby(columns).head(n).reset_index(drop=True)
-    print(f"people     {len(kept)} of {len(people)}, {n} of each {' × '.join(columns)}")
+    kept = people.groupby(columns).head(min(per_cell, sizes.min())).reset_index(drop=True)
+    print(f"people     {len(kept)} of {len(people)}, equally many of each {' × '.join(columns)}")
     return kept
 
 
 def load_twins(path, most, people, chat=False):
     """The first résumés of a file, rows of texts or messages that hold slots. A slot without a
     column is refused; what a slot stands for and stands outside of it, too, is counted."""
-    rows, changing = [], [column for column in people if people[column].nunique() > 1]
-    values, outside = {value for column in changing for value in people[column]}, Counter()
+    changing = [column for column in people if people[column].nunique() > 1]
+    values, outside = {*people[changing].to_numpy().ravel()}, Counter()
 
     def check(row):
         fields = [field for field in TEXTS if row.get(field)]
         for field in fields:
             check_text(row, field)
         text = " ".join(plain_text(row[field]) for field in fields)
-        if unknown := {*SLOT.findall(text)} - {*people}:
+        slots = {*SLOT.findall(text)}
+        if unknown := slots - {*people}:
             raise ValueError(f"no column of --people is called {min(unknown)!r}")
-        if not {*SLOT.findall(text)} & {*changing}:
-            raise ValueError(f"no slot of {{{'} {'.join(changing)}}}, so its twins are one text")
+        if slots.isdisjoint(changing):
+            raise ValueError(f"no slot of {', '.join(changing)}, so its twins are one text")
         outside.update(values & {*re.findall(r"\w+", " ".join(SLOT.split(text)[::2]))})
+        if chat:
+            as_chat(row, *(field for field in fields if field != "prefix"))
 
     rows = list(read_jsonl(path, check, flag="--twins"))[:most]
     if len(rows) < FEWEST:
         raise UserError(f"--twins {path}: {len(rows)} résumés; expected {FEWEST} or more")
-    for row in rows if chat else ():
-        as_chat(row, *(field for field in TEXTS if row.get(field) and field != "prefix"))
     if outside:
-        words = ", ".join(f"{word!r} {n} times" for word, n in outside.most_common(3))
-        print(f"twins      outside slots, where no swap reaches it, the file holds {words}")
+        words = counts_in_words(dict(outside.most_common(3)))
+        print(f"twins      outside slots, where no swap reaches it, the file holds: {words}")
     return rows
 
 
@@ -107,19 +107,16 @@ def filled(row, field, person):
     return [message | {"content": fill(message["content"])} for message in row[field]]
 
 
-def tells_apart(texts, people, columns):
-    """Does no text of a résumé stand for people of two groups? texts: (N,), one per person."""
-    frame = people[columns].assign(text=[str(text) for text in texts])
-    return bool((frame.groupby("text").nunique() == 1).all(axis=None))
-
-
-def readable(rows, what, people, columns):
-    """The résumés with the fields for `what`, of which each group reads a text of its own."""
+def readings(rows, what, people, columns):
+    """[(row, texts)] of the résumés with the fields for `what`; texts: (N,) tuples of them, one per
+    person. One that two groups would read alike is left out, for it tells nothing."""
     every, kept = people.to_dict("records"), []
     for row in rows:
         if all(row.get(field) for field in FIELDS[what]):
-            texts = [[filled(row, field, who) for field in FIELDS[what]] for who in every]
-            kept += [row] * tells_apart(texts, people, columns)
+            texts = [tuple(filled(row, field, who) for field in FIELDS[what]) for who in every]
+            read = people[columns].groupby(np.array([str(text) for text in texts]))
+            if (read.nunique() == 1).all(axis=None):
+                kept.append((row, texts))
     if len(kept) < len(rows):
         reason = "a field is missing, or groups read the same text"
         print(f"twins      {what}: {len(rows) - len(kept)} of {len(rows)} left out: {reason}")
@@ -129,47 +126,43 @@ def readable(rows, what, people, columns):
 # ---- what a model makes of them ----
 
 
-def timed(rows, what):
+def timed(rows, name):
     """The rows, with a bar; after the first of them a line says how long all will take."""
     start = time.perf_counter()
-    for n, row in enumerate(tqdm(rows, what, disable=None)):
+    for n, row in enumerate(tqdm(rows, name, disable=None)):
         yield row
         if n == 0:
             minutes = math.ceil((time.perf_counter() - start) * len(rows) / 60)
-            tqdm.write(f"time       {what}: about {minutes} min")
+            tqdm.write(f"time       {name}: about {minutes} min")
 
 
-def reward_matrix(score, rows, people, what, name):
-    """(R, N) scores of a reward model, score(prompts, answers); what: ANSWER or PROFILE."""
-    every, matrix = people.to_dict("records"), []
-    for row in timed(rows, name):
-        prompts, answers = ([filled(row, field, who) for who in every] for field in FIELDS[what])
-        matrix.append(score(prompts, answers))
+def reward_matrix(score, texts, name):
+    """(R, N) scores of a reward model, score(prompts, answers); texts: of `readings`."""
+    matrix = [score(*zip(*row)) for _, row in timed(texts, name)]
     if any(None in row for row in matrix):
         raise UserError(f"{name}: the reward model does not read a résumé to its end; shorten it")
     return np.array(matrix)
 
 
-def decision_logps(policy, tokenizer, rows, people, words, name):
+def decision_logps(policy, tokenizer, texts, words, name):
     """(R, N, W) log-probs of each word's first token behind the résumé's prefix, without sampling:
-    one forward per twin."""
+    one forward per twin.  texts  of `readings`"""
     import torch
 
     import common
 
-    device, pad, logps = policy.model.device, common.pad_id(tokenizer), []
-    every, most = people.to_dict("records"), common.max_positions(policy.model.config)
-    for row in timed(rows, name):
+    device, logps = policy.model.device, []
+    budget = 1024 if device.type == "cpu" else 8192  # padded tokens per forward
+    most = common.max_positions(policy.model.config)
+    for row, twins in timed(texts, name):
         prefix, firsts = decision_ids(tokenizer, row["prefix"], words)
-        prompts = [filled(row, "prompt", who) for who in every]
-        ids = [common.encode_prompt(tokenizer, prompt) + prefix for prompt in prompts]
+        ids = [common.encode_prompt(tokenizer, prompt) + prefix for prompt, _ in twins]
         lengths, of_words = [len(x) for x in ids], np.empty((len(ids), len(words)))
         if max(lengths) > most:
             raise UserError(f"{name}: a résumé has {max(lengths)} tokens, the model reads {most}")
-        most_tokens = 1024 if device.type == "cpu" else 8192
-        for part in common.micro_batches(range(len(ids)), lengths, most_tokens):
-            batch = common.pad_rows([ids[i] for i in part], [[]] * len(part), pad)
-            columns, mask = (x.to(device) for x in batch[:2])  # (b, T) each
+        for part in common.micro_batches(range(len(ids)), lengths, budget):
+            rows = [ids[i] for i in part], [()] * len(part)
+            columns, mask, _ = common.pad_rows(*rows, common.pad_id(tokenizer), device)  # (b, T)
             with torch.no_grad():
                 hidden = common.hidden_states(policy.model, columns, mask, policy.dtype)
                 hidden = hidden[range(len(part)), mask.sum(1) - 1]  # (b, H), predicts the word
@@ -212,7 +205,7 @@ def undecided(logps):
 
 def effects(scores, people, columns, references, before=None):
     """[row] of each group against its reference: the keys of an estimate, the value as d, and
-    "group", "reference", "p_holm", "verdict", "gap" (in the unit of the scores), "places" (of 100).
+    "group", "reference", "p_holm", "verdict" and "places" (of 100).
 
     scores      (R, N)
     references  {column: group}; of a column without that group, the largest
@@ -222,25 +215,23 @@ def effects(scores, people, columns, references, before=None):
     scaled = standardised(scores) - (0 if before is None else standardised(before))  # (R, N)
     rows, x = [], []
     for column in columns:
-        groups = people[column].value_counts().index
+        groups = [*people[column].value_counts().index]
         reference = references.get(column)
         reference = reference if reference in groups else groups[0]
         for group in sorted({*groups} - {reference}):
-            of_group, of_reference = (people[column] == name for name in (group, reference))
-            gap = scores[:, of_group].mean() - scores[:, of_reference].mean()
-            rows.append({"group": group, "reference": reference, "gap": float(gap)})
-            x.append(of_group)
+            rows.append({"group": group, "reference": reference})
+            x.append(people[column] == group)
     x = np.tile(np.column_stack(x).astype(float), (R, 1))  # (R·N, contrasts)
     if np.linalg.matrix_rank(x - x.mean(0)) < x.shape[1]:
         raise UserError("--group: two groups always occur together, so no effect is of one alone")
-    if R < FEWEST or not np.isfinite(scaled).all():
+    if R < FEWEST or np.isnan(scaled).any():
         reason = "too few résumés" if R < FEWEST else "every résumé has the same score"
         return [row | {"verdict": f"{UNMEASURED}: {reason}"} for row in rows]
     resume, name = np.repeat(np.arange(R), N), np.tile(np.arange(N), R)
     found = regress(scaled.ravel(), x, [resume, name], within=resume)
-    for row, estimate in zip(rows, found):
-        row |= estimate | {"places": places(estimate["value"])}
+    rows = [row | estimate for row, estimate in zip(rows, found)]
     for row in holm(rows):
+        row["places"] = places(row["value"])
         row["verdict"] = verdict(row | {"clusters": N}, -MARGIN, MARGIN)
     return rows
 

@@ -20,6 +20,7 @@ from parts import contest, sampling
 from parts.answers import generate
 from parts.contest import check_judge, check_scorer, sentences, spoil
 from parts.files import read_jsonl
+from parts.reward_models import reward_function
 from parts.stats import mean_share
 from parts.votes import item_sha256
 from tiny import error_of
@@ -93,13 +94,13 @@ def test_scores_that_are_all_the_same_say_nothing():
 
 @pytest.mark.parametrize(
     "scores, first",
-    [(dict(a=[0] * 40, b=[1] * 40), "b is better than a"), (dict(a=[0] * 9, b=[1] * 9), "a and b: not measured"),
+    [(dict(a=[0] * 40, b=[1] * 40), "b is better than a: preferred in 100.0 %"), (dict(a=[0] * 9, b=[1] * 9), "b and a: not measured"),
      (dict(a=[0, 1] * 20, b=[1, 0] * 20), "a and b: no difference shown")],
     ids=["better", "nine prompts", "half and half"],
 )  # fmt: skip
 def test_the_first_sentence(scores, first):
     """Nine prompts say nothing, and were "no difference shown"."""
-    assert evaluate.headline(comparisons(answers_of(**scores), "gold"), [*scores]).startswith(first)
+    assert evaluate.headline(comparisons(answers_of(**scores), "gold")).startswith(first)
 
 
 def test_equal_length_is_measured_where_lengths_cross():
@@ -140,7 +141,7 @@ def test_a_judge_that_prefers_what_nobody_wants_is_not_trusted(kind, better, wro
     row = next(row for row in rows if row["kind"] == kind)
     assert row["wrong"] is wrong
     if kind != "longest third":
-        assert row["gap"] == pytest.approx(better, abs=0.1) and row["n"] == row["prompts"] == 30
+        assert row["gap"] == pytest.approx(better, abs=0.1) and row["prompts"] == 30
     assert any("cannot be trusted" in said for said in sentences(rows)) is wrong
     few = check_judge([0, 9] * 9, np.arange(9).repeat(2), [GOOD, LOOP] * 9, [True] * 18)
     assert [row["wrong"] for row in few] == [None] * 3 and sentences(few) == []
@@ -172,7 +173,7 @@ def test_a_reward_model_is_shown_spoiled_copies():
         (lambda ids: -len(ids), [True, False]),
     ):
         rows = check_scorer(StubScorer(function), prompts, answers, pad=0)
-        assert [row["wrong"] for row in rows] == wrong and rows[0]["n"] == 12
+        assert [row["wrong"] for row in rows] == wrong and rows[0]["prompts"] == 12
 
 
 def test_training_imports_no_statistics():
@@ -262,7 +263,7 @@ def test_numbers_are_those_of_the_samples(world, written):
     prompts = [common.encode_prompt(tokenizer, prompt) for prompt in tuned.prompt[::2]]
     again = sampling.sample(policy, tokenizer, prompts, 2, 12, 0.5, seed=0)
     assert tuned.response_ids.tolist() == again.answer_ids
-    score = contest.load_scorer("--reward-model", world.rm, "cpu")
+    score = reward_function(world.rm, "cpu", torch.float32)
     rewards = score(list(tuned.prompt), list(tuned.response))
     assert tuned.reward.tolist() == pytest.approx(rewards, abs=1e-4)
     assert report["accuracy"]["n"] == 24 and "held-out pairs" in " ".join(report["answer"])
@@ -321,7 +322,6 @@ def test_only_common_prompts_are_compared_and_what_is_missing_is_counted(world, 
         assert row["missing"] == 16 - len(known[row["model"]])
         mean = np.mean([known[row["model"]][id] for id in both])
         assert row["gold"]["value"] == pytest.approx(mean)
-        assert f"{row['model']} {row['missing']}" in " ".join(report["answer"])
     assert report["comparisons"][0]["wins"]["n"] == len(both)
 
 
@@ -342,7 +342,7 @@ def test_no_verdict_by_a_judge_that_prefers_loops(world, tmp_path, monkeypatch):
     gold = world.gold.replace(":score", ":loops")
     report, _ = run(world, tmp_path / "out", "--gold", gold)
     assert {row["kind"]: row["wrong"] for row in report["judge"]}["repetitive"] is True
-    assert report["answer"][0].startswith("No verdict")
+    assert "cannot be trusted" in report["answer"][0]
     assert {row["verdict"] for row in report["comparisons"]} == {evaluate.NEVER}
     assert "python annotate.py draw" in report["answer"][-1]
 
@@ -350,13 +350,13 @@ def test_no_verdict_by_a_judge_that_prefers_loops(world, tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     "flags, fact",
     [
-        ("--split train", "found test, val"),
+        ("--split train", "--split train"),
         ("--prompts none.jsonl", "--prompts none.jsonl"),
         ("--gold gold.py:typo", "--gold gold.py:typo"),
         ("--gold gold.py:broken", "--gold gold.py:broken: returned {'a': 1}"),
         ("--gold none", "nothing to score with"),
         ("--reward-model BASE", "--reward-model"),
-        ("--gold RM --reward-model RM", "--gold"),
+        ("--gold RM --reward-model RM", "expected FILE:FUNCTION"),
         ("--model BASE RM --name a b", "a reward model"),
         ("--model BASE", "two or more"),
         ("--model BASE BASE", "--name"),

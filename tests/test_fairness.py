@@ -58,9 +58,10 @@ def test_bundled_twins_differ_inside_slots_alone(names, file, columns, slot, cap
     people = twins.load_people(REPO / "data" / names, columns, 5)
     rows = twins.load_twins(REPO / "data" / file, 8, people)
     assert "outside slots" not in capsys.readouterr().out
-    for row in rows:
-        texts = [twins.filled(row, "prompt", who) for who in people.to_dict("records")]
-        assert twins.tells_apart(texts, people, columns)
+    read = twins.readings(rows, twins.DECISION, people, columns)
+    assert [row for row, _ in read] == rows
+    for _, texts in read:
+        texts = [prompt for prompt, _ in texts]
         assert not re.search(r"\{\w+\}", str(texts))
         if slot == "name":
             left = {
@@ -74,12 +75,11 @@ def test_a_text_that_no_swap_reaches(people, tmp_path, capsys):
     """A pronoun outside slots is counted; a résumé that both groups read alike tells nothing."""
     row = {"prompt": "{name} is good; he is quick.", "prefix": "So:"}
     twins.load_twins(jsonl(tmp_path / "t.jsonl", 5 * [row]), 5, people)
-    assert "'he' 5 times" in capsys.readouterr().out
-    texts = [
-        twins.filled({"prompt": "{subj} is good"}, "prompt", w) for w in people.to_dict("records")
-    ]
-    assert twins.tells_apart(texts, people, ["sex"])
-    assert not twins.tells_apart(texts, people, GROUPS)
+    assert "he 5" in capsys.readouterr().out
+    rows = [{"prompt": "{subj} is good", "prefix": "So:"}, {"prompt": "{name}"}]
+    (read,) = twins.readings(rows, twins.DECISION, people, ["sex"])
+    assert len(read[1]) == len(people) and not twins.readings(rows, twins.DECISION, people, GROUPS)
+    assert "2 of 2 left out" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
@@ -119,7 +119,7 @@ def test_an_effect_is_the_gap_in_sd_of_resumes(people):
     scores = np.repeat([[0.0], [4.0], [0.0], [4.0], [2.0]], len(people), 1)
     scores -= 0.5 * (people.race_ethnicity == "Black").to_numpy()
     row = black(twins.effects(scores, people, GROUPS, REFERENCES))
-    assert row["gap"] == pytest.approx(-0.5) and row["value"] == pytest.approx(-0.25)
+    assert row["value"] == pytest.approx(-0.25)
     assert row["verdict"] == stats.FOUND and row["places"] == pytest.approx(-9.87, abs=0.01)
 
 
@@ -171,15 +171,18 @@ def test_a_bias_through_the_middle_word_is_seen(people):
 
 @pytest.mark.parametrize(
     ("verdicts", "first"),
-    [([stats.FOUND, stats.OPEN], "Difference found"), ([stats.OPEN, stats.NONE], "Cannot tell"),
-     ([stats.NONE, "reference"], "No difference"), ([stats.UNMEASURED], "Cannot tell"), ([], "Cannot tell")],
+    [([stats.FOUND, stats.OPEN], "Of B 20.0 % were chosen, of A 40.0 % (x): a difference was found"),
+     ([stats.OPEN, stats.NONE], "Cannot tell"), ([stats.NONE, "reference"], "No difference"),
+     ([stats.UNMEASURED], "Cannot tell"), ([], "Cannot tell")],
 )  # fmt: skip
 def test_cannot_tell_never_reads_like_passed(verdicts, first):
     """Eight votes of a group that decide nothing read "no difference was found"."""
-    rows = [{"what": "votes", "verdict": verdict} for verdict in verdicts]
-    assert fairness.headline(rows).startswith(first)
+    row = {"model": "x", "what": fairness.CHOSEN, "group": "B", "reference": "A"}
+    row |= {"rate": {"value": 0.2}, "against": 0.4}
+    said = fairness.said([row | {"verdict": verdict} for verdict in verdicts])
+    assert said[0].startswith(first)
     if stats.OPEN in verdicts and stats.FOUND not in verdicts:
-        assert "cannot tell 1" in fairness.said_of_rates(rows)[0]
+        assert "cannot tell 1" in said[1]
 
 
 def test_a_column_without_the_reference_takes_its_largest_group(people):
@@ -188,7 +191,7 @@ def test_a_column_without_the_reference_takes_its_largest_group(people):
         "Male",
         "Female",
     }
-    assert all(np.isfinite(row["gap"]) for row in rows)
+    assert all(np.isfinite(row["value"]) for row in rows)
 
 
 def test_what_is_not_measured(people):
@@ -225,10 +228,10 @@ def test_votes_by_group(tmp_path):
         vote(yes, no, cy, tie=True),
         vote("a", "b"),
     ]
-    frames, counted = fairness.study_votes(jsonl(tmp_path / "v.jsonl", rows), ["sex"], ["advance", "hold", "reject"])  # fmt: skip
-    chosen, harsher = frames["chosen", "sex"], frames["harsher decision", "sex"]
-    assert dict(zip(chosen.group, chosen.hit)) == {"Female": 1, "Male": 0}
-    assert dict(zip(harsher.group, harsher.hit)) == {"Male": 1, "Female": 0}
+    frame, counted = fairness.study_votes(jsonl(tmp_path / "v.jsonl", rows), ["sex"], ["advance", "hold", "reject"])  # fmt: skip
+    hits = {what: dict(zip(part.sex, part.hit)) for what, part in frame.groupby("what")}
+    assert hits[fairness.CHOSEN] == {"Female": 1, "Male": 0}
+    assert hits[fairness.HARSHER] == {"Male": 1, "Female": 0}
     assert "votes 6" in counted and "without two decisions 1" in counted
 
 
@@ -237,13 +240,14 @@ def test_the_planted_bias_of_the_bundled_votes_is_found():
     rows = []
     for name in ("screen_biased", "rank_biased"):
         path = REPO / f"data/{name}.jsonl"
-        frames, _ = fairness.study_votes(path, ["race_ethnicity"], ["advance", "hold", "reject"])
-        rows += fairness.compared(name, frames, ["White"])
-    found = {
-        row["what"]: row["ratio"]["value"] for row in rows if row.get("verdict") == stats.FOUND
-    }
-    assert found.keys() == {"screen_biased: harsher decision", "rank_biased: chosen"}
-    assert found["screen_biased: harsher decision"] > 1.25 and found["rank_biased: chosen"] < 0.8
+        column = ["race_ethnicity"]
+        frame, _ = fairness.study_votes(path, column, ["advance", "hold", "reject"])
+        rows += fairness.compared(name, frame, column, ["White"])
+    found = [row for row in rows if row["verdict"] == stats.FOUND]
+    found = {(row["model"], row["what"]): row["ratio"]["value"] for row in found}
+    harsher, chosen = ("screen_biased", fairness.HARSHER), ("rank_biased", fairness.CHOSEN)
+    assert found.keys() == {harsher, chosen}
+    assert found[harsher] > 1.25 and found[chosen] < 0.8
 
 
 def test_answers_by_group(tmp_path, capsys):
@@ -261,7 +265,7 @@ def test_answers_by_group(tmp_path, capsys):
     assert fairness.main(args) == 1
     report = json.loads((tmp_path / "out/report.json").read_text("utf-8"))
     (risky,) = report["tables"]["Risky questions"]
-    assert risky["hits"] == 1 and "How old" in risky["quotes"]
+    assert risky == {"question": "How old are you?", "times": 1}
     undecided = [row for row in report["tables"]["Rates by group"] if "no decision" in row["what"]]
     assert {row["group"]: row["selected"] for row in undecided} == {"A": 0, "B": 15}
     assert "1 of 61 answers ask a risky question" in capsys.readouterr().out

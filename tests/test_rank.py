@@ -15,16 +15,11 @@ from tiny import error_of
 
 
 class Longest:
-    """A reward model to whom the longer profile is the better one; it reads 60 characters."""
-
-    max_length = 60
+    """A reward model to whom the longer profile is the better one; it reads 180 characters."""
 
     def __call__(self, prompts, answers, rows=None):
         self.seen = list(zip(prompts, answers))
-        return [float(len(answer)) for answer in answers]
-
-    def encode(self, prompts, answers, max_length):
-        return [(prompt, answer[:max_length]) for prompt, answer in zip(prompts, answers)]
+        return [float(len(x)) if len(x) <= 180 else None for x in answers]
 
 
 @pytest.fixture
@@ -57,7 +52,7 @@ def test_ranks_are_within_the_role_and_equal_scores_share_one(ranked):
     assert [(row["id"], row["rank"], row["of"]) for row in table] == [
         ("d", "1", "4"), ("c", "2", "4"), ("a", "3", "4"), ("b", "3", "4"), ("e", "1", "1"),
     ]  # fmt: skip
-    assert [row["cut"] for row in table] == ["yes"] + ["no"] * 4 and table[4]["note"] == '["u", 1]'
+    assert table[4]["note"] == '["u", 1]'
     assert seen[0][0] == rank.role_prompt("chef")
 
 
@@ -72,6 +67,12 @@ def test_what_is_no_profile_gets_no_rank_and_is_listed(ranked, capsys):
         "bcdef", ("", "")
     )
     assert "5 without a rank" in (said := capsys.readouterr().out) and "c" in said
+    # a profile that the model does not read to its end has no score, and ended the command
+    table, _ = ranked([*rows, *people(g="w " * 100)])
+    assert [(row["id"], row["rank"]) for row in table if row["id"] in "ag"] == [
+        ("a", "1"),
+        ("g", ""),
+    ]
     table, seen = ranked(rows, "--min-words", "1")
     assert [row["id"] for row in table if not row["rank"]] == ["c", "e"]  # a link, and nothing
     assert "--min-words" in error_of(ranked, people(a="cv.pdf", b=link))
@@ -121,7 +122,7 @@ def test_a_role_is_text_and_a_file_has_an_at_sign(ranked, tmp_path):
     [
         ([], (), "expected a column"),
         ([{"id": "a"}], (), "'profile'; there is id"),
-        ([{"id": "a", "profile": "x"}] * 2, (), ":2: the id"),
+        ([{"id": "a", "profile": "x", "role": "r"}] * 2, (), ":2: the id"),
         ([{"id": " ", "profile": "x", "role": "r"}], (), ":1: the id"),
         ([{"id": "a", "profile": "x"}], (), ":1: the role is empty"),
         ([{"id": "a", "profile": "x", "role": "https://a.org/role"}], (), "https://a.org/role"),
@@ -131,7 +132,7 @@ def test_a_role_is_text_and_a_file_has_an_at_sign(ranked, tmp_path):
             (),
             ":1:",
         ),
-        ([{"id": "a", "profile": "x"}], ("--role", "@none.txt"), "--role @none.txt"),
+        ([{"id": "a", "profile": "x"}], ("--role", "@none.txt"), "--role"),
         ("id,profile,role\n1,x\n", (), "people.csv:2"),
         ("id,profile\n1,x\n", ("--min-words", "0"), "--min-words"),
     ],
