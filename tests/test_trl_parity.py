@@ -18,7 +18,7 @@ from common import Policy
 from parts import files, runs
 from parts.grpo import grpo_loss
 from parts.pairs import Pairs
-from tiny import cases, pair_rows, tiny_model, tiny_reward_model, write_rows
+from tiny import pair_rows, tiny_model, tiny_reward_model, write_rows
 
 needs = pytest.importorskip  # name, reason: the test, or the file, is skipped with its reason
 REASON = "needs the development dependency {} (requirements-dev.txt)"
@@ -78,16 +78,18 @@ def trl_trainer(kind, world, tokenizer, rows, ref=None, **options):
     return getattr(home, f"{kind}Trainer")(train_dataset=datasets.Dataset.from_list(rows), **how)
 
 
-@cases("""
-kind | loss_type | beta | smoothing
-DPO | sigmoid | 0.1 | 0.0
-DPO | hinge | 0.1 | 0.0
-DPO | ipo | 0.5 | 0.0
-DPO | robust | 0.1 | 0.1
-DPO | sigmoid_norm | 1.0 | 0.0
-CPO | simpo | 2.0 | 0.0
-CPO | sigmoid | 0.1 | 0.2
-""")
+@pytest.mark.parametrize(
+    "kind, loss_type, beta, smoothing",
+    [
+        ("DPO", "sigmoid", 0.1, 0.0),
+        ("DPO", "hinge", 0.1, 0.0),
+        ("DPO", "ipo", 0.5, 0.0),
+        ("DPO", "robust", 0.1, 0.1),
+        ("DPO", "sigmoid_norm", 1.0, 0.0),
+        ("CPO", "simpo", 2.0, 0.0),
+        ("CPO", "sigmoid", 0.1, 0.2),
+    ],
+)
 def test_dpo_loss_and_gradients(kind, loss_type, beta, smoothing, world, tokenizer):
     """Ids and trained positions are equal. CPOTrainer has no reference: ours of 0 is the same. Its
     SimPO has mean log-probs, and γ itself: TRL divides by β and multiplies again."""
