@@ -11,8 +11,6 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, 
 from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
 
 import common
-from conftest import REPO
-from parts.files import read_jsonl
 from tiny import CHATML, SENTENCES, tiny_model, tiny_tokenizer
 
 # ---- families: end of turn, BOS, special tokens, template ----
@@ -172,24 +170,15 @@ def ids_of_trl(tokenizer, rows, place):
     ]
 
 
-def test_rows_have_trls_ids(tmp_path):
-    """Bundled ones; and text, which is continued as it stands, by a model with a template, too."""
-    keys, tokenizer = (
-        ("prompt", "chosen", "rejected"),
-        common.load_tokenizer(str(REPO / common.BASE)),
-    )
-    bundled = [row for _, row in zip(range(200), read_jsonl(REPO / "data/prefs.jsonl"))]
-    texts = (
-        ["Which candidate fits this role?", " The first", " None"],
-        ["\n\nHuman: Hi\n\nAssistant:", " Yes.", " No."],
-    )
-    cases = (
-        (tokenizer, [{key: row[key] for key in keys} for row in bundled]),
-        (tiny_tokenizer(bos="<s>", add_bos=True, template=CHATML), [dict(zip(keys, row)) for row in texts]),
-    )  # fmt: skip
-    for tokenizer, rows in cases:
-        ours = [common.encode_pair(tokenizer, *row.values()) for row in rows]
-        assert ours == ids_of_trl(tokenizer, rows, tmp_path)
+def test_text_has_trls_ids(tmp_path):
+    """Text is continued as it stands, by a model with a chat template, too."""
+    tokenizer = tiny_tokenizer(bos="<s>", add_bos=True, template=CHATML)
+    rows = [
+        {"prompt": "Which candidate fits this role?", "chosen": " The first", "rejected": " None"},
+        {"prompt": "\n\nHuman: Hi\n\nAssistant:", "chosen": " Yes.", "rejected": " No."},
+    ]
+    ours = [common.encode_pair(tokenizer, *row.values()) for row in rows]
+    assert ours == ids_of_trl(tokenizer, rows, tmp_path)
 
 
 def test_templates_have_trls_ids(family, own, tmp_path):

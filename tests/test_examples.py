@@ -91,30 +91,23 @@ def test_minimal_ppo_is_ppo():
 
 
 @pytest.mark.parametrize("family", ["llama", "gpt2"])
-def test_minimal_log_probs_are_those_of_a_policy(family, folders):
-    """Both scripts pad prompts on the left and answers on the right."""
+def test_minimal_log_probs_and_values_are_those_of_a_policy(family, folders):
+    """Prompts padded on the left, of the same rows unpadded."""
     tokenizer = AutoTokenizer.from_pretrained(folders[family], padding_side="left")
     model = AutoModelForCausalLM.from_pretrained(folders[family], dtype=torch.float32).eval()
     policy, head = PolicyWithValues(model, torch.float32), torch.nn.Linear(32, 1)
     policy.head.load_state_dict(head.state_dict())
-    torch.manual_seed(0)
     prompts = [[{"role": "user", "content": text}] for text in TEXTS]
     ids, attention, mask = grpo_minimal.sample(model, tokenizer, prompts)
     with torch.no_grad():
-        logps, values = ppo_minimal.forward(model, head, ids, attention, mask)
-        others = grpo_minimal.answer_logps(model, ids, attention)
-        for i, (row, real) in enumerate(zip(ids, attention.bool())):  # each alone, unpadded
-            alone, chosen = row[real][None], mask[i][real]
-            assert torch.equal(chosen.nonzero()[-1, 0] + 1, real.sum())
-            expected, _, expected_values = policy(alone, alone > -1, chosen[None])
-            for found, whole in ((logps, expected), (values, expected_values)):
-                torch.testing.assert_close(found[i][real], whole[0], atol=1e-4, rtol=1e-4)
-            if family == "llama":  # with relative positions padding moves nothing
-                theirs = others[i][mask[i, 1:]]
-                torch.testing.assert_close(theirs, expected[0, chosen], atol=1e-4, rtol=1e-4)
-    ends = common.end_ids(tokenizer)
+        found = ppo_minimal.forward(model, head, ids, attention, mask)
+        for i, real in enumerate(attention.bool()):
+            logps, _, values = policy(ids[i : i + 1, real], real[real][None], mask[i : i + 1, real])
+            ours = torch.stack([x[i, real] for x in found])
+            torch.testing.assert_close(ours, torch.cat([logps, values]), atol=1e-4, rtol=1e-4)
     for row, chosen in zip(ids, mask):  # the answer with its first end token
         *answer, last = row[chosen].tolist()
+        ends = common.end_ids(tokenizer)
         assert not {*answer} & {*ends}
         assert last in ends or len(answer) + 1 == grpo_minimal.MAX_NEW_TOKENS
 

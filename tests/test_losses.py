@@ -2,7 +2,6 @@
 
 import importlib
 import math
-import re
 from types import SimpleNamespace
 
 import numpy as np
@@ -13,7 +12,7 @@ import common
 import dpo
 import reward_train
 from parts import answers, pairs, runs, sampling
-from tiny import F64, close, error_of, on, t
+from tiny import F64, close, on, t
 
 LN2 = math.log(2)
 
@@ -130,26 +129,6 @@ def test_metrics_of_a_step_are_sums_divided_once():
     assert means["rewards/accuracies"] == 0.625  # (3·½ + 1)/4
     low, high = (means[f"rewards/accuracies_{end}"] for end in ("low", "high"))
     assert (low, high) == pairs.share_interval([0.5, 0.5, 0.5, 1], "abcd")
-
-
-@pytest.mark.parametrize(
-    "flags, message",
-    [
-        ("--loss-type orpo", "orpo"),
-        ("--beta 0", "--beta.*above 0"),
-        ("--beta nan", "--beta.*above 0"),
-        ("--beta inf", "--beta.*above 0"),
-        ("--label-smoothing -0.01", "below 0.5"),
-        ("--label-smoothing 0.5", "below 0.5"),
-        ("--label-smoothing nan", "below 0.5"),
-        ("--loss-type hinge --label-smoothing 0.1", "hinge"),
-        ("--loss-type ipo --label-smoothing 0.1", "ipo"),
-    ],
-)
-def test_wrong_settings(flags, message):
-    """Each would train on something; NaN passes every `<`."""
-    said = error_of(dpo.parse_args, flags.split())
-    assert flags.split()[-2] in said and re.search(message, said)
 
 
 REWARDS = (t(1, 2, 0), t(0, 2, 1))
@@ -310,22 +289,6 @@ def test_shapes_that_differ_are_refused(name):
             with pytest.raises(ValueError, match="shape") as error:
                 results(name, **{key: wrong})
             assert str(tuple(wrong.shape)) in str(error.value)
-
-
-@pytest.mark.parametrize("name", [name for name in EVERYTHING if name != "pair_metrics"])
-def test_precision_is_kept(name):
-    """float64 through a .float() loses the gradcheck; the arguments stay as they are."""
-    tensors = EVERYTHING[name][-1]
-    numbers = [key for key, x in tensors.items() if x.is_floating_point()]
-    for dtype in (torch.float64, torch.float32):
-        cast = tensors | {key: tensors[key].to(dtype) for key in numbers}
-        held = {key: x.clone() for key, x in cast.items()}
-        rounded = {key: cast[key].double() for key in numbers}
-        for a, b in zip(results(name, **cast), results(name, **rounded)):
-            assert a.dtype in (dtype, torch.bool)
-            bound = 1e-12 if dtype == torch.float64 else 2e-5 * max(1, b.double().abs().max())
-            assert close(a, b, bound)
-        assert all(torch.equal(x, held[key]) for key, x in cast.items())
 
 
 @pytest.mark.parametrize("name", LOSSES)
