@@ -130,7 +130,7 @@ FAULTS = {  # what one of two servers says: its prompts are asked of the other o
     "an empty answer": changed("token_ids", lambda ids: []),
     "a cut answer that is said to be whole": changed("finish_reason", {"stop": "length", "length": "stop"}.get),
     "longer than asked": changed("token_ids", lambda ids: ids * 30),
-    "too slow": lambda reply: time.sleep(8) or reply,
+    "too slow": lambda reply: time.sleep(12) or reply,
     "gone": None,
 }  # fmt: skip
 
@@ -143,7 +143,7 @@ def test_the_other_server_takes_over(fault, servers, base, policy, tmp_path, cap
     servers[0].spoil = FAULTS[fault]
     with monkeypatch.context() as patch:
         if fault == "too slow":
-            patch.setattr(engine, "TIMEOUT", (1, 2))
+            patch.setattr(engine, "TIMEOUT", (5, 6))
             sample.session.mount("http://", requests.adapters.HTTPAdapter())  # without its retries
         if fault == "gone":
             servers[0].stop()

@@ -101,12 +101,13 @@ def rows_of(name):
     return list(read_jsonl(REPO / "data" / name))[:200:30]
 
 
-def people(path, columns=("sex", "race_ethnicity")):
-    return twins.load_people(path, columns, 5)
+def people(path, *columns):
+    return twins.load_people(path, [*columns], 5)
 
 
 def command(main, *flags):
-    return lambda path: main([*flags, str(path), "--out", f"{path}-out", "--overwrite"])
+    flags = [*flags, "--out", "FILE-out", "--overwrite"]
+    return lambda path: main([flag.replace("FILE", str(path)) for flag in flags])
 
 
 def judged(path):
@@ -128,11 +129,11 @@ READ = {  # a reader, and the rows of its JSONL or the bytes of its CSV
     "items": (items, ITEMS),
     "log": (log, LOG),
     "record": (record, [RUN]),
-    "answers": (command(fairness.main, "text"), ANSWERS * 3),
-    "decisions": (command(audit.main, "--y-pred", "p", "--group", "g"), DECISIONS),
-    "names": (people, (REPO / "data/names.csv").read_bytes()),
-    "ages": (lambda path: people(path, ["age_group"]), (REPO / "data/ages.csv").read_bytes()),
-    "templates": (lambda path: twins.load_twins(path, 9, people(REPO / "data/names.csv", ["sex"])), rows_of("twins.jsonl") * 3),
+    "answers": (command(fairness.main, "text", "FILE"), ANSWERS * 3),
+    "decisions": (command(audit.main, "FILE", "--y-pred", "p", "--group", "g"), DECISIONS),
+    "names": (lambda path: people(path, "sex", "race_ethnicity"), (REPO / "data/names.csv").read_bytes()),
+    "ages": (lambda path: people(path, "age_group"), (REPO / "data/ages.csv").read_bytes()),
+    "templates": (lambda path: twins.load_twins(path, 9, people(REPO / "data/names.csv", "sex")), rows_of("twins.jsonl") * 3),
     "screened": (votes_by_group, rows_of("screen_train.jsonl")),
     "ranked": (votes_by_group, rows_of("rank_train.jsonl")),
 }  # fmt: skip
