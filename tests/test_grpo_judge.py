@@ -248,8 +248,8 @@ def test_a_reward_model_scores_what_it_reads(uniform, tmp_path):
     folder = tiny_reward_model("llama", tmp_path, seed=5)
     record = {"stage": "reward_train", "args": {"max_length": 40}, "scale": [0.5, 2.0]}
     write_json(f"{folder}/args.json", record)
-    rows = asks(8, CHECK)
-    rows = [row | {"split": split} for row, split in zip(rows, ["train"] * 6 + ["val"] * 2)]
+    rows = [{"prompt": f"Ask {i}. " * (20 if i < 3 else 1), "rubrics": [CHECK],
+             "split": "train" if i < 6 else "val"} for i in range(8)]  # fmt: skip
     data, out = write_rows(tmp_path / "rows.jsonl", rows), tmp_path / "run"
     argv = f"""--model {uniform} --data {data} --reward model --reward-model {folder} --out {out}
         --group-size 4 --groups-per-batch 2 --steps 1 --max-new-tokens""".split()
@@ -257,7 +257,7 @@ def test_a_reward_model_scores_what_it_reads(uniform, tmp_path):
     assert grpo_rubric.main([*argv, "12"]) == 0
     train = [r["reward"] for r in read(out / "rollouts.jsonl") if r["split"] == "train"]
     scored = [x for x in train if x is not None]  # bytes that are no text become three tokens each
-    assert len({*scored}) > 2 and len(scored) < len(train) == 8
+    assert len({*scored}) > 2 and len(train) == 8
     row = next(row for row in read(out / "metrics.jsonl") if "reward/model" in row)
     assert row["reward/mean"] == pytest.approx(sum(scored) / len(scored), abs=1e-4)
 
