@@ -168,6 +168,7 @@ def test_the_cut_into_micro_batches_changes_nothing(name, train, tmp_path, monke
 HALVES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 
+@pytest.mark.usefixtures("fast_half_products")
 @pytest.mark.parametrize("dtype", HALVES)
 @pytest.mark.parametrize("name", JOBS)
 def test_half_precision(name, dtype, train, world, tmp_path, capsys):
@@ -184,6 +185,7 @@ def test_half_precision(name, dtype, train, world, tmp_path, capsys):
     assert not still & (adapted if "lora" in name else before.keys())
 
 
+@pytest.mark.usefixtures("fast_half_products")
 @pytest.mark.parametrize("name", LOSSES)
 def test_a_step_that_overflows_in_fp16_is_skipped(name, train, world, tmp_path, monkeypatch):
     """The weights stay, and the run goes on."""
