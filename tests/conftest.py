@@ -54,7 +54,7 @@ def quiet_process(monkeypatch):
 @pytest.fixture(scope="module")
 def fast_half_products():
     """Half-precision matrices are multiplied by the fp32 kernels and the product rounded, which is
-    what torch's own CPU kernels compute (test_half.py compares the two). Without instructions for
+    what torch's own CPU kernels compute (test_half.py trains with both). Without instructions for
     bf16 those take fifteen times as long in a backward."""
 
     def kernel(operation):

@@ -8,12 +8,10 @@ from pathlib import Path
 
 import pytest
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, processors, trainers
-from transformers import PreTrainedTokenizerFast
+from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
 
 import common
-from conftest import REPO
-from parts.files import read_jsonl
-from tiny import CHATML, SENTENCES, tiny_tokenizer
+from tiny import CHATML, SENTENCES, tiny_model, tiny_tokenizer
 
 # ---- families: end of turn, BOS, special tokens, template ----
 
@@ -27,27 +25,19 @@ SMOLLM2 = (
     "SmolLM, trained by Hugging Face<|im_end|>\n{% endif %}" + CHATML
 )
 IM, LLAMA = "<|im_start|> <|im_end|> <|endoftext|>", "<|start_header_id|> <|end_header_id|>"
-FAMILIES = {
-    "llama3": ("<|eot_id|>", "<|begin_of_text|>", LLAMA),
-    "llama3_1": ("<|eot_id|>", "<|begin_of_text|>", LLAMA),
-    "llama3_2": ("<|eot_id|>", "<|begin_of_text|>", LLAMA),
-    "qwen2_5": ("<|im_end|>", None, IM),
-    "qwen3": ("<|im_end|>", None, IM),
-    "qwen3_instruct_2507": ("<|im_end|>", None, IM),
-    "gemma": ("<end_of_turn>", "<bos>", "<start_of_turn> <eos>"),
-    "gemma3": ("<end_of_turn>", "<bos>", "<start_of_turn> <eos>"),
-    "phi3": ("<|end|>", "<s>", "<|user|> <|assistant|> <|system|> <|endoftext|>"),
-    "phi3_5": ("<|end|>", "<s>", "<|user|> <|assistant|> <|system|> <|endoftext|>"),
-    "mistral": ("</s>", "<s>", ""),
-    "smollm2": ("<|im_end|>", None, IM),
-}
+LLAMA3, QWEN = ("<|eot_id|>", "<|begin_of_text|>", LLAMA), ("<|im_end|>", None, IM)
+GEMMA = "<end_of_turn>", "<bos>", "<start_of_turn> <eos>"
+PHI3 = "<|end|>", "<s>", "<|user|> <|assistant|> <|system|> <|endoftext|>"
+FAMILIES = dict.fromkeys(("llama3", "llama3_1", "llama3_2"), LLAMA3)
+FAMILIES |= dict.fromkeys(("qwen2_5", "qwen3", "qwen3_instruct_2507", "smollm2"), QWEN)
+FAMILIES |= dict(gemma=GEMMA, gemma3=GEMMA, phi3=PHI3, phi3_5=PHI3, mistral=("</s>", "<s>", ""))
 OWN = {"mistral": MISTRAL, "smollm2": SMOLLM2}
-PIECES = {"gemma": "first", "gemma3": "first", "mistral": "first"}  # ▁ before a text's first word
+PIECES = ("gemma", "gemma3", "mistral")  # ▁ before a text's first word
 
 
-def sentencepiece(eos, bos, specials, where, chat):
+def sentencepiece(eos, bos, specials, chat):
     backend = Tokenizer(models.BPE(unk_token="<unk>", byte_fallback=True, fuse_unk=True))
-    backend.pre_tokenizer = pre_tokenizers.Metaspace("▁", where, split=False)
+    backend.pre_tokenizer = pre_tokenizers.Metaspace("▁", "first", split=False)
     bytes_ = [f"<0x{i:02X}>" for i in range(256)]
     trainer = trainers.BpeTrainer(
         vocab_size=600, special_tokens=["<unk>", *specials, *bytes_], show_progress=False
@@ -79,7 +69,7 @@ def tokenizer_of(family):
         chat = file.read_text(encoding="utf-8")
     specials = [*dict.fromkeys([*more.split(), eos, *filter(None, [bos])])]
     if family in PIECES:
-        return sentencepiece(eos, bos, specials, PIECES[family], chat)
+        return sentencepiece(eos, bos, specials, chat)
     return tiny_tokenizer(
         pad=None, eos=eos, bos=bos, add_bos=bool(bos), more=specials, template=chat
     )
@@ -152,68 +142,32 @@ def test_prompt_and_answer_are_the_templates_own(case, family, own):
     assert not behind.strip(), "only blanks and an EOS stand behind the end"
 
 
-def test_some_renderings():
-    """Of the published templates, copied as they stand."""
-    turn = "<|start_header_id|>{}<|end_header_id|>\n\n{}<|eot_id|>".format
-    for name, case, text in (
-        ("qwen3", "one turn", "<|im_start|>user\nWhich shift?<|im_end|>\n<|im_start|>assistant\n"
-         "<think>\n\n</think>\n\nThe early one.<|im_end|>"),
-        ("llama3", "system", "<|begin_of_text|>" + turn("system", "Be brief.")
-         + turn("user", "Which shift?") + turn("assistant", "The early one.")),
-        ("gemma3", "system", "<bos><start_of_turn>user\nBe brief.\n\nWhich shift?<end_of_turn>\n"
-         "<start_of_turn>model\nThe early one.<end_of_turn>"),
-        ("phi3", "blanks", "<|user|>\n  Which shift?\n<|end|>\n<|assistant|>\n The early one. <|end|>"),
-    ):  # fmt: skip
-        tokenizer, (prompt, answer) = tokenizer_of(name), CASES[case]
-        pair = common.encode_pair(tokenizer, prompt, [answer])
-        whole = tokenizer.apply_chat_template([*prompt, answer], tokenize=False)
-        assert whole.startswith(text) and set(whole[len(text) :]) <= set("\n<|end|>")
-        assert sum(pair, []) == tokenizer.encode(text, add_special_tokens=False)
-
-
-@pytest.mark.parametrize("max_length", [None, 40])
-def test_keys_without_a_value_are_no_keys(max_length, family, own):
+def test_keys_without_a_value_are_no_keys(family, own):
     """Loggers write {"tool_calls": [], "name": null}; `'tool_calls' in message` is true of it."""
     prompt, answer = CASES["two turns"]
     empty = {"tool_calls": [], "tool_call_id": None, "name": "", "reasoning_content": None}
     logged = [{**turn, **empty} for turn in [*prompt, answer]]
-    plain = common.encode_pair(own, prompt, [answer], max_length=max_length)
-    assert common.encode_pair(own, logged[:-1], logged[-1:], max_length=max_length) == plain
+    assert common.encode_pair(own, logged[:-1], logged[-1:]) == common.encode_pair(
+        own, prompt, [answer]
+    )
 
 
 # ---- the same ids as TRL ----
 
 
-def ids_of_trl(tokenizer, rows, place, **how):
+def ids_of_trl(tokenizer, rows, place):
     """[(prompt ids, chosen ids, rejected ids)] as TRL's DPOTrainer makes them."""
     trl = pytest.importorskip("trl", reason="needs the development dependency trl")
     datasets = pytest.importorskip("datasets", reason="needs the development dependency datasets")
-    from transformers import AutoModelForCausalLM
-
-    from tiny import tiny_model
-
     model = AutoModelForCausalLM.from_pretrained(tiny_model("llama", place, tokenizer))
-    args = trl.DPOConfig(
-        output_dir=str(place / "trl"),
-        use_cpu=True,
-        bf16=False,
-        report_to=[],
-        max_length=None,
-        **how,
-    )
-    trainer = trl.DPOTrainer(
-        model, args=args, processing_class=tokenizer, train_dataset=datasets.Dataset.from_list(rows)
-    )
+    how = dict(use_cpu=True, bf16=False, report_to=[], max_length=None)
+    args, rows = trl.DPOConfig(output_dir=str(place), **how), datasets.Dataset.from_list(rows)
+    given = dict(args=args, processing_class=tokenizer, train_dataset=rows)
     keys = "prompt_ids", "chosen_ids", "rejected_ids"
-    return [tuple(list(row[key]) for key in keys) for row in trainer.train_dataset]
-
-
-def test_bundled_rows_have_trls_ids(tmp_path):
-    rows = [row for _, row in zip(range(200), read_jsonl(REPO / "data/prefs.jsonl"))]
-    rows = [{key: row[key] for key in ("prompt", "chosen", "rejected")} for row in rows]
-    tokenizer = common.load_tokenizer(str(REPO / common.BASE))
-    ours = [common.encode_pair(tokenizer, *row.values()) for row in rows]
-    assert ours == ids_of_trl(tokenizer, rows, tmp_path)
+    return [
+        tuple(list(row[key]) for key in keys)
+        for row in trl.DPOTrainer(model, **given).train_dataset
+    ]
 
 
 def test_text_has_trls_ids(tmp_path):

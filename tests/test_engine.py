@@ -8,6 +8,7 @@ from types import SimpleNamespace
 import pytest
 import requests
 import torch
+from safetensors.torch import load_file
 
 import common
 import grpo_agent
@@ -16,7 +17,7 @@ import ppo
 from conftest import REPO
 from engine_server import EngineServer
 from parts import engine, grpo, sampling
-from parts.files import UserError
+from parts.files import UserError, read_jsonl
 from tiny import error_of, tiny_model, words, write_rows
 
 CPU, RANK = torch.device("cpu"), 2
@@ -70,34 +71,31 @@ PROMPTS = [[5, 9, 11], [7], [30, 31, 32, 33], [8, 8], [40, 41]]
 @pytest.mark.parametrize("temperature", [0, 0.7, 1.0])
 def test_answers_are_those_of_our_sampler(temperature, servers, base, policy, tmp_path):
     tokenizer = common.load_tokenizer(base)
-    given = policy, tokenizer, PROMPTS, 3, 12, temperature, 5
-    theirs = made(servers, base, tmp_path, temperature=temperature or 1.0)(*given)
-    ours = sampling.sample(*given)
-    assert theirs.answer_ids == ours.answer_ids and theirs.texts == ours.texts
-    assert (theirs.prompt_ids, theirs.finished) == (ours.prompt_ids, ours.finished)
-    for a, b in zip(theirs.logps, ours.logps):
-        assert a == pytest.approx(b, abs=1e-5)
-    assert all(server.prompts for server in servers), "one server has answered nothing"
-    asked = [prompt for server in servers for prompt in server.prompts]
-    assert all(prompt in asked for prompt in PROMPTS)
+    given, more = (policy, tokenizer, PROMPTS, 3, 12, temperature, 5), {}
+    sample = made(servers, base, tmp_path, temperature=temperature or 1.0)
+    for _ in range(2):
+        theirs, ours = sample(*given, **more), sampling.sample(*given, **more)
+        keys = "answer_ids texts prompt_ids finished".split()
+        assert [getattr(theirs, key) for key in keys] == [getattr(ours, key) for key in keys]
+        assert sum(theirs.logps, []) == pytest.approx(sum(ours.logps, []), abs=1e-5)
+        # as grpo_agent.py asks: each episode draws by its own number, whoever else is alive
+        given, more = (*given[:3], 1, *given[4:]), {"numbers": [4, 0, 9, 2, 3], "alone": True}
+    asked = [server.prompts for server in servers]
+    assert all(asked), "one server has answered nothing"
+    assert all(prompt in sum(asked, []) for prompt in PROMPTS)
 
 
-def test_numbers_choose_the_draws(servers, base, policy, tmp_path):
-    """As grpo_agent.py asks: each episode draws by its own number, whoever else is alive."""
-    tokenizer, sample = common.load_tokenizer(base), made(servers, base, tmp_path)
-    given = policy, tokenizer, PROMPTS[:3], 1, 8, 1.0, 3
-    theirs = sample(*given, numbers=[4, 0, 9], alone=True)
-    assert theirs.answer_ids == sampling.sample(*given, numbers=[4, 0, 9]).answer_ids
+def learn(policy):
+    with torch.no_grad():
+        next(w for w in policy.parameters() if w.requires_grad).add_(0.1)
 
 
 def test_each_adapter_is_loaded_once_and_the_last_one_left(servers, base, policy, tmp_path):
     tokenizer, sample = common.load_tokenizer(base), made(servers, base, tmp_path)
-    for step in (1, 2, 3):
-        sample.run.step = step
+    for sample.run.step in (1, 2, 3):
         for _ in range(2):  # asked twice with the same weights
             sample(policy, tokenizer, PROMPTS, 1, 4)
-        with torch.no_grad():
-            next(w for w in policy.parameters() if w.requires_grad).add_(0.1)
+        learn(policy)
     for server in servers:
         assert [name.split("-")[1] for name in server.history] == ["1", "2", "3"]
         assert len({name.split("-")[2] for name in server.history}) == 3
@@ -110,18 +108,17 @@ def test_each_adapter_is_loaded_once_and_the_last_one_left(servers, base, policy
 # ---- servers that fail ----
 
 
-def changed(key, value):
+def changed(key, change):
     def spoil(reply):
         target = reply["choices"][0]
-        if key == "token_logprobs":
-            target = target["logprobs"]
-        target[key] = value(target[key]) if callable(value) else value
+        target = target["logprobs"] if key == "token_logprobs" else target
+        target[key] = change(target[key])
         return reply
 
     return spoil
 
 
-BROKEN = {  # what one of two servers says: its prompts are asked of the other one
+FAULTS = {  # what one of two servers says: its prompts are asked of the other one
     "no such adapter": lambda reply: ({"error": {"message": "does not exist"}}, 404),
     "an error of its own": lambda reply: ("CUDA error", 500),
     "half a reply": lambda reply: (json.dumps(reply)[:60], 200),
@@ -131,57 +128,37 @@ BROKEN = {  # what one of two servers says: its prompts are asked of the other o
     "ids beyond the vocabulary": changed("token_ids", lambda ids: [10**6] * len(ids)),
     "fewer log-probs than ids": changed("token_logprobs", lambda logps: logps[1:]),
     "a log-prob that is none": changed("token_logprobs", lambda logps: [None] * len(logps)),
-    "no token ids": changed("token_ids", None),
-    "an empty answer": changed("token_ids", []),
-    "a cut answer that is said to be whole": changed("finish_reason", lambda r: "length" if r == "stop" else "stop"),
+    "no token ids": changed("token_ids", lambda ids: None),
+    "an empty answer": changed("token_ids", lambda ids: []),
+    "a cut answer that is said to be whole": changed("finish_reason", {"stop": "length", "length": "stop"}.get),
     "longer than asked": changed("token_ids", lambda ids: ids * 30),
+    "too slow": lambda reply: time.sleep(12) or reply,
+    "gone": None,
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("fault", BROKEN)
-def test_the_other_server_takes_over(fault, servers, base, policy, tmp_path, capsys):
+@pytest.mark.parametrize("fault", FAULTS)
+def test_the_other_server_takes_over(fault, servers, base, policy, tmp_path, capsys, monkeypatch):
     tokenizer, sample = common.load_tokenizer(base), made(servers, base, tmp_path)
     sample(policy, tokenizer, PROMPTS[:1], 2, 6)  # both have passed the check
-    servers[0].spoil = BROKEN[fault]
     given = policy, tokenizer, PROMPTS, 2, 6, 1.0, 7
-    assert sample(*given).answer_ids == sampling.sample(*given).answer_ids
+    servers[0].spoil = FAULTS[fault]
+    with monkeypatch.context() as patch:
+        if fault == "too slow":
+            patch.setattr(engine, "TIMEOUT", (5, 6))
+            sample.session.mount("http://", requests.adapters.HTTPAdapter())  # without its retries
+        if fault == "gone":
+            servers[0].stop()
+            learn(policy)
+        assert sample(*given).answer_ids == sampling.sample(*given).answer_ids
     said = [x for x in capsys.readouterr().out.splitlines() if "is left out" in x]
     assert len(said) == 1 and servers[0].url in said[0]
     # with the next adapter it is tried again
     servers[0].spoil, before = None, len(servers[0].prompts)
-    with torch.no_grad():
-        next(w for w in policy.parameters() if w.requires_grad).add_(0.1)
+    learn(policy)
     assert sample(*given).answer_ids == sampling.sample(*given).answer_ids
-    assert len(servers[0].prompts) > before and "answers again" in capsys.readouterr().out
-
-
-def test_a_server_that_is_gone_when_the_next_adapter_comes(servers, base, policy, tmp_path, capsys):
-    tokenizer, sample = common.load_tokenizer(base), made(servers, base, tmp_path)
-    sample(policy, tokenizer, PROMPTS[:1], 2, 6)
-    servers[0].stop()
-    for _ in range(2):
-        with torch.no_grad():
-            next(w for w in policy.parameters() if w.requires_grad).add_(0.1)
-        given = policy, tokenizer, PROMPTS, 2, 6, 1.0, 7
-        assert sample(*given).answer_ids == sampling.sample(*given).answer_ids
-    assert capsys.readouterr().out.count("is left out") == 1
-
-
-def test_a_wrong_address(servers, base, policy, tmp_path):
-    servers[1].stop()
-    with pytest.raises(UserError, match=f"--rollouts-from {servers[1].url}"):
-        made(servers, base, tmp_path)(policy, common.load_tokenizer(base), PROMPTS, 2, 6)
-
-
-def test_a_slow_server(servers, base, policy, tmp_path, monkeypatch):
-    monkeypatch.setattr(engine, "TIMEOUT", (1, 2))
-    tokenizer, sample = common.load_tokenizer(base), made(servers, base, tmp_path)
-    sample(policy, tokenizer, PROMPTS[:1], 2, 6)
-    servers[0].spoil = lambda reply: time.sleep(8) or reply
-    sample.session.mount("http://", requests.adapters.HTTPAdapter())  # without its retries
-    given = policy, tokenizer, PROMPTS, 2, 6, 1.0, 7
-    assert sample(*given).answer_ids == sampling.sample(*given).answer_ids
-    assert servers[0].url in sample.down
+    if fault != "gone":
+        assert len(servers[0].prompts) > before and "answers again" in capsys.readouterr().out
 
 
 def refuse_load(server):
@@ -196,11 +173,11 @@ def bad_request(server):
     server.spoil = lambda reply: ({"message": "max_tokens is too large"}, 400)
 
 
-@pytest.mark.parametrize(
-    "spoil, fact",
-    [(refuse_load, "--max-lora-rank"), (other_model, "0.2"), (bad_request, "too large")],
-    ids=["adapter", "model", "request"],
-)
+ENDS = [(refuse_load, "--max-lora-rank"), (other_model, "0.2"), (bad_request, "too large"),
+        (EngineServer.stop, "")]  # fmt: skip
+
+
+@pytest.mark.parametrize("spoil, fact", ENDS, ids=[spoil.__name__ for spoil, _ in ENDS])
 def test_what_ends_the_run(spoil, fact, servers, base, policy, tmp_path):
     spoil(servers[1])
     with pytest.raises(UserError, match=f"--rollouts-from {servers[1].url}.*{fact}"):
@@ -211,24 +188,9 @@ def test_no_server_is_left(servers, base, policy, tmp_path):
     tokenizer, sample = common.load_tokenizer(base), made(servers, base, tmp_path)
     sample(policy, tokenizer, PROMPTS[:1], 2, 6)
     for server in servers:
-        server.spoil = lambda reply: ("no", 500)
+        server.spoil = FAULTS["an error of its own"]
     with pytest.raises(UserError, match="no server is left.*--resume"):
         sample(policy, tokenizer, PROMPTS, 2, 6)
-
-
-# ---- the weights of tokens that another policy drew ----
-
-
-def test_the_weighted_loss_by_hand():
-    """Two tokens: π/π_server is e^½, and e² which C cuts to 2; A = 1, ρ = 1."""
-    logps = torch.tensor([[-1.0, -1.0]], requires_grad=True)
-    mask = torch.ones(1, 2, dtype=torch.bool)
-    weights = sampling.is_weights(logps, torch.tensor([[-1.5, -3.0]]), mask, 2.0)
-    assert weights.tolist() == [pytest.approx([1.6487213, 2.0])] and not weights.requires_grad
-    loss, _ = grpo.grpo_loss(logps, logps.detach(), torch.ones(1), mask, weights=weights)
-    assert loss.item() == pytest.approx(-(1.6487213 + 2) / 2)
-    loss.backward()
-    assert logps.grad.tolist() == [pytest.approx([-1.6487213 / 2, -1.0])]
 
 
 @pytest.mark.parametrize("clip, biased", [(1e9, False), (1.0, True)])
@@ -239,9 +201,8 @@ def test_the_estimate_is_unbiased_where_c_is_large(clip, biased):
     server = torch.tensor([0.9, -1.0, 0.2, 0.2], dtype=torch.float64).log_softmax(0)
     rewards = torch.tensor([1.0, -2.0, 0.5, 3.0], dtype=torch.float64)
     logps, mask = logits.log_softmax(0)[:, None], torch.ones(4, 1, dtype=torch.bool)
-    (expected,) = torch.autograd.grad(
-        (logps[:, 0].exp() * rewards).sum(), logits, retain_graph=True
-    )
+    gain = (logps[:, 0].exp() * rewards).sum()
+    (expected,) = torch.autograd.grad(gain, logits, retain_graph=True)
     weights = sampling.is_weights(logps, server[:, None], mask, clip)
     # each token as often as the server draws it: its probability multiplies the token's loss
     shares = weights * server.exp()[:, None]
@@ -252,13 +213,13 @@ def test_the_estimate_is_unbiased_where_c_is_large(clip, biased):
 
 # ---- the trainers ----
 
-
-RUBRICS = [
-    {"prompt": f"Ask about {split} {i}.", "split": split, "rubrics": [
-        {"check": "keywords:letter_frequency", "letter": letter, "let_frequency": 1,
-         "let_relation": "at least"} for letter in "aeiou"]}
-    for i in range(4) for split in ("train", "val")
-]  # fmt: skip
+VOWELS = [{"check": "keywords:letter_frequency", "letter": letter, "let_frequency": 1,
+           "let_relation": "at least"} for letter in "aeiou"]  # fmt: skip
+ROWS = [
+    {"prompt": f"Ask about {split} {i}.", "split": split, "rubrics": VOWELS}
+    for i in range(4)
+    for split in ("train", "val")
+]
 ENVIRONMENT = """
 class Guess:
     name, max_turns, history, val_key, baselines = "guess", 2, "all", "won", {}
@@ -269,58 +230,49 @@ class Guess:
         return {"role": "user", "content": "Again."}, share, False, {"won": share}
 """
 SHORT = "--device cpu --steps 3 --lora-rank 2 --lr 1e-2 --eval-every 1 --max-new-tokens 6 --on-hack warn"
+GROUPS = "--group-size 4 --groups-per-batch 2"
+STAGES = {
+    grpo_rubric: f"--data ROWS {GROUPS} --reward checks",
+    grpo_agent: f"--env ENV {GROUPS} --val-episodes 2 --max-length 200",
+    ppo: "--prompts ROWS --rollouts 8 --batch-size 8 --critic shared --reward-fn SCORE",
+}
 
 
-def command(stage, base, home, out):
-    write_rows(home / "rubrics.jsonl", RUBRICS)
-    write_rows(home / "prompts.jsonl", [{"prompt": row["prompt"]} for row in RUBRICS])
-    (home / "guess.py").write_text(ENVIRONMENT)
-    groups = "--group-size 4 --groups-per-batch 2"
-    own = {
-        grpo_rubric: ["--data", home / "rubrics.jsonl", groups, "--reward checks"],
-        grpo_agent: [
-            "--env",
-            f"{home}/guess.py:Guess",
-            groups,
-            "--val-episodes 2 --max-length 200",
-        ],
-        ppo: ["--prompts", home / "prompts.jsonl", "--rollouts 8 --batch-size 8 --critic shared"]
-        + ["--reward-fn", f"{REPO}/tests/tiny.py:share_of_vowels"],
-    }
-    return words("--model", base, "--out", out, SHORT, *own[stage])
+@pytest.fixture
+def command(base, tmp_path):
+    def command(stage, out, *servers):
+        (tmp_path / "guess.py").write_text(ENVIRONMENT)
+        names = {"ROWS": write_rows(tmp_path / "rows.jsonl", ROWS)}
+        names |= {"ENV": f"{tmp_path}/guess.py:Guess"}
+        names |= {"SCORE": f"{REPO}/tests/tiny.py:share_of_vowels"}
+        argv = words("--model", base, "--out", tmp_path / out, SHORT, STAGES[stage])
+        argv += words("--rollouts-from", *(s.url for s in servers)) if servers else []
+        return [names.get(word, word) for word in argv]
+
+    return command
 
 
-def logged(out):
-    return [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
-
-
-@pytest.mark.parametrize("stage", [grpo_rubric, grpo_agent, ppo], ids=lambda stage: stage.__name__)
-def test_a_run_by_servers_is_a_run_by_our_sampler(stage, servers, base, tmp_path):
+@pytest.mark.parametrize("stage", STAGES, ids=lambda stage: stage.__name__)
+def test_a_run_by_servers_is_a_run_by_our_sampler(stage, servers, command, tmp_path):
     """Equal draws: the same losses and weights to rounding."""
-    urls = words("--rollouts-from", *(server.url for server in servers))
-    rows, again = {}, [*urls, "--overwrite"]  # which removes a run's files once it has begun
-    for name, more in [("own", []), ("engine", urls), ("engine", again)]:
-        assert not stage.main(command(stage, base, tmp_path, tmp_path / name) + more)
-        rows[name] = logged(tmp_path / name)
-    assert len(rows["own"]) == len(rows["engine"])
-    for own, by_engine in zip(rows["own"], rows["engine"]):
-        for key in set(own) - {"time_s", "tokens_per_s"}:
-            if isinstance(own[key], float):
-                assert by_engine[key] == pytest.approx(own[key], abs=2e-4), key
-    assert any(row.get("grad_norm") for row in rows["own"])
-    mismatch = [row["rollout/mismatch_p99"] for row in rows["engine"] if "loss" in row]
+    by_servers = command(stage, "engine", *servers)
+    for argv in (command(stage, "own"), by_servers, [*by_servers, "--overwrite"]):
+        assert not stage.main(argv)
+    own, found = ([*read_jsonl(tmp_path / x / "metrics.jsonl")] for x in ("own", "engine"))
+    for row, by_engine in zip(own, found, strict=True):
+        for key in set(row) - {"time_s", "tokens_per_s"}:
+            if isinstance(row[key], float):
+                assert by_engine[key] == pytest.approx(row[key], abs=2e-4), key
+    assert any(row.get("grad_norm") for row in own)
+    mismatch = [row["rollout/mismatch_p99"] for row in found if "loss" in row]
     assert len(mismatch) == 3 and max(mismatch) < 1e-4
-    steps = [name.split("-")[1] for name in servers[0].history]
-    assert {"0", "2"} <= set(steps)
+    assert {"0", "2"} <= {name.split("-")[1] for name in servers[0].history}
 
 
-def test_servers_that_die_cost_no_step(servers, base, tmp_path, capsys):
+def test_servers_that_die_cost_no_step(servers, base, command, tmp_path):
     """One of two in step 2: the run goes on. Both in step 3: --resume ends with the weights of a
     run that nothing happened to."""
-    urls = words("--rollouts-from", *(server.url for server in servers))
-    argv = command(grpo_rubric, base, tmp_path, tmp_path / "whole")
-    assert not grpo_rubric.main(argv + urls)
-    argv = command(grpo_rubric, base, tmp_path, tmp_path / "run")
+    assert not grpo_rubric.main(command(grpo_rubric, "whole", *servers))
 
     def dies(server, step):
         """From the adapter of this step on it answers nothing."""
@@ -335,23 +287,18 @@ def test_servers_that_die_cost_no_step(servers, base, tmp_path, capsys):
 
     dies(servers[0], 1)
     dies(servers[1], 2)
-    assert "no server is left" in error_of(grpo_rubric.main, argv + urls)
-    assert (tmp_path / "run" / "checkpoint").is_dir()
+    refused = error_of(grpo_rubric.main, command(grpo_rubric, "run", *servers))
+    assert "no server is left" in refused and (tmp_path / "run" / "checkpoint").is_dir()
     fresh = EngineServer(base, RANK)
     fresh.draws = servers[0].draws
     try:
-        assert not grpo_rubric.main([*argv, "--resume", "--rollouts-from", fresh.url])
+        assert not grpo_rubric.main([*command(grpo_rubric, "run", fresh), "--resume"])
     finally:
         fresh.stop()
-    both = [
-        common.load_model(str(tmp_path / name), CPU, torch.float32) for name in ("whole", "run")
-    ]
-    for a, b in zip(*(model.parameters() for model in both)):
-        assert torch.allclose(a, b, atol=1e-5)
+    whole, run = (load_file(tmp_path / x / "model.safetensors") for x in ("whole", "run"))
+    torch.testing.assert_close(run, whole, atol=1e-5, rtol=0)
 
 
-def test_whole_weights_are_refused(servers, base, tmp_path):
-    argv = command(grpo_rubric, base, tmp_path, tmp_path / "run")
-    argv = [word for word in argv if word != "--lora-rank"]
-    argv.remove("2")
-    assert "--lora-rank" in error_of(grpo_rubric.main, [*argv, "--rollouts-from", servers[0].url])
+def test_whole_weights_are_refused(servers, command):
+    argv = [*command(grpo_rubric, "run", *servers), "--lora-rank", "0"]
+    assert "--lora-rank" in error_of(grpo_rubric.main, argv)

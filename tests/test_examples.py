@@ -1,5 +1,5 @@
-"""What a learner reads first and what a reader copies: the minimal scripts, and the losses that
-stand alone with torch and transformers."""
+"""What a learner reads first and what a reader copies: the minimal scripts compute what the stages do,
+and the losses that stand alone with torch and transformers."""
 
 import ast
 import os
@@ -9,18 +9,40 @@ import sys
 
 import pytest
 import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
 
+import common
 import dpo
+import ppo
 from conftest import REPO
-from parts import files
+from parts import files, grpo
+from parts.reward_models import PolicyWithValues
 from tiny import pair_rows, write_rows
 
 EXAMPLES = REPO / "examples"
 sys.path.insert(0, str(EXAMPLES))
 
 import dpo_minimal  # noqa: E402
+import grpo_minimal  # noqa: E402
+import ppo_minimal  # noqa: E402
 
 pytestmark = pytest.mark.usefixtures("quiet_process")
+TEXTS = ["sql", "Assess this candidate. Must have: kafka.", "python?"]
+
+
+@pytest.mark.parametrize("path", sorted(EXAMPLES.glob("*.py")), ids=lambda path: path.stem)
+def test_minimal_scripts_stand_alone(path):
+    """They import torch, transformers and the standard library."""
+    nodes = ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+    nodes = [node for node in nodes if isinstance(node, (ast.Import, ast.ImportFrom))]
+    names = {getattr(node, "module", None) or node.names[0].name for node in nodes}
+    roots = {name.partition(".")[0] for name in names}
+    assert roots <= {"torch", "transformers"} | sys.stdlib_module_names
+
+
+def weights(folder):
+    state = AutoModelForCausalLM.from_pretrained(folder).state_dict()
+    return torch.cat([weight.flatten() for weight in state.values()])
 
 
 def test_minimal_dpo_is_dpo(tmp_path, llama_folder, monkeypatch, capsys):
@@ -37,23 +59,87 @@ def test_minimal_dpo_is_dpo(tmp_path, llama_folder, monkeypatch, capsys):
     log = [row for row in files.read_jsonl(tmp_path / "dpo/metrics.jsonl") if "lr" in row]
     assert losses == pytest.approx([row["loss"] for row in log], abs=1e-6)
     assert len(losses) == 3 and abs(losses[2] - losses[0]) > 0.1
-    ours, theirs = (
-        torch.cat([x.flatten() for x in dpo_minimal.AutoModelForCausalLM.from_pretrained(
-            tmp_path / name).state_dict().values()])
-        for name in ("minimal", "dpo")
-    )  # fmt: skip
-    assert (ours - theirs).abs().max() < 1e-4
+    assert (weights(tmp_path / "minimal") - weights(tmp_path / "dpo")).abs().max() < 1e-4
 
 
-@pytest.mark.parametrize("path", sorted(EXAMPLES.glob("*.py")), ids=lambda path: path.stem)
-def test_minimal_scripts_stand_alone(path):
-    """They import torch, transformers and the standard library; a reader sees all of one at once."""
-    tree = ast.parse(path.read_text(encoding="utf-8"))
-    nodes = [node for node in ast.walk(tree) if isinstance(node, (ast.Import, ast.ImportFrom))]
-    names = {getattr(node, "module", None) or node.names[0].name for node in nodes}
-    roots = {name.partition(".")[0] for name in names}
-    assert roots <= {"torch", "transformers"} | sys.stdlib_module_names
-    assert len(path.read_text(encoding="utf-8").splitlines()) <= (80 if "dpo" in path.stem else 120)
+def test_minimal_ppo_is_ppo():
+    """Rewards, advantages, returns and both losses of one rollout, where ratios and values are
+    clipped."""
+    generator = torch.Generator().manual_seed(0)
+    mask = torch.tensor([[False, False, True, True, True], [False, True, True, False, False]])
+    noise = torch.randn(5, 2, 5, generator=generator) * mask
+    old_logps, logps, ref_logps, old_values, values = noise
+    scores = torch.tensor([1.5, -1])
+    rewards = ppo_minimal.rewards_of(scores, old_logps, ref_logps, mask)
+    expected, _ = ppo.shape_rewards(scores, old_logps, ref_logps, mask, ppo_minimal.BETA)
+    torch.testing.assert_close(rewards, expected)
+    advantages, returns = ppo_minimal.advantages_of(rewards, old_values, mask)
+    expected, their_returns = ppo.gae(rewards, old_values, mask, ppo.GAMMA, ppo.LAM)
+    torch.testing.assert_close(advantages, ppo.masked_whiten(expected, mask))
+    torch.testing.assert_close(returns, their_returns)
+    given = logps, old_logps, advantages, values, old_values, returns, mask
+    policy, clipped = ppo.ppo_policy_loss(logps, old_logps, advantages, mask)
+    value, value_clipped = ppo.ppo_value_loss(values, old_values, returns, mask)
+    expected = policy[mask].mean(), value[mask].mean()
+    torch.testing.assert_close(ppo_minimal.losses(*given), expected)
+    assert clipped.any() and value_clipped.any()
+    for name in "VALUE_CLIP VALUE_COEF LAM HEAD_LR".split():
+        assert getattr(ppo_minimal, name) == getattr(ppo, name)
+    defaults = ppo.parse_args(["--reward-fn", "x.py:f"])
+    assert (ppo_minimal.BETA, ppo_minimal.EPOCHS) == (defaults.beta, defaults.ppo_epochs)
+    assert ppo_minimal.CLIP == ppo.CLIP_LOW == defaults.clip_high
+
+
+@pytest.mark.parametrize("family", ["llama", "gpt2"])
+def test_minimal_log_probs_and_values_are_those_of_a_policy(family, folders):
+    """Prompts padded on the left, of the same rows unpadded."""
+    tokenizer = AutoTokenizer.from_pretrained(folders[family], padding_side="left")
+    model = AutoModelForCausalLM.from_pretrained(folders[family], dtype=torch.float32).eval()
+    policy, head = PolicyWithValues(model, torch.float32), torch.nn.Linear(32, 1)
+    policy.head.load_state_dict(head.state_dict())
+    prompts = [[{"role": "user", "content": text}] for text in TEXTS]
+    ids, attention, mask = grpo_minimal.sample(model, tokenizer, prompts)
+    with torch.no_grad():
+        found = ppo_minimal.forward(model, head, ids, attention, mask)
+        for i, real in enumerate(attention.bool()):
+            logps, _, values = policy(ids[i : i + 1, real], real[real][None], mask[i : i + 1, real])
+            ours = torch.stack([x[i, real] for x in found])
+            torch.testing.assert_close(ours, torch.cat([logps, values]), atol=1e-4, rtol=1e-4)
+    for row, chosen in zip(ids, mask):  # the answer with its first end token
+        *answer, last = row[chosen].tolist()
+        ends = common.end_ids(tokenizer)
+        assert not {*answer} & {*ends}
+        assert last in ends or len(answer) + 1 == grpo_minimal.MAX_NEW_TOKENS
+
+
+def test_minimal_grpo_is_grpo():
+    generator = torch.Generator().manual_seed(0)
+    rewards, mask = torch.rand(2, 4, generator=generator), torch.arange(6) < 5
+    advantages = grpo_minimal.group_advantages(rewards)
+    torch.testing.assert_close(advantages, grpo.group_advantages(rewards))
+    logps, old = torch.randn(2, 8, 6, generator=generator)
+    given = logps, old, advantages.view(-1), mask.expand(8, 6)
+    torch.testing.assert_close(grpo_minimal.grpo_loss(*given), grpo.grpo_loss(*given)[0])
+
+
+def test_minimal_scripts_learn(tmp_path, llama_folder, monkeypatch, capsys):
+    """The whole scripts: PPO's reward rises, and each folder holds a model."""
+    prompts = write_rows(tmp_path / "prompts.jsonl", [{"prompt": text} for text in TEXTS])
+    small = {"ROLLOUTS": 1, "PROMPTS": 2, "G": 2, "MAX_NEW_TOKENS": 5}
+    for name, value in small.items():
+        monkeypatch.setattr(grpo_minimal, name, value)
+    monkeypatch.setattr(ppo_minimal, "LR", 1e-2)
+    monkeypatch.setattr(ppo_minimal, "ANSWERS", 32)
+    monkeypatch.setitem(ppo_minimal.SAMPLING, "max_new_tokens", 6)
+    out = str(tmp_path / "ppo"), str(tmp_path / "grpo")
+    monkeypatch.setattr(sys, "argv", ["ppo", llama_folder, out[0], "--steps", "12"])
+    ppo_minimal.main()
+    rewards = [float(x) for x in re.findall(r"reward (\S+)", capsys.readouterr().out)]
+    assert len(rewards) == 12 and sum(rewards[-3:]) > sum(rewards[:3]) + 0.2, rewards
+    flags = ["--model", llama_folder, "--prompts", prompts, "--out", out[1]]
+    monkeypatch.setattr(sys, "argv", ["grpo", *flags])
+    grpo_minimal.main()
+    assert all(len(weights(folder)) for folder in out)
 
 
 COPIES = {  # what the headers say can be taken
@@ -107,7 +193,5 @@ def test_what_is_copied_trains(tmp_path, llama_folder):
         env={key: x for key, x in os.environ.items() if key != "PYTHONPATH"},
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
-    (before, _), (after, _) = (
-        [float(x) for x in line.split()] for line in done.stdout.splitlines()
-    )
+    before, _, after, _ = map(float, done.stdout.split())
     assert before == pytest.approx(0.693147, abs=1e-5) and after < before - 1e-3

@@ -13,11 +13,10 @@ from transformers import AutoModelForCausalLM
 
 import grpo_rubric
 from judge_server import Rule, fault
-from parts import grpo, sampling
-from parts.files import UserError
-from parts.grading import ALONE
+from parts import sampling
+from parts.files import UserError, write_json
 from test_grpo import read
-from tiny import tiny_model, tiny_reward_model, write_rows
+from tiny import error_of, tiny_model, tiny_reward_model, write_rows
 
 pytestmark = pytest.mark.usefixtures("quiet_process")
 
@@ -62,10 +61,9 @@ def uniform(tmp_path_factory):
 def texts(tmp_path_factory):
     folder, paths = tmp_path_factory.mktemp("rows"), {}
     for name, rubrics in {"text": [TEXT], "mixed": [TEXT, CHECK]}.items():
-        rows = asks(12, *rubrics)
+        rows, paths[name] = asks(12, *rubrics), folder / f"{name}.json"
         parts = {"train": rows[:8], "validation": rows[8:10], "test": rows[10:]}
-        paths[name] = folder / f"{name}.json"
-        paths[name].write_text(json.dumps(parts))
+        write_json(paths[name], parts)
     return paths
 
 
@@ -113,8 +111,8 @@ def test_no_reward_is_invented_and_every_paid_reply_is_logged(train):
     with Rule(vowel, script=lambda text: BROKEN if share_of(text, 4) else None) as server:
         rows, kept = train(server, "--judge-max-retries", 1, "--judge-price", "1,1")
     assert_honest(kept)
-    judged = [r["rubric"] for r in kept if r["rubric"]["criteria"][0]["reason"]]
-    assert len(judged) > 40 and {r["criteria"][0]["reason"] for r in judged} == {"by rule"}
+    reasons = [r["rubric"]["criteria"][0]["reason"] for r in kept]
+    assert reasons.count("by rule") > 40
     lost = 0
     for row in trained(rows):
         group = of_step(kept, row)
@@ -139,10 +137,9 @@ def test_programs_decide_checks_and_the_judge_the_texts(train, tmp_path):
     assert len(server.requests) > 10
     assert not re.search(r"regex|aeiou|gold|check|pattern", str(server.requests), re.I)
     for row in kept:
-        graded = row.get("rubric") or row["checks"]
-        kinds = {c["kind"]: c["verdict"] for c in graded["criteria"]}
-        judged = {"judge": kinds["check"]} if row["split"] == "train" else {}
-        assert kinds == {**judged, "check": kinds["check"]}
+        criteria = (row.get("rubric") or row["checks"])["criteria"]
+        kinds = {"judge", "check"} if row["split"] == "train" else {"check"}
+        assert {c["kind"] for c in criteria} == kinds and len({c["verdict"] for c in criteria}) == 1
     assert {row["val/gold"] for row in rows if "val/gold" in row} == {0.5}
 
 
@@ -161,24 +158,6 @@ def test_a_dead_judge_ends_the_run(train, tmp_path):
     assert_honest(kept)
     two = weights(tmp_path / "two")
     assert all(torch.equal(weights(tmp_path / "run")[key], x) for key, x in two.items())
-
-
-def test_a_spent_budget_ends_the_run_and_a_larger_one_goes_on(train, tmp_path, capsys):
-    """Before the step that would cost more; with more it ends as a run without a limit."""
-    flags = ("--judge-price", "1,1", "--save-every", 9)
-    with Rule(vowel) as server:
-        whole, _ = train(server, *flags, out="whole")
-        steps = [sum(r["judge/usd"] for r in whole if r["step"] <= k) for k in (1, 2, 3)]
-        budget = (steps[0] + steps[1]) / 2 + steps[0]  # behind step 1 another one might be over it
-        rows, _ = train(server, *flags, "--judge-budget", budget)
-        last = trained(rows)[-1]["step"]
-        assert 0 < last < 4 and sum(row["judge/usd"] for row in rows if row["step"] <= last)
-        assert "judge_budget" in capsys.readouterr().out
-        again, _ = train(server, *flags, "--judge-budget", budget, "--resume")
-        assert trained(again)[-1]["step"] == last
-        rows, _ = train(server, *flags, "--judge-budget", 99, "--resume")
-    assert [row["step"] for row in trained(rows)] == [1, 2, 3, 4]
-    assert all(map(torch.equal, *(weights(tmp_path / x).values() for x in ("run", "whole"))))
 
 
 def test_a_reference_reaches_the_judge_and_never_the_policy(train, tmp_path, monkeypatch):
@@ -248,18 +227,13 @@ def test_no_ruler_score_is_invented(train):
     for row in trained(rows):
         answers = of_step(kept, row)
         groups = [answers[i : i + 4] for i in range(0, 16, 4)]
+        void = sum(group[0]["reward"] is None for group in groups)
         for group in groups:
             truth = [vowel_score(r["answer"]) if r["answer"].strip() else 0.0 for r in group]
             assert [r["reward"] for r in group] in ([None] * 4, truth, [0.0] * 4)
-            for r in group:  # with the judge's reason or why there is none
-                ruling = r["ruler"]
-                assert ruling["score"] == r["reward"]
-                assert r["reward"] is not None or "wanted once" in ruling["error"]
-                if ruling["pass_scores"]:
-                    assert ruling["reason"] == " / ".join([f"r {r['answer']}"] * 2)
-                elif r["reward"] is not None and r["answer"].strip():
-                    assert ruling["error"] == ALONE
-        void = sum(group[0]["reward"] is None for group in groups)
+        for r in answers:  # with the judge's reason or why there is none
+            assert r["ruler"]["score"] == r["reward"]
+            assert r["reward"] is not None or "wanted once" in r["ruler"]["error"]
         assert row["groups/scored"] == 4 - void and row["judge/order_disagreement"] in (0.0, None)
         lost += void
     assert 1 < lost < 16
@@ -268,42 +242,24 @@ def test_no_ruler_score_is_invented(train):
 # ---- a reward model ----
 
 
-@pytest.fixture(scope="module")
-def scorer(tmp_path_factory):
-    """A reward model that reads 40 tokens, says its record."""
-    folder = tiny_reward_model("llama", tmp_path_factory.mktemp("reward"), seed=5)
+def test_a_reward_model_scores_what_it_reads(uniform, tmp_path):
+    """Refused where it could not read an answer to its end; one that is longer than it reads all the
+    same has no reward."""
+    folder = tiny_reward_model("llama", tmp_path, seed=5)
     record = {"stage": "reward_train", "args": {"max_length": 40}, "scale": [0.5, 2.0]}
-    with open(f"{folder}/args.json", "w") as file:
-        json.dump(record, file)
-    return folder
-
-
-def model_run(uniform, folder, data, out, *flags):
-    argv = f"""--model {uniform} --data {data} --reward model --reward-model {folder} --out {out}
-        --group-size 4 --groups-per-batch 2 --steps 1 --lr 1e-3"""
-    assert grpo_rubric.main([*argv.split(), *map(str, flags)]) == 0
-    return read(out / "metrics.jsonl"), read(out / "rollouts.jsonl")
-
-
-def test_a_reward_model_scores_what_it_reads(uniform, scorer, tmp_path, capsys):
-    """Refused where it could not read an answer to its end; of a long prompt it reads the end,
-    which is said; an answer that is longer than it reads all the same has no reward."""
-    rows = [{"prompt": f"Ask {i}. " * 20 if i < 3 else f"Ask {i}.", "rubrics": [CHECK],
+    write_json(f"{folder}/args.json", record)
+    rows = [{"prompt": f"Ask {i}. " * (20 if i < 3 else 1), "rubrics": [CHECK],
              "split": "train" if i < 6 else "val"} for i in range(8)]  # fmt: skip
-    data = write_rows(tmp_path / "rows.jsonl", rows)
-    with pytest.raises(UserError, match="--max-new-tokens"):
-        model_run(uniform, scorer, data, tmp_path / "no", "--max-new-tokens", 20)
-    log, kept = model_run(uniform, scorer, data, tmp_path / "run", "--max-new-tokens", 12)
-    assert "of 8 rows in part" in capsys.readouterr().out
-    train = [r for r in kept if r["split"] == "train"]
-    scored = [r["reward"] for r in train if r["reward"] is not None]  # bytes that are no text
-    assert len(set(scored)) > 2 and len(train) == 8  # become three tokens each: not read to the end
-    row = next(row for row in log if "reward/model" in row)
+    data, out = write_rows(tmp_path / "rows.jsonl", rows), tmp_path / "run"
+    argv = f"""--model {uniform} --data {data} --reward model --reward-model {folder} --out {out}
+        --group-size 4 --groups-per-batch 2 --steps 1 --max-new-tokens""".split()
+    assert "--max-new-tokens" in error_of(grpo_rubric.main, [*argv, "20"])
+    assert grpo_rubric.main([*argv, "12"]) == 0
+    train = [r["reward"] for r in read(out / "rollouts.jsonl") if r["split"] == "train"]
+    scored = [x for x in train if x is not None]  # bytes that are no text become three tokens each
+    assert len({*scored}) > 2 and len(train) == 8
+    row = next(row for row in read(out / "metrics.jsonl") if "reward/model" in row)
     assert row["reward/mean"] == pytest.approx(sum(scored) / len(scored), abs=1e-4)
-    long = grpo.Graders.model_grades
-    model = grpo.reward_function(scorer, torch.device("cpu"), torch.float32)
-    grades = long(type("G", (), {"model": model}), ["Ask 1."] * 2, ["a", "b " * 60])
-    assert grades[0].score is not None and (grades[1].score, bool(grades[1].error)) == (None, True)
 
 
 # ---- a judge that can be fooled ----

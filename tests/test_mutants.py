@@ -15,7 +15,6 @@ from parts import contest, curves, twins
 from parts.files import UserError, read_jsonl, write_json
 from parts.messages import plain_text
 from parts.votes import item_sha256, load_items, read_log, replay
-from tiny import write_rows
 
 VALUES = [None, True, 0, -1, 1e400, "", " ", "x", "\ud800", [], [None], {}, {"role": "user"}, "é" * 5000]  # fmt: skip
 PROMPT = {"prompt": "Assess.", "split": "test", "task": "assess", "expected_decision": "hold"}
@@ -45,47 +44,34 @@ LOG = [{"step": i, "val/gold": 0.5, "val/score": 0.1, "val/kl": 0.2 * i} for i i
 LOG += [{"step": 1, "loss": 0.1, "episodes": 8, "length/mean": 3.5, "time_s": 1.0}]
 
 
-def mutant(rows, rng):
-    rows, how = json.loads(json.dumps(rows)), rng.randrange(5)
-    row = rng.choice(rows)
-    key = rng.choice(list(row))
-    if how < 3:
-        value = row.pop(key)
-        if how == 0:
-            row[key] = rng.choice(VALUES)
-        if how == 1:
-            row[rng.choice([*row, "new"])] = value
-    data = "\n".join(json.dumps(row) for row in rows).encode() + b"\n"
-    at = rng.randrange(len(data))
-    if how == 3:
-        return data[:at]
-    return data[:at] + rng.randbytes(3) + data[at + 1 :] if how == 4 else data
-
-
 PIECES = [b",", b'"', b"\n", b"\x00", b"\xff", b";", b"nan", b"3", b""]
 
 
-def slips(data, rng):
-    """Bytes with one to three slips in them."""
-    data = bytearray(data)
+def mutant(good, rng):
+    """Bytes of a file with slips: of rows a key without its value, with another one, under another
+    name; of the bytes some lost or replaced."""
+    if isinstance(good, list):
+        rows, how = json.loads(json.dumps(good)), rng.randrange(5)
+        row = rng.choice(rows)
+        key = rng.choice(list(row))
+        if how == 0:
+            row[key] = rng.choice(VALUES)
+        elif how < 3:
+            row[rng.choice([*row, "new"])] = row.pop(key)
+        good = b"".join(json.dumps(row).encode() + b"\n" for row in rows)
+        if how < 3:
+            return good
+    data = bytearray(good)
     for _ in range(rng.randrange(1, 4)):
         at = rng.randrange(len(data))
         data[at : at + rng.randrange(3)] = rng.choice(PIECES)
-    return bytes(data)
+    return bytes(data) if rng.randrange(4) else bytes(data[:at])
 
 
 def prompts(path):
     args = SimpleNamespace(prompts=path, split="all", n=0, seed=0, chat=False)
     for row in contest.load_prompts(args):
         plain_text(row["prompt"])
-
-
-def pairs(path):
-    contest.judge_pairs(path, lambda prompts, answers: [float(len(answer)) for answer in answers])
-
-
-def candidates(path):
-    rank.load_candidates(SimpleNamespace(candidates=path, role=None, text_column="profile"))
 
 
 def votes(path):
@@ -99,70 +85,69 @@ def items(path):
 
 
 def log(path):
-    run = path.parent / "run"
-    run.mkdir(exist_ok=True)
-    write_json(run / "args.json", RUN)
-    (run / "metrics.jsonl").write_bytes(path.read_bytes())
-    runs = {"m": curves.read_run(run)}
+    write_json(path.parent / "args.json", RUN)
+    path.rename(path.parent / "metrics.jsonl")
+    runs = {"m": curves.read_run(path.parent)}
     curves.equal_kl(runs)
     curves.efficiency(runs)
 
 
 def record(path):
-    (path.parent / "args.json").write_bytes(path.read_bytes())
+    path.rename(path.parent / "args.json")
     curves.read_run(path.parent)
-
-
-def decisions(path):
-    flags = ["--y-pred", "p", "--group", "g", "--out", str(path.parent / "out"), "--overwrite"]
-    audit.main([str(path), *flags])
-
-
-def names(path):
-    twins.load_people(path, ["sex", "race_ethnicity"], 5)
-
-
-def slots(path):
-    twins.load_people(path, ["age_group"], 5)
-
-
-def templates(path):
-    twins.load_twins(path, 9, twins.load_people(REPO / "data/names.csv", ["sex"], 5))
-
-
-def votes_by_group(path):
-    fairness.study_votes(path, ["sex"], ("advance", "hold", "reject"))
-
-
-def answers(path):
-    fairness.main(["text", str(path), "--out", str(path.parent / "out"), "--overwrite"])
 
 
 def rows_of(name):
     return list(read_jsonl(REPO / "data" / name))[:200:30]
 
 
+def people(path, *columns):
+    return twins.load_people(path, [*columns], 5)
+
+
+def command(main, *flags):
+    flags = [*flags, "--out", "FILE-out", "--overwrite"]
+    return lambda path: main([flag.replace("FILE", str(path)) for flag in flags])
+
+
+def judged(path):
+    contest.judge_pairs(path, lambda prompts, answers: [float(len(answer)) for answer in answers])
+
+
+def votes_by_group(path):
+    fairness.study_votes(path, ["sex"], ("advance", "hold", "reject"))
+
+
 DECISIONS = b"id,p,g\n" + b"".join(b"%d,%d,%c\n" % (i, i % 2, b"aabb"[i % 4]) for i in range(8))
-NAMES, SLOTS = ((REPO / "data" / name).read_bytes() for name in ("names.csv", "ages.csv"))
 ANSWERS = [{"response": "How old are you? advance", "group": "a"}, {"response": "hold"}]
-READ = [(prompts, PROMPTS), (pairs, [PAIR] * 3), (candidates, PEOPLE), (votes, VOTES)]
-READ += [(items, ITEMS), (log, LOG), (record, [RUN]), (answers, ANSWERS * 3)]
-READ += [(decisions, DECISIONS), (names, NAMES), (slots, SLOTS)]
-READ += [(templates, rows_of("twins.jsonl") * 3), (votes_by_group, rows_of("screen_train.jsonl"))]
-READ += [(votes_by_group, rows_of("rank_train.jsonl"))]
+RANKED = {"role": None, "text_column": "profile"}
+READ = {  # a reader, and the rows of its JSONL or the bytes of its CSV
+    "prompts": (prompts, PROMPTS),
+    "pairs": (judged, [PAIR] * 3),
+    "candidates": (lambda path: rank.load_candidates(SimpleNamespace(candidates=path, **RANKED)), PEOPLE),
+    "votes": (votes, VOTES),
+    "items": (items, ITEMS),
+    "log": (log, LOG),
+    "record": (record, [RUN]),
+    "answers": (command(fairness.main, "text", "FILE"), ANSWERS * 3),
+    "decisions": (command(audit.main, "FILE", "--y-pred", "p", "--group", "g"), DECISIONS),
+    "names": (lambda path: people(path, "sex", "race_ethnicity"), (REPO / "data/names.csv").read_bytes()),
+    "ages": (lambda path: people(path, "age_group"), (REPO / "data/ages.csv").read_bytes()),
+    "templates": (lambda path: twins.load_twins(path, 9, people(REPO / "data/names.csv", "sex")), rows_of("twins.jsonl") * 3),
+    "screened": (votes_by_group, rows_of("screen_train.jsonl")),
+    "ranked": (votes_by_group, rows_of("rank_train.jsonl")),
+}  # fmt: skip
 
 
-@pytest.mark.parametrize("read, good", READ, ids=[read.__name__ for read, _ in READ])
-def test_two_hundred_mutants(tmp_path, capsys, read, good):
-    """`good`: the rows of a JSONL, or the bytes of a CSV."""
-    rng, refused, path = random.Random(0), 0, tmp_path / "file"
-    path.write_bytes(good) if isinstance(good, bytes) else write_rows(path, good)
-    read(path)
-    for _ in range(200):
-        data = slips(good, rng) if isinstance(good, bytes) else mutant(good, rng)
-        path.write_bytes(data)
+@pytest.mark.parametrize("name", READ)
+def test_two_hundred_mutants(name, tmp_path, capsys):
+    (read, good), rng, refused = READ[name], random.Random(0), 0
+    for i in range(200):
+        path, data = tmp_path / f"{i}", mutant(good, rng)
+        path.mkdir()
+        (path / "file").write_bytes(data)
         try:
-            read(path)
+            read(path / "file")
         except UserError as error:
             refused += 1
             assert "\n" not in str(error), str(error)
