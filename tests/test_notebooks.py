@@ -41,7 +41,10 @@ def execute(notebook, folder):
         patch.setenv("IPYTHONDIR", history)  # no history in the home folder
         options = dict(timeout=1800, kernel_name="python3", record_timing=False)
         NotebookClient(
-            notebook, resources={"metadata": {"path": str(folder)}}, coalesce_streams=True, **options
+            notebook,
+            resources={"metadata": {"path": str(folder)}},
+            coalesce_streams=True,
+            **options,
         ).execute()
     return notebook
 
