@@ -1,7 +1,6 @@
 """data/augment.py and data/with_examples.py: JSONL in, JSONL out, before any trainer reads it."""
 
 import json
-import random
 import sys
 from collections import Counter
 from statistics import fmean
@@ -92,15 +91,16 @@ def test_one_candidate_stands_under_names_of_two_groups(augmented):
     """In place of the row, whose own name would keep half of a preference. Of 4 groups each is one
     of the two in half of the draws: 300 of 600 rows, three standard errors are 37."""
     row = pair("Emily is good.", "Reject Yoder.", "Emily Yoder in prompt", prompt="Assess Emily Yoder.")  # fmt: skip
-    rows, drawn = augmented(*[row] * 600), Counter()
+    rows, drawn = augmented(*[row] * 600), set()
     for i, copy in enumerate(rows):
         (who,) = copy["candidates"]
-        texts = f"Assess {who['name']}.", f"{who['first']} is good.", f"Reject {who['last']}."
-        assert (copy["prompt"], copy["chosen"], copy["rejected"]) == texts
+        assert copy["prompt"] == f"Assess {who['name']}."
+        assert copy["chosen"] == f"{who['first']} is good."
+        assert copy["rejected"] == f"Reject {who['last']}."
         assert (copy["copy_of"], copy["group"]) == (i // 2 + 1, row["prompt"])
-        drawn[i // 2, who["sex"], who["race_ethnicity"]] += 1
-    assert set(drawn.values()) == {1}, "both copies under one group"
-    groups = Counter(group for _, *group in map(tuple, drawn) for group in [tuple(group)])
+        drawn.add((i // 2, who["sex"], who["race_ethnicity"]))
+    assert len(drawn) == len(rows), "both copies under one group"
+    groups = Counter(sex + race for _, sex, race in drawn)
     assert len(groups) == 4 and all(abs(n - 300) < 37 for n in groups.values()), groups
     assert "Malik" not in str(rows), "held out: for the audits"
     assert rows == augmented(*[row] * 600) != augmented(*[row] * 600, flags=["--seed", "1"])
@@ -123,11 +123,9 @@ LEFT = [
 ]
 
 
-def test_what_cannot_be_renamed_exactly_stays_and_is_counted(augmented):
+def test_what_cannot_be_renamed_exactly_stays(augmented):
     rows = augmented(*LEFT, GOOD)
     assert rows[:-1] == [row | {"group": row["prompt"]} for row in (*LEFT, GOOD)]
-    with pytest.raises(files.UserError, match="names not exact 7"):
-        augmented(*LEFT)
 
 
 def test_a_copy_shares_the_split_of_its_source(augmented):
@@ -141,65 +139,42 @@ def test_a_copy_shares_the_split_of_its_source(augmented):
 
 def test_bundled_votes_lose_their_bias():
     """Profiles: a Black candidate beside another loses more than .58 of the biased votes, .5 with
-    the copies, exactly. Recommendations: the harsher of two wins some .2 more often for a Black
-    candidate; under drawn names equally often up to chance (three standard errors are .06)."""
-    groups = augment.read_groups(REPO / "data/names.csv", ["sex", "race_ethnicity"])
-    assert [len(names) for names in groups.values()] == [25] * 8
-
-    def votes(name, rng):
-        """[(a row without a tie, its copies)]"""
-        rows = files.read_jsonl(REPO / "data" / f"{name}.jsonl", augment.check)
-        return [(r, augment.copies(r, groups, rng)[0]) for r in rows if not r["tie"]]
-
-    def is_black(row):
-        return [who["race_ethnicity"] == "Black" for who in row["candidates"]]
-
-    mixed = [both for both in votes("rank_biased", None) if len({*is_black(both[0])}) == 2]
-    assert fmean(is_black(row)[1] for row, _ in mixed) > 0.58
-    assert fmean(is_black(copy)[1] for _, copies in mixed for copy in copies) == 0.5
-
-    def harsher(row):
-        """Is the harsher of the two decisions chosen? One of them ends each answer."""
-        last = [row[key][0]["content"].split()[-1].strip(".") for key in ("chosen", "rejected")]
-        return last[0] == "reject" or last[1] == "advance"
-
-    def gap(rows):
-        black, white = ([harsher(r) for r in rows if is_black(r)[0] is b] for b in (True, False))
-        return fmean(black) - fmean(white)
-
-    rows, copies = zip(*votes("screen_biased", random.Random(0)))
-    assert gap(rows) > 0.2 and abs(gap(sum(copies, []))) < 0.06
+    the copies, exactly."""
+    before, after = [], []
+    for row in files.read_jsonl(REPO / "data/rank_biased.jsonl", augment.check):
+        is_black = [who["race_ethnicity"] == "Black" for who in row["candidates"]]
+        if len(set(is_black)) == 2 and not row["tie"]:
+            copies, _ = augment.copies(row, {}, None)
+            before.append(is_black[1])
+            after += [copy["candidates"][1]["race_ethnicity"] == "Black" for copy in copies]
+    assert fmean(before) > 0.58 and fmean(after) == 0.5
 
 
-NAMES = {
-    HEADER: "0 groups",
-    HEADER + "A B,A,B,F,x,\nC D,C,D,F,x,\n": "1 groups",
-    HEADER + "A B,A,B,F,x,\nC D,C,,M,y,\n": "'last': ''",
-    HEADER.replace(",", ";") + "A B;A;B;F;x;\n": "'name': ''",
+def test_candidates_may_be_json_in_a_text(augmented):
+    """As annotate.py exports them."""
+    assert augmented(GOOD | {"candidates": json.dumps(GOOD["candidates"])}) == augmented(GOOD)
+
+
+REFUSED = {
+    r"names\.csv: .*0 groups": (HEADER, GOOD),
+    r"names\.csv: .*1 groups": (HEADER + "A B,A,B,F,x,\nC D,C,D,F,x,\n", GOOD),
+    r"names\.csv: .*'last': ''": (HEADER + "A B,A,B,F,x,\nC D,C,,M,y,\n", GOOD),
+    r"names\.csv: .*'name': ''": (HEADER.replace(",", ";") + "A B;A;B;F;x;\n", GOOD),
+    "names not exact 7": (FOUR_GROUPS, *LEFT),
+}
+NO_CANDIDATES = ["Emily", [3], [{"in": "chosen"}], {"a": 1}]
+NO_CANDIDATES += [pair("", "", x)["candidates"] for x in ("A B in title", " B in chosen")]
+REFUSED |= {
+    rf"rows\.jsonl:{i}: ": (FOUR_GROUPS, *[GOOD] * (i - 1), GOOD | {"candidates": some})
+    for i, some in enumerate(NO_CANDIDATES, 2)
 }
 
 
-@pytest.mark.parametrize("names, fact", NAMES.items(), ids=NAMES.values())
-def test_names_that_cannot_be_used_are_one_line(names, fact, augmented):
-    with pytest.raises(files.UserError, match=rf"names\.csv: .*{fact}"):
-        augmented(GOOD, names=names)
-
-
-NO_CANDIDATES = [
-    "Emily",
-    [3],
-    [{"in": "chosen"}],
-    {"a": 1},
-    *(pair("", "", who)["candidates"] for who in ("A B in title", " B in chosen")),
-]
-
-
-@pytest.mark.parametrize("candidates", NO_CANDIDATES, ids=str)
-def test_candidates_that_are_none_are_one_line(candidates, augmented):
-    as_text = GOOD | {"candidates": json.dumps(GOOD["candidates"])}  # as annotate.py exports it
-    assert augmented(as_text) == augmented(GOOD)
-    with pytest.raises(files.UserError, match=r"rows\.jsonl:2: "):
-        augmented(GOOD, GOOD | {"candidates": candidates})
+@pytest.mark.parametrize("fact", REFUSED)
+def test_what_cannot_be_used_is_one_line(fact, augmented):
+    names, *rows = REFUSED[fact]
+    with pytest.raises(files.UserError, match=fact):
+        augmented(*rows, names=names)
 
 
 ASK, SYSTEM = ({"role": role, "content": role} for role in ("user", "system"))

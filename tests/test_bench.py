@@ -1,12 +1,10 @@
 """bench/: nobody wins by doing less. The two sides must have the same losses; ratios are of neighbours."""
 
 import sys
-from types import SimpleNamespace
 
 import pytest
 
 from conftest import REPO
-from tiny import write_rows
 
 sys.path.insert(0, str(REPO / "bench"))
 import run as bench
@@ -49,18 +47,6 @@ def test_ratios_are_of_neighbours():
     assert "| peak memory, MiB | 500.0 | 1000.0 | **0.50**" in page
     drawn = [(fake("ours.py", tokens=2000), fake("theirs.py", tokens=500))]
     assert "| 1.0 | 6.0 | **6.00**" in bench.table("sample", drawn)[2]
-
-
-def test_rows_are_long_and_text(tmp_path):
-    rows = [{"prompt": "short", "chosen": "a", "rejected": "b"}]
-    row = {"prompt": "w " * 100, "chosen": "yes", "rejected": "no"}
-    rows.append({key: [{"role": "user", "content": text}] for key, text in row.items()})
-    file = write_rows(tmp_path / "rows.jsonl", rows)
-    by_words = SimpleNamespace(encode=lambda text: SimpleNamespace(ids=text.split()))
-    (row,) = bench.long_rows(file, by_words, 1)
-    assert row["prompt"].startswith("Human: w w") and list(row.values())[1:] == [" yes", " no"]
-    with pytest.raises(SystemExit, match="--pairs 2"):
-        bench.long_rows(file, by_words, 2)
 
 
 @pytest.mark.slow

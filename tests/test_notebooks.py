@@ -1,22 +1,20 @@
 """The notebooks are the first thing a newcomer opens: what is committed was made by running them.
 
-The slow test runs them in a copy of the repository, the fifth with the bundled base; this command runs
-and saves them, the fifth with runs/smollm2:
+The slow test runs them in a copy of the repository, the fifth with the bundled base. nbclient's command
+runs and saves them, the fifth with runs/smollm2:
 
-    python tests/test_notebooks.py notebooks/3_closed_form.ipynb
+    jupyter execute --inplace notebooks/3_closed_form.ipynb
 """
 
 import re
 import subprocess
-import sys
 import tempfile
-from pathlib import Path
 
 import nbformat
 import pytest
 from nbclient import NotebookClient
 
-from conftest import REPO, copy_of_the_repository
+from conftest import copy_of_the_repository
 from test_docs import NOTEBOOKS, code_cells
 
 every_notebook = pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
@@ -108,15 +106,3 @@ def test_the_first_cell_on_a_fresh_machine(copy, monkeypatch, tmp_path):
     (tmp_path / "else").mkdir()
     with pytest.raises(Exception, match="input"):  # nobody answers here
         execute(notebook, tmp_path / "else")
-
-
-if __name__ == "__main__":
-    for path in map(Path, sys.argv[1:]):
-        with tempfile.TemporaryDirectory() as folder:
-            copy = copy_of_the_repository(Path(folder) / "repo")
-            (copy / "runs").mkdir()
-            (copy / "runs/smollm2").symlink_to(REPO / "runs/smollm2")
-            notebook = execute(nbformat.read(path, as_version=4), copy / "notebooks")
-        check_shown(path, shown(notebook))
-        notebook.metadata.language_info = {"name": "python"}
-        nbformat.write(notebook, path)
