@@ -13,17 +13,14 @@ import sys
 
 import pytest
 
-import common
 from conftest import REPO
 
 DATA = REPO / "data"
 sys.path.insert(0, str(DATA))
 
 import grammar  # noqa: E402
-import interview  # noqa: E402
 import make_data  # noqa: E402
 import recruiter  # noqa: E402
-from envs.interview import read_bank, read_turn  # noqa: E402
 
 
 @functools.cache
@@ -189,29 +186,6 @@ def test_names_enter_nothing():
             texts = [text.replace(entry["name"], "Jamal Mack") for text in texts]
         after = recruiter.reward([texts[0]] * 2, texts[1:])
         assert after == recruiter.reward([prompt] * 2, answers)
-
-
-SENTENCES = [(k, t) for k, some in interview.TEMPLATES.items() for t in some if k != "risky"]
-
-
-@pytest.mark.parametrize("kind, template", SENTENCES)
-def test_the_templates_of_the_bank_are_read_as_what_they_are(kind, template):
-    """With every competency in it: a misread one would teach one game and score another."""
-    bank, names = read_bank(str(DATA / "interview.json")), list(interview.COMPETENCIES)
-    for i in range(len(names)):
-        slots = dict(zip("cde", (names * 2)[i:]))
-        count, heard, topics = read_turn(bank, template.format(**slots))
-        assert count == {"greeting": 0, "double": 2}.get(kind, 1)
-        assert topics == [name for slot, name in slots.items() if f"{{{slot}}}" in template]
-        assert kind in ("greeting", "double") or heard == interview.KINDS.get(kind, kind)
-
-
-def test_the_base_reads_every_character_of_the_bundled_prompts():
-    tokenizer = common.load_tokenizer(str(DATA / "tiny-base"))
-    for name in ("prompts", "prefs_train", "rank_test"):
-        for row in rows_of(name)[::40]:
-            (text,) = content(row, "prompt")
-            assert tokenizer.decode(tokenizer.encode(text, add_special_tokens=False)) == text
 
 
 HASHES = re.findall(
