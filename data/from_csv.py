@@ -10,7 +10,8 @@ Split        by the prompt: all its rows are in one file, chosen by a hash of it
 Agreement    of two or more annotators on the same two answers: the share of equal pairs of votes
              with its 95 % interval, and Fleiss' κ
 Left out     a row with an empty cell, two equal answers, a winner that no flag names, or a second
-             vote of one annotator on the same two answers: its line and the reason are printed
+             vote of one annotator on the same two answers. All are counted; of the first twenty
+             the line and the reason are printed
 Run          python data/from_csv.py votes.csv --annotator annotator --out runs/mine
              python data/from_csv.py votes.csv --prompt Question --a "Model A" --b "Model B"
                  --preferred winner --a-wins model_a --b-wins model_b --tie tie "tie (bothbad)"
@@ -28,6 +29,7 @@ from parts.files import UserError  # noqa: E402
 from parts.messages import hash_fraction, prompt_key, words  # noqa: E402
 
 COLUMNS = ("prompt", "a", "b", "preferred", "annotator")  # flags that name a column
+NAMED = 20  # rows that are left out: so many are printed with line and reason
 
 
 def build_parser():
@@ -61,16 +63,15 @@ def rows_of(path, delimiter, columns):
         reader = csv.DictReader(file, delimiter=delimiter, strict=True)
         try:
             for key, column in columns.items():
-                if column not in (reader.fieldnames or []):
-                    raise UserError(
-                        f"--{key} {column!r}: no such column; found {reader.fieldnames}"
-                    )
+                if column not in (header := reader.fieldnames or []):
+                    found = f"with --delimiter {delimiter!r} they are {header}"
+                    raise UserError(f"--{key} {column!r}: no such column; {found}")
             line = reader.line_num + 1
             for row in reader:
                 yield line, row
                 line = reader.line_num + 1
         except (UnicodeDecodeError, csv.Error) as error:
-            where = f"{path}, after line {reader.line_num}"
+            where = f"{path}, behind line {reader.line_num}"
             raise UserError(f'{where}: {error}; save it as "CSV UTF-8"') from None
 
 
@@ -83,7 +84,8 @@ def read_vote(row, columns, choices):
     if empty := [column for key, column in columns.items() if not vote[key]]:
         raise ValueError(f"empty: {', '.join(empty)}")
     if vote["preferred"] not in choices:
-        raise ValueError(f"--preferred is {vote['preferred']!r}; expected {', '.join(choices)}")
+        known = f"--a-wins, --b-wins and --tie name {', '.join(choices)}"
+        raise ValueError(f"{columns['preferred']} is {vote['preferred']!r}; {known}")
     if words(vote["a"]) == words(vote["b"]):
         raise ValueError("the two answers are equal")
     return vote | {"better": vote.get(choices[vote["preferred"]], "")}
@@ -122,15 +124,18 @@ def main(argv=None):
                 raise ValueError(f"{voter} has voted on these two answers before")
         except ValueError as error:
             n_left_out += 1
-            print(f"{args.csv}:{line}: left out: {error}", file=sys.stderr)
+            if n_left_out <= NAMED:
+                print(f"{args.csv}:{line}: left out: {error}", file=sys.stderr)
             continue
         item[voter] = vote["better"]
         first_won += [vote["better"] == vote["a"]] * (not pair["tie"])
         place = hash_fraction("from_csv " + prompt_key(pair))
         pairs["test" if place < args.test_fraction else "train"].append(pair)
+    if n_left_out > NAMED:
+        print(f"left out too: {n_left_out - NAMED} more rows", file=sys.stderr)
     n_votes = sum(map(len, pairs.values()))
     if not n_votes:
-        raise UserError(f"{args.csv}: no row could be read")
+        raise UserError(f"{args.csv}: no row could be read; {n_left_out} were left out")
     print(f"votes      {n_votes}, of them {n_votes - len(first_won)} ties; left out {n_left_out}")
     print(f"position   the first answer won {sum(first_won)} of {len(first_won)}")
     shared = [votes for votes in items.values() if args.annotator and len(votes) > 1]
@@ -143,7 +148,8 @@ def main(argv=None):
         n_prompts = len(set(map(prompt_key, rows)))
         print(f"wrote      {path / name}.jsonl: {len(rows)} votes on {n_prompts} prompts")
     if n_prompts < 20:  # of test.jsonl
-        print("few        evaluate.py needs 20 test prompts: raise --test-fraction")
+        print("few        evaluate.py needs 20 test prompts: raise --test-fraction, or let it")
+        print("           compare on a file of further prompts, which need no votes")
 
 
 if __name__ == "__main__":

@@ -1,58 +1,48 @@
 """data/augment.py and data/with_examples.py: JSONL in, JSONL out, before any trainer reads it."""
 
 import json
-import random
 import sys
 from collections import Counter
+from statistics import fmean
 
 import pytest
 
 from conftest import REPO
 from parts import files
+from tiny import write_rows
 
 sys.path.insert(0, str(REPO / "data"))
-
 import augment  # noqa: E402
 import with_examples  # noqa: E402
 
-NAMES, EXAMPLES = str(REPO / "data/names.csv"), str(REPO / "data/examples.jsonl")
 HEADER = "name,first,last,sex,race_ethnicity,split\n"
-FOUR_GROUPS = HEADER + "\n".join(
-    f"{first} {last},{first},{last},{sex},{race},{split}"
-    for first, last, sex, race, split in (
-        ("Emily", "Yoder", "Female", "White", "corpus"),
-        ("Aisha", "Booker", "Female", "Black", "corpus"),
-        ("Greg", "Weiss", "Male", "White", "corpus"),
-        ("Jamal", "Mack", "Male", "Black", "corpus"),
-        ("Malik", "Banks", "Male", "Black", "heldout"),
-    )
+FOUR_GROUPS = HEADER + (
+    "Emily Yoder,Emily,Yoder,Female,White,corpus\nAisha Booker,Aisha,Booker,Female,Black,corpus\n"
+    "Greg Weiss,Greg,Weiss,Male,White,corpus\nJamal Mack,Jamal,Mack,Male,Black,corpus\n"
+    "Malik Banks,Malik,Banks,Male,Black,heldout\n"
 )
-
-
-def person(name, place):
-    first, _, last = name.rpartition(" ")
-    who = {"in": place, "name": name, "first": first, "last": last, "pronoun": f"she, {place}"}
-    return who | {"sex": f"sex of {name}", "race_ethnicity": f"race of {name}"}
 
 
 def pair(chosen, rejected, *people, prompt="Who fits?"):
     """people: "Emily Yoder in chosen" …"""
-    people = [person(*text.split(" in ")) for text in people]
-    return {"prompt": prompt, "chosen": chosen, "rejected": rejected, "candidates": people}
+    candidates = []
+    for name, place in (text.split(" in ") for text in people):
+        first, _, last = name.rpartition(" ")
+        who = {"in": place, "name": name, "first": first, "last": last, "pronoun": f"she, {place}"}
+        candidates.append(who | {"sex": f"sex of {name}", "race_ethnicity": f"race of {name}"})
+    return {"prompt": prompt, "chosen": chosen, "rejected": rejected, "candidates": candidates}
 
 
-def written(tmp_path, *rows):
-    path = tmp_path / "rows.jsonl"
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
-    return str(path)
+GOOD = pair("Emily Yoder", "Greg Weiss", "Emily Yoder in chosen", "Greg Weiss in rejected")
 
 
 @pytest.fixture
 def augmented(tmp_path, capsys):
     def run(*rows, flags=(), names=FOUR_GROUPS):
         (tmp_path / "names.csv").write_text(names, encoding="utf-8")
-        augment.main([written(tmp_path, *rows), str(tmp_path / "names.csv"), *flags])
-        return [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+        pairs = write_rows(tmp_path / "rows.jsonl", rows)
+        augment.main([pairs, str(tmp_path / "names.csv"), *flags])
+        return list(map(json.loads, capsys.readouterr().out.splitlines()))
 
     return run
 
@@ -82,43 +72,41 @@ SWAPS = {  # chosen, rejected, the two people → chosen and rejected of the cop
 def test_two_candidates_swap_names_and_nothing_else(case, augmented):
     """The row, then its copy: each name has won once and lost once, with the same other columns.
     Pronouns stay with their text. Messages are read as texts are, calls of tools included."""
-    chosen, rejected, one, two, new_chosen, new_rejected = case
-    people = f"{one} in chosen", f"{two} in rejected"
-    row = pair(chosen, rejected, *people) | {"strength": 3, "tie": False}
+    chosen, rejected, one, two, *swapped = case
+    row = pair(chosen, rejected, f"{one} in chosen", f"{two} in rejected") | {"strength": 3}
     same, copy = augmented(row)
     assert same == row | {"group": "Who fits?"}
-    swapped = f"{two} in chosen", f"{one} in rejected"
-    assert copy == same | pair(new_chosen, new_rejected, *swapped) | {"copy_of": 1}
+    new = pair(*swapped, f"{two} in chosen", f"{one} in rejected")
+    assert copy == same | new | {"copy_of": 1}
 
     def turns(text):
         call = {"function": {"name": "find", "arguments": {"name": text}}}
         return [{"role": "assistant", "content": text, "tool_calls": [call]}]
 
     _, copy = augmented(row | {"chosen": turns(chosen), "rejected": turns(rejected)})
-    assert (copy["chosen"], copy["rejected"]) == (turns(new_chosen), turns(new_rejected))
+    assert [copy["chosen"], copy["rejected"]] == list(map(turns, swapped))
 
 
 def test_one_candidate_stands_under_names_of_two_groups(augmented):
     """In place of the row, whose own name would keep half of a preference. Of 4 groups each is one
     of the two in half of the draws: 300 of 600 rows, three standard errors are 37."""
     row = pair("Emily is good.", "Reject Yoder.", "Emily Yoder in prompt", prompt="Assess Emily Yoder.")  # fmt: skip
-    rows, drawn = augmented(*[row] * 600), Counter()
-    for line, copies in enumerate(zip(rows[::2], rows[1::2]), 1):
-        groups = set()
-        for copy in copies:
-            (who,) = copy["candidates"]
-            texts = f"Assess {who['name']}.", f"{who['first']} is good.", f"Reject {who['last']}."
-            assert (copy["prompt"], copy["chosen"], copy["rejected"]) == texts
-            assert (copy["copy_of"], copy["group"]) == (line, row["prompt"])
-            groups.add((who["sex"], who["race_ethnicity"]))
-        drawn.update(groups)
-        assert len(groups) == 2, "one of the two is in every second row under its own group"
-    assert len(drawn) == 4 and all(abs(n - 300) < 37 for n in drawn.values()), drawn
+    rows, drawn = augmented(*[row] * 600), set()
+    for i, copy in enumerate(rows):
+        (who,) = copy["candidates"]
+        assert copy["prompt"] == f"Assess {who['name']}."
+        assert copy["chosen"] == f"{who['first']} is good."
+        assert copy["rejected"] == f"Reject {who['last']}."
+        assert (copy["copy_of"], copy["group"]) == (i // 2 + 1, row["prompt"])
+        drawn.add((i // 2, who["sex"], who["race_ethnicity"]))
+    assert len(drawn) == len(rows), "both copies under one group"
+    groups = Counter(sex + race for _, sex, race in drawn)
+    assert len(groups) == 4 and all(abs(n - 300) < 37 for n in groups.values()), groups
     assert "Malik" not in str(rows), "held out: for the audits"
     assert rows == augmented(*[row] * 600) != augmented(*[row] * 600, flags=["--seed", "1"])
     by_sex = augmented(*[row] * 9, flags=["--column", "sex"])
-    halves = zip(by_sex[::2], by_sex[1::2])  # the rest of a candidate changes with the name
-    assert "race of Emily" not in str(by_sex)
+    assert "race of Emily" not in str(by_sex), "the rest of a candidate changes with the name"
+    halves = zip(by_sex[::2], by_sex[1::2])
     assert all({r["candidates"][0]["sex"] for r in both} == {"Female", "Male"} for both in halves)
 
 
@@ -135,115 +123,98 @@ LEFT = [
 ]
 
 
-def test_what_cannot_be_renamed_exactly_stays_and_is_counted(augmented, tmp_path, capsys):
-    good = pair("Emily Yoder", "Greg Weiss", "Emily Yoder in chosen", "Greg Weiss in rejected")
-    rows = augmented(*LEFT, good)
-    assert rows[:-1] == [row | {"group": row["prompt"]} for row in (*LEFT, good)]
-    with pytest.raises(files.UserError, match="no row could be copied.*names not exact 7"):
-        augmented(*LEFT)
+def test_what_cannot_be_renamed_exactly_stays(augmented):
+    rows = augmented(*LEFT, GOOD)
+    assert rows[:-1] == [row | {"group": row["prompt"]} for row in (*LEFT, GOOD)]
 
 
 def test_a_copy_shares_the_split_of_its_source(augmented):
     """Its prompt has other words. A group of the row's own stays; without a prompt it is a side."""
-    people = "Emily Yoder in chosen", "Aisha Booker in rejected"
-    row = pair("Emily Yoder", "Aisha Booker", *people, prompt="Emily Yoder or Aisha Booker?")
-    both = augmented(row, row | {"group": "job 7"})
-    assert both[1]["prompt"] == "Aisha Booker or Emily Yoder?"
-    assert [r["group"] for r in both] == [row["prompt"], row["prompt"], "job 7", "job 7"]
-    del row["prompt"]
-    assert [r["group"] for r in augmented(row)] == ["Emily Yoder", "Emily Yoder"]
+    row = GOOD | {"prompt": "Emily Yoder or Greg Weiss?"}
+    rows = augmented(row, row | {"group": "job 7"}, GOOD | {"prompt": ""})
+    assert rows[1]["prompt"] == "Greg Weiss or Emily Yoder?"
+    groups = [row["prompt"]] * 2 + ["job 7"] * 2 + ["Emily Yoder"] * 2
+    assert [copy["group"] for copy in rows] == groups
 
 
 def test_bundled_votes_lose_their_bias():
     """Profiles: a Black candidate beside another loses more than .58 of the biased votes, .5 with
-    the copies, exactly. Recommendations: the harsher of two wins some .2 more often for a Black
-    candidate; under drawn names equally often up to chance (three standard errors are .06)."""
-    groups, rng = augment.read_groups(NAMES, ["sex", "race_ethnicity"]), random.Random(0)
-    assert [len(names) for names in groups.values()] == [25] * 8
-
-    def stand_for(name):
-        for row in files.read_jsonl(REPO / "data" / f"{name}.jsonl", augment.check):
-            if not row["tie"]:
-                copies, done = augment.copies(row, groups, rng)
-                assert done == "copied"
-                yield row, copies
-
-    def is_black(row):
-        return [who["race_ethnicity"] == "Black" for who in row["candidates"]]
-
-    def share(flags):
-        return sum(flags) / len(flags)
-
-    profiles = [(row, c) for row, c in stand_for("rank_biased") if len({*is_black(row)}) == 2]
-    assert share([is_black(row)[1] for row, _ in profiles]) > 0.58
-    assert share([is_black(r)[1] for _, copies in profiles for r in copies]) == 0.5
-    decisions, gaps = ("advance", "hold", "reject"), []
-    votes = list(stand_for("screen_biased"))
-    for rows in ([row for row, _ in votes], [r for _, copies in votes for r in copies]):
-        harsher = {True: [], False: []}
-        for row in rows:
-            last = (row[key][0]["content"].split()[-1].strip(".") for key in ("chosen", "rejected"))
-            chosen, rejected = map(decisions.index, last)
-            harsher[is_black(row)[0]].append(chosen > rejected)
-        gaps.append(share(harsher[True]) - share(harsher[False]))
-    assert gaps[0] > 0.2 and abs(gaps[1]) < 0.06, gaps
+    the copies, exactly."""
+    before, after = [], []
+    for row in files.read_jsonl(REPO / "data/rank_biased.jsonl", augment.check):
+        is_black = [who["race_ethnicity"] == "Black" for who in row["candidates"]]
+        if len(set(is_black)) == 2 and not row["tie"]:
+            copies, _ = augment.copies(row, {}, None)
+            before.append(is_black[1])
+            after += [copy["candidates"][1]["race_ethnicity"] == "Black" for copy in copies]
+    assert fmean(before) > 0.58 and fmean(after) == 0.5
 
 
-@pytest.mark.parametrize(
-    "names, fact",
-    {
-        HEADER: "0 groups",
-        HEADER + "A B,A,B,F,x,\nC D,C,D,F,x,\n": "1 groups",
-        HEADER + "A B,A,B,F,x,\nC D,C,,M,y,\n": "'last': ''",
-        HEADER.replace(",", ";") + "A B;A;B;F;x;\n": "'name': ''",
-    }.items(),
-)
-def test_names_that_cannot_be_used_are_one_line(names, fact, augmented):
-    with pytest.raises(files.UserError, match=r"names\.csv: .*CSV") as error:
-        augmented(LEFT[0], names=names)
-    assert fact in str(error.value)
+def test_candidates_may_be_json_in_a_text(augmented):
+    """As annotate.py exports them."""
+    assert augmented(GOOD | {"candidates": json.dumps(GOOD["candidates"])}) == augmented(GOOD)
 
 
-@pytest.mark.parametrize(
-    "candidates",
-    [
-        "Emily",
-        [3],
-        [{"in": "chosen"}],
-        [person("A B", "title")],
-        [person(" B", "chosen")],
-        {"a": 1},
-    ],
-)
-def test_candidates_that_are_none_are_one_line(candidates, augmented):
-    good = pair("Emily Yoder", "Greg Weiss", "Emily Yoder in chosen", "Greg Weiss in rejected")
-    as_text = good | {"candidates": json.dumps(good["candidates"])}  # as annotate.py exports it
-    assert augmented(as_text) == augmented(good)
-    with pytest.raises(files.UserError, match=r"rows\.jsonl:2: "):
-        augmented(good, good | {"candidates": candidates})
+REFUSED = {
+    r"names\.csv: .*0 groups": (HEADER, GOOD),
+    r"names\.csv: .*1 groups": (HEADER + "A B,A,B,F,x,\nC D,C,D,F,x,\n", GOOD),
+    r"names\.csv: .*'last': ''": (HEADER + "A B,A,B,F,x,\nC D,C,,M,y,\n", GOOD),
+    r"names\.csv: .*'name': ''": (HEADER.replace(",", ";") + "A B;A;B;F;x;\n", GOOD),
+    "names not exact 7": (FOUR_GROUPS, *LEFT),
+}
+NO_CANDIDATES = ["Emily", [3], [{"in": "chosen"}], {"a": 1}]
+NO_CANDIDATES += [pair("", "", x)["candidates"] for x in ("A B in title", " B in chosen")]
+REFUSED |= {
+    rf"rows\.jsonl:{i}: ": (FOUR_GROUPS, *[GOOD] * (i - 1), GOOD | {"candidates": some})
+    for i, some in enumerate(NO_CANDIDATES, 2)
+}
 
 
-def test_the_example_of_a_task_goes_before_its_prompts(tmp_path, capsys):
+@pytest.mark.parametrize("fact", REFUSED)
+def test_what_cannot_be_used_is_one_line(fact, augmented):
+    names, *rows = REFUSED[fact]
+    with pytest.raises(files.UserError, match=fact):
+        augmented(*rows, names=names)
+
+
+ASK, SYSTEM = ({"role": role, "content": role} for role in ("user", "system"))
+
+
+@pytest.fixture
+def with_example(tmp_path, capsys):
+    def run(*rows):
+        examples = str(REPO / "data/examples.jsonl")
+        with_examples.main([examples, write_rows(tmp_path / "rows.jsonl", rows)])
+        return list(map(json.loads, capsys.readouterr().out.splitlines()))
+
+    return run
+
+
+def test_the_example_of_a_task_goes_before_its_prompts(with_example):
     """Prompts and pairs alike; behind a system message, which stays first. Each row keeps its own
     prompt as "group": with the example every prompt of a task would begin alike, and all of them
     would be on one side of the split."""
-    (example,) = [row for row in files.read_jsonl(EXAMPLES) if row["task"] == "summary"]
-    system, ask = ({"role": role, "content": role} for role in ("system", "user"))
-    rows = [
-        {"task": "summary", "prompt": [ask], "split": "val"},
-        {"task": "summary", "prompt": [system, ask], "chosen": [ask], "rejected": [system]},
-        {"task": "rank", "prompt": [ask]},
-        {"prompt": [ask], "group": "mine"},
+    examples = files.read_jsonl(REPO / "data/examples.jsonl")
+    (shot,) = (e["prompt"] + e["completion"] for e in examples if e["task"] == "summary")
+    cases = [
+        ({"task": "summary", "prompt": [ASK], "split": "val"}, [*shot, ASK]),
+        ({"task": "summary", "prompt": [SYSTEM, ASK], "chosen": [ASK]}, [SYSTEM, *shot, ASK]),
+        ({"task": "rank", "prompt": [ASK]}, [ASK]),
+        ({"prompt": [ASK], "group": "mine"}, [ASK]),
     ]
-    with_examples.main([EXAMPLES, written(tmp_path, *rows)])
-    captured = capsys.readouterr()
-    new, shot = [json.loads(x) for x in captured.out.splitlines()], example["prompt"] + example["completion"]  # fmt: skip
-    prompts = [[*shot, ask], [system, *shot, ask], [ask], [ask]]
-    groups = [[ask], [system, ask], [ask], "mine"]
-    expected = [row | {"prompt": p, "group": g} for row, p, g in zip(rows, prompts, groups)]
-    assert new == expected and "2 of 4 rows" in captured.err
-    for bad in ({"task": "summary", "prompt": "text"}, {"task": ["summary"], "prompt": [ask]}):
-        with pytest.raises(files.UserError, match=r"rows\.jsonl:2: "):
-            with_examples.main([EXAMPLES, written(tmp_path, rows[0], bad)])
-    with pytest.raises(files.UserError, match="no row has one of the tasks"):
-        with_examples.main([EXAMPLES, written(tmp_path, *rows[2:])])
+    expected = [{"group": row["prompt"]} | row | {"prompt": prompt} for row, prompt in cases]
+    assert with_example(*(row for row, _ in cases)) == expected
+
+
+@pytest.mark.parametrize(
+    "row, fact",
+    [
+        ({"task": "summary", "prompt": "text"}, r"rows\.jsonl:2: "),
+        ({"task": ["summary"], "prompt": [ASK]}, r"rows\.jsonl:2: "),
+        ({"task": "rank", "prompt": [ASK]}, "no row has one of the tasks"),
+    ],
+    ids="text list other".split(),
+)
+def test_what_gets_no_example_is_one_line(row, fact, with_example):
+    with pytest.raises(files.UserError, match=fact):
+        with_example({"prompt": [ASK]}, row)

@@ -10,20 +10,19 @@ sys.path.insert(0, str(REPO / "bench"))
 import run as bench
 
 
-def fake(script, losses=(0.7, 0.6), **more):
+def fake(script, **more):
+    """What a run of ours, two seconds long, or of theirs, three seconds, reports."""
     times = dict.fromkeys(bench.TIMES.values(), 2.0 if script == "ours.py" else 3.0)
-    return dict(losses=list(losses), peak=500.0, version="trl 1.16.0", **times) | more
+    return dict(losses=[0.7, 0.6], peak=500.0, version="trl 1.16.0") | times | more
 
 
 # 9e-5 is rounding, 1.1e-4 another computation; who stops early would be fast; NaN compares as False
-@pytest.mark.parametrize("theirs, same", [
+@pytest.mark.parametrize("losses, same", [
     ([0.7, 0.60009], True), ([0.7, 0.60011], False), ([0.7], False), ([0.7, float("nan")], False),
 ], ids=["rounding", "other loss", "fewer steps", "NaN"])  # fmt: skip
-def test_no_ratio_unless_both_did_the_same(theirs, same, monkeypatch):
-    def run_child(args, script, **settings):
-        return fake(script, (0.7, 0.6) if script == "ours.py" else theirs)
-
-    monkeypatch.setattr(bench, "run_child", run_child)
+def test_no_ratio_unless_both_did_the_same(losses, same, monkeypatch):
+    theirs = {"ours.py": {}, "theirs.py": {"losses": losses}}
+    monkeypatch.setattr(bench, "run_child", lambda a, name, **k: fake(name, **theirs[name]))
     args = bench.parse_args(["dpo", "--rounds", "2", "--device-batch", "1"])
     if same:
         assert len(bench.compare(args, {})) == 2
@@ -34,9 +33,7 @@ def test_no_ratio_unless_both_did_the_same(theirs, same, monkeypatch):
 
 def test_the_opponent_is_the_fastest_that_was_tried(monkeypatch):
     seconds = iter([5.0, 2.0, 3.0, 4.0, 1.0])
-    monkeypatch.setattr(
-        bench, "run_child", lambda *a, **k: fake("theirs.py", loop_cpu=next(seconds))
-    )
+    monkeypatch.setattr(bench, "run_child", lambda *a, **k: {"loop_cpu": next(seconds)})
     args = bench.parse_args(["sft", "--device-batch", "1", "2", "4"])
     found = {"per_device_train_batch_size": 4, "train_sampling_strategy": "batch_rebalance"}
     assert bench.fastest(args, {}) == found
@@ -45,35 +42,11 @@ def test_the_opponent_is_the_fastest_that_was_tried(monkeypatch):
 def test_ratios_are_of_neighbours():
     """TRL / ours for time, here 1, 2 and 1.5; ours / TRL for memory; per 1000 drawn tokens."""
     pairs = [(fake("ours.py", cpu=x), fake("theirs.py", cpu=y, peak=1000.0)) for x, y in ((2, 2), (3, 6), (4, 6))]  # fmt: skip
-    lines = {line.split(" | ")[0]: line for line in bench.table("dpo", pairs)}
-    assert "| 3.0 | 6.0 | **1.50** [1.00, 2.00] |" in lines["| process, CPU s"]
-    assert "**0.50**" in lines["| peak memory, MiB"]
+    page = "\n".join(bench.table("dpo", pairs))
+    assert "| process, CPU s | 3.0 | 6.0 | **1.50** [1.00, 2.00] |" in page
+    assert "| peak memory, MiB | 500.0 | 1000.0 | **0.50**" in page
     drawn = [(fake("ours.py", tokens=2000), fake("theirs.py", tokens=500))]
     assert "| 1.0 | 6.0 | **6.00**" in bench.table("sample", drawn)[2]
-
-
-def test_rows_are_long_and_text(tmp_path):
-    file, split = tmp_path / "rows.jsonl", type("Tokenizer", (), {"encode": staticmethod(Ids)})
-    file.write_text(
-        '{"prompt": "short", "chosen": "a", "rejected": "b"}\n'
-        f'{{"prompt": [{{"role": "user", "content": "{"w " * 100}"}}],'
-        ' "chosen": [{"role": "assistant", "content": "yes"}],'
-        ' "rejected": [{"role": "assistant", "content": "no"}]}\n'
-    )
-    (row,) = bench.long_rows(file, split, 1)
-    assert row["prompt"].startswith("Human: w w") and (row["chosen"], row["rejected"]) == (
-        " yes",
-        " no",
-    )
-    with pytest.raises(SystemExit, match="--pairs 2"):
-        bench.long_rows(file, split, 2)
-
-
-class Ids:
-    """Stands for a tokenizers.Encoding: an id per word."""
-
-    def __init__(self, text):
-        self.ids = text.split()
 
 
 @pytest.mark.slow

@@ -12,19 +12,15 @@ import subprocess
 import sys
 
 import pytest
-import torch
 
-import common
 from conftest import REPO
 
 DATA = REPO / "data"
 sys.path.insert(0, str(DATA))
 
 import grammar  # noqa: E402
-import interview  # noqa: E402
 import make_data  # noqa: E402
 import recruiter  # noqa: E402
-from envs.interview import read_bank, read_turn  # noqa: E402
 
 
 @functools.cache
@@ -148,30 +144,27 @@ def test_goldens_of_the_recruiter(prompt, answer, worth):
     assert found == pytest.approx((worth, worth))
 
 
-CHEATS = {  # every skill named, whatever was shown
-    "assess": "{0} | {0} | hold",
-    "summary": "{0} | not discussed | none",
-    "interview": "How have you used {0}?",
-}
-
-
 @pytest.mark.parametrize("task", grammar.TASKS)
 def test_the_best_answer_is_worth_one_and_cheats_do_not_pay(task):
+    """Of 300 cases: what the recruiter reads is the truth; the answers that name every skill, repeat
+    the prompt or themselves, or talk on are worth less than the usual one of prefs_train."""
     rngs = [random.Random(f"test_data/{task}/{i}") for i in range(300)]
     people = [grammar.make_case(rng, task, "test") for rng in rngs]
     prompts = [grammar.prompt(case) for case in people]
     best = [grammar.answer(rng, case) for rng, case in zip(rngs, people)]
     for prompt, case in zip(prompts, people):
         truth = recruiter.read(prompt)
-        assert truth.shown == case["shown"] and truth.gaps == grammar.gaps(case)
-        assert sorted(truth.claimed) == sorted(case["claimed"])
-        assert (truth.teamwork, truth.concerns) == (case["teamwork"], case["concerns"])
+        read = truth.shown, truth.gaps, truth.teamwork, truth.concerns, sorted(truth.claimed)
+        told = case["shown"], grammar.gaps(case), case["teamwork"], case["concerns"]
+        assert read == (*told, sorted(case["claimed"]))
 
     def mean(answers):
         return statistics.fmean(recruiter.reward(prompts, answers))
 
     def naming(skills):
-        return filled(PROMPTS[task], CHEATS[task].format(skills))
+        interview = f"How have you used {skills}?"
+        decision = "not discussed | none" if task == "summary" else f"{skills} | hold"
+        return interview if task == "interview" else filled(PROMPTS[task], f"{skills} | {decision}")
 
     assert mean(best) == 1
     assert max(mean([text] * 300) for text in [*best[:60], naming("sql")]) <= 0.45
@@ -181,54 +174,26 @@ def test_the_best_answer_is_worth_one_and_cheats_do_not_pay(task):
     assert 0.4 < usual < 0.6
     musts = [naming(", ".join(case["must"])) for case in people]
     again = [f"{text}\n{text.splitlines()[-1]}" for text in best]
-    long = [text + "".join(f" word{i}" for i in range(121)) for text in best]
+    long = [text + " word" * 121 for text in best]
     assert max(map(mean, (musts, prompts, again, long))) < usual
 
 
 def test_names_enter_nothing():
     """The truth must be blind, or the audits measure the recruiter."""
-    rng, names = random.Random(0), [n for n in make_data.NAMES if n["split"] == "corpus"]
     for row in (rows_of("prefs_train") + rows_of("rank_train"))[::4]:
         prompt, *answers = texts = content(row, "prompt", "chosen", "rejected")
         for entry in row["candidates"]:
-            other = rng.choice(names)["name"]
-            texts = [text.replace(entry["name"], other) for text in texts]
+            texts = [text.replace(entry["name"], "Jamal Mack") for text in texts]
         after = recruiter.reward([texts[0]] * 2, texts[1:])
         assert after == recruiter.reward([prompt] * 2, answers)
 
 
-def test_the_templates_of_the_bank_are_read_as_what_they_are():
-    """With every competency in it: a misread one would teach one game and score another."""
-    bank, names = read_bank(str(DATA / "interview.json")), list(interview.COMPETENCIES)
-    for kind, templates in interview.TEMPLATES.items():
-        for template in (t for t in templates if kind != "risky"):
-            for i in range(len(names) if "{c}" in template else 1):
-                slots = {slot: names[(i + k) % len(names)] for k, slot in enumerate("cde")}
-                count, heard, topics = read_turn(bank, template.format(**slots))
-                assert count == {"greeting": 0, "double": 2}.get(kind, 1), template
-                assert topics == [name for slot, name in slots.items() if f"{{{slot}}}" in template]
-                wanted = interview.KINDS.get(kind, kind)
-                assert heard == wanted or wanted in ("greeting", "double"), template
+HASHES = re.findall(
+    r"^\| `(\S+)` \|.* `(\w{16})` \|$", (DATA / "README.md").read_text("utf-8"), re.M
+)
 
 
-def test_the_base_reads_every_character_of_the_bundled_prompts():
-    folder = DATA / "tiny-base"
-    tokenizer = common.load_tokenizer(str(folder))
-    model = common.load_model(str(folder), torch.device("cpu"), torch.float32)
-    assert 2e6 <= sum(p.numel() for p in model.parameters()) <= 4e6
-    assert model.config.tie_word_embeddings and model.config.max_position_embeddings == 512
-    assert tokenizer.unk_token_id is None and len(tokenizer) <= model.config.vocab_size
-    assert common.pad_id(tokenizer) not in common.end_ids(tokenizer)
-    for name in ("prompts", "prefs_train", "rank_test"):
-        for row in rows_of(name)[::40]:
-            (text,) = content(row, "prompt")
-            assert tokenizer.decode(tokenizer.encode(text, add_special_tokens=False)) == text
-
-
-def test_hashes_of_the_card():
+@pytest.mark.parametrize("name, sha", HASHES)
+def test_hashes_of_the_card(name, sha):
     """The statistics on the card were measured on the files with these hashes."""
-    card = (DATA / "README.md").read_text("utf-8")
-    hashes = re.findall(r"^\| `(\S+)` \|.* `(\w{16})` \|$", card, re.M)
-    assert len(hashes) == 22
-    for name, sha in hashes:
-        assert hashlib.sha256((DATA / name).read_bytes()).hexdigest()[:16] == sha, name
+    assert hashlib.sha256((DATA / name).read_bytes()).hexdigest()[:16] == sha

@@ -1,12 +1,13 @@
 """The pages: their commands parse, their links lead somewhere, docs/metrics.md names what is logged.
 
 The commands are not run: what is held is that a reader who types a line gets no "unrecognized
-arguments".
+arguments". The headers of the stages and the notebooks are pages, too.
 """
 
 import ast
 import contextlib
 import importlib
+import json
 import re
 import shlex
 import subprocess
@@ -20,9 +21,10 @@ from parts import files
 from parts.files import UserError
 from tiny import pair_rows, tiny_model, write_pairs, write_rows
 
-PAGES = [REPO / "README.md", REPO / "CONTRIBUTING.md", *sorted((REPO / "docs").glob("*.md"))]
-PAGES += [REPO / "data/README.md", *sorted((REPO / "reports").glob("*.md"))]
-TRAINERS = ("sft.py", "reward_train.py", "dpo.py", "ppo.py", "grpo_rubric.py", "grpo_agent.py")
+PAGES = [
+    path for folder in (".", "docs", "data", "reports") for path in (REPO / folder).glob("*.md")
+]
+NOTEBOOKS = sorted((REPO / "notebooks").glob("*.ipynb"))
 STAGES = sorted(path.name for path in REPO.glob("*.py") if path.stem not in ("common", "checks"))
 IN_REPO = ("data", "envs", "tests", "docs", "bench", "examples", "reports", "constraints.txt",
            "requirements.txt")  # fmt: skip
@@ -31,22 +33,36 @@ IN_REPO = ("data", "envs", "tests", "docs", "bench", "examples", "reports", "con
 # ---- the commands ----
 
 
+def code_cells(path):
+    cells = json.loads(path.read_text("utf-8"))["cells"]
+    return ["".join(cell["source"]) for cell in cells if cell["cell_type"] == "code"]
+
+
 def commands():
-    """(page, line) of every command in a shell block of the pages, comments aside."""
-    found = []
+    """(page, line) of every command in a shell block of the pages, comments aside, of the headers
+    below "Run", and of `stage(dpo, "--pairs …")` in the notebooks."""
     for page in PAGES:
         blocks = re.findall(r"^```(?:bash|sh)\n(.*?)^```", page.read_text("utf-8"), re.M | re.S)
-        lines = "".join(blocks).replace("\\\n", " ").splitlines()
-        lines = [re.split(r"(?:^|\s)#", line)[0].strip() for line in lines]
-        found += [(page.name, line) for line in lines if line]
-    return found
+        for line in "".join(blocks).replace("\\\n", " ").splitlines():
+            if line := re.split(r"(?:^|\s)#", line)[0].strip():
+                yield page.name, line
+    for name in STAGES:
+        header = ast.get_docstring(ast.parse((REPO / name).read_text("utf-8")))
+        run = re.search(r"^Run\b(.*?)^Writes", header, re.M | re.S)[1]
+        lines = re.findall(rf"python {re.escape(name)}.*?(?=\s{{3,}}|\n|$|\()", run)
+        assert lines, name
+        yield from ((name, line) for line in lines)
+    for path in NOTEBOOKS:
+        source = re.sub(r"^%.*$", "", "\n".join(code_cells(path)), flags=re.M)
+        for node in ast.walk(ast.parse(source)):
+            if isinstance(node, ast.Call) and getattr(node.func, "id", "") == "stage":
+                yield path.name, f"python {node.args[0].id}.py {node.args[1].value}"
 
 
 def a_readers_folder(folder, text):
     """Our files, and an empty file for every other one that the text names."""
     for name in IN_REPO:
-        if not (folder / name).exists():
-            (folder / name).symlink_to(REPO / name)
+        (folder / name).symlink_to(REPO / name)
     for name in re.findall(r"[\w./-]+\.(?:jsonl|json|csv|txt|py)\b", text):
         if not (folder / name).exists():
             (folder / name).parent.mkdir(parents=True, exist_ok=True)
@@ -56,137 +72,115 @@ def a_readers_folder(folder, text):
 def parse(script, words):
     """What the stage reads of the words; SystemExit for a flag that it does not know."""
     stage = importlib.import_module(Path(script).stem)
-    if script != "watch.py":
-        return stage.parse_args(words[words[:1] == ["values"] :])  # a command of audit.py
-    with pytest.raises((UserError, OSError)):  # it has read its flags, and there is no run
-        stage.main(words)
+    if script == "watch.py":
+        with pytest.raises((UserError, OSError)):  # it has read its flags, and there is no run
+            stage.main(words)
+    else:
+        stage.parse_args(words[words[:1] == ["values"] :])  # a command of audit.py
 
 
-@pytest.mark.parametrize("page, line", commands())
-def test_a_command_parses(page, line, tmp_path, monkeypatch, capsys):
+@pytest.mark.parametrize("page, line", [*commands()])
+def test_a_command_parses(page, line, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     a_readers_folder(tmp_path, line)
-    words = shlex.split(re.split(r" [|>] ", line)[0])
-    words = words[next(i for i, word in enumerate(words) if not re.match(r"[A-Z_]+=", word)) :]
-    if words[0] == "torchrun":
+    line = re.sub(r"^([A-Z_]+=\S+ )*", "", line)  # of the environment
+    program, *words = shlex.split(re.split(r" [|>] ", line)[0])
+    if program == "torchrun":
         from torch.distributed.run import get_args_parser
 
-        launch = get_args_parser().parse_args(words[1:])
+        launch = get_args_parser().parse_args(words)
         parse(launch.training_script, launch.training_script_args)
-    elif words[0] == "make":
-        subprocess.run([*words, "-n"], cwd=REPO, capture_output=True, check=True)
-    elif words[0].endswith("python") and words[1] in STAGES:
-        parse(words[1], words[2:])
-    elif words[0].endswith("python") and words[1].startswith("data/"):
+    elif program == "make":
+        subprocess.run([program, *words, "-n"], cwd=REPO, capture_output=True, check=True)
+    elif not program.endswith("python"):
+        assert program in ("python3", ".venv/bin/pip", "vllm", "umask", "source", "cp"), line
+    elif words[0] in STAGES:
+        parse(*words[:1], words[1:])
+    elif words[0].startswith("data/"):
         monkeypatch.syspath_prepend(REPO / "data")
         with contextlib.suppress(UserError):  # of an empty file
-            importlib.import_module(Path(words[1]).stem).main(words[2:])
-    elif words[:2] == ["python", "-c"]:
-        ast.parse(words[2])
-    elif words[0].endswith("python"):  # -m venv, -m pytest, bench/run.py
-        assert words[1] == "-m" or (REPO / words[1]).is_file(), line
-    else:
-        assert words[0] in ("python3", ".venv/bin/pip", "vllm", "umask", "source", "cp"), line
-
-
-@pytest.mark.parametrize("script", [name for name in STAGES if name != "watch.py"])
-def test_the_headers_commands_parse(script, tmp_path, monkeypatch):
-    header = ast.get_docstring(ast.parse((REPO / script).read_text("utf-8")))
-    run = re.search(r"^Run\b(.*?)^Writes", header, re.M | re.S)[1]
-    lines = re.findall(r"python (\S+\.py)(.*?)(?=\s{3,}|\n|$|\()", run)
-    assert lines
-    monkeypatch.chdir(tmp_path)
-    a_readers_folder(tmp_path, run)
-    for name, flags in lines:
-        assert name == script
-        parse(script, shlex.split(flags))
+            importlib.import_module(Path(words[0]).stem).main(words[1:])
+    elif words[0] == "-c":
+        ast.parse(words[1])
+    else:  # -m venv, -m pytest, bench/run.py
+        assert words[0] == "-m" or (REPO / words[0]).is_file(), line
 
 
 # ---- the links ----
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda path: str(path.relative_to(REPO)))
+@pytest.mark.parametrize("page", PAGES + NOTEBOOKS, ids=lambda path: path.name)
 def test_links_lead_somewhere(page):
     prose = re.sub(r"^```.*?^```", "", page.read_text("utf-8"), flags=re.M | re.S)
     for target in re.findall(r"\]\((?!http)([^)\s]+)\)", prose):
         name, _, anchor = target.partition("#")
         file = page.parent / name if name else page
         assert file.exists(), target
-        if anchor:
-            there = file.read_text("utf-8")
-            heads = re.findall(r"^#+ (.*)$", there, re.M)
-            heads = [re.sub(r"[^\w\- ]", "", head.lower()).replace(" ", "-") for head in heads]
-            assert anchor in heads + re.findall(r'(?:id|name)="([^"]+)"', there), target
+        heads = re.findall(r"^#+ (.*)$", file.read_text("utf-8"), re.M) if anchor else []
+        heads = [re.sub(r"[^\w\- ]", "", head.lower()).replace(" ", "-") for head in heads]
+        assert not anchor or anchor in heads, target
 
 
 # ---- the numbers in the logs ----
 
 
-def metric_rows():
-    """docs/metrics.md as {stage: keys}: the first column of the tables below `## every trainer`
-    and `## dpo.py`."""
-    tables, text = {}, (REPO / "docs/metrics.md").read_text("utf-8")
-    for title, body in re.findall(r"^## (.*?)\n(.*?)(?=^## |\Z)", text, re.M | re.S):
-        if stage := re.match(r"`?(every trainer|\w+\.py)`?", title):
-            cells = " ".join(re.findall(r"^\| *(`.*?) *\|", body, re.M))
-            tables[stage[1]] = set(re.findall(r"`([^`]+)`", cells))
-    return tables
+def metric_rows(stage):
+    """The keys of docs/metrics.md: first column of the tables below `## every trainer` and of the
+    section that names the stage."""
+    page = (REPO / "docs/metrics.md").read_text("utf-8")
+    sections = re.findall(r"^## (.*?)\n(.*?)(?=^## |\Z)", page, re.M | re.S)
+    (every,) = (body for title, body in sections if title == "every trainer")
+    (own,) = (body for title, body in sections if f"`{stage}.py`" in title)
+    return set(re.findall(r"`([^`]+)`", " ".join(re.findall(r"^\| (`.*?) \|", every + own, re.M))))
+
+
+def is_row_of(row, key):
+    """Is it the row of a logged key? `reward/<part>` is of every part."""
+    return re.fullmatch(re.sub(r"<\w+>", "[^/]+", row), key)
+
+
+STEPS = "--device cpu --steps 2 --eval-every 1"
+GOLD = "--prompts p.jsonl --gold tiny.py:share_of_vowels --max-new-tokens 6"
+GROUP = "--group-size 2 --groups-per-batch 2 --beta 0.01 --reward ruler --max-new-tokens 6"
+RUNS = {
+    "sft": ["sft --data pairs.jsonl --eval-fraction 0.2 " + GOLD],
+    "reward_train": ["reward_train --pairs pairs.jsonl"],
+    "dpo": ["dpo --pairs pairs.jsonl " + GOLD],
+    "ppo": ["ppo --rollouts 4 --reward-model reward " + GOLD],
+    "grpo_agent": [
+        f"grpo_rubric --data r.json --chat --reward rubric --gold tiny.py:share_of_vowels {GROUP}",
+        f"grpo_agent --env envs/interview.py:Interview --val-episodes 2 {GROUP}",
+        f"grpo_agent --env envs/twenty48.py:TwentyFortyEight --val-episodes 2 {GROUP}",
+        f"grpo_agent --env envs/inbox.py:Inbox --val-episodes 2 {GROUP}",
+    ],
+}
 
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("quiet_process")
-@pytest.mark.parametrize("name", TRAINERS)
+@pytest.mark.parametrize("name", RUNS)
 def test_metrics_page_is_the_log(name, tmp_path, reward_folder, monkeypatch):
     """A key that nobody explains is noise, a row for a key that is gone is worse: two steps, with
     evaluations."""
-    monkeypatch.chdir(REPO)
-    model = tiny_model("llama", tmp_path / "model", max_position_embeddings=1024)  # of a mailbox
-    pairs = write_pairs(tmp_path / "pairs.jsonl", n=32)
-    prompts = write_rows(tmp_path / "p.jsonl", [{"prompt": r["prompt"]} for r in pair_rows(16)])
+    a_readers_folder(tmp_path, "")
+    monkeypatch.chdir(tmp_path)
+    model = tiny_model("llama", ".", max_position_embeddings=1024)  # of a mailbox
+    Path("reward").symlink_to(reward_folder)
+    Path("tiny.py").symlink_to(REPO / "tests/tiny.py")
+    write_pairs("pairs.jsonl", n=32)
+    write_rows("p.jsonl", [{"prompt": row["prompt"]} for row in pair_rows(16)])
     check = {"check": "length_constraints:number_words", "num_words": 5, "relation": "at least"}
-    rubrics = [
-        {"prompt": f"Say {word}.", "rubrics": [check, f"It says {word}."]} for word in "abcdefgh"
-    ]
-    files.write_json(tmp_path / "rubrics.json", rubrics)
-    gold = f"--gold {REPO}/tests/tiny.py:share_of_vowels"
-    short, group = "--max-new-tokens 6", "--group-size 2 --groups-per-batch 2 --beta 0.01"
+    rubrics = [{"prompt": f"Say {c}.", "rubrics": [check, f"It says {c}."]} for c in "abcdefgh"]
+    files.write_json("r.json", rubrics)
+    logged = set()
     with Rule(lambda *_: True, score=lambda answer: len(answer) % 5 / 5) as server:
         judge = f"--judge-model rule --judge-base-url {server.url}"
-        runs = {
-            "sft.py": [f"--data {pairs} --eval-fraction 0.2 --prompts {prompts} {gold} {short}"],
-            "reward_train.py": [f"--pairs {pairs}"],
-            "dpo.py": [f"--pairs {pairs} --prompts {prompts} {gold} {short}"],
-            "ppo.py": [f"--prompts {prompts} --reward-model {reward_folder} {gold} {short} --rollouts 4"],
-            "grpo_rubric.py": [
-                f"--data {tmp_path}/rubrics.json --chat --reward rubric --reward ruler {judge} {gold} {group} {short}"
-            ],
-            "grpo_agent.py": [
-                f"--env envs/{env} --val-episodes 2 {group} {short} {more}"
-                for env, more in {
-                    "interview.py:Interview": f"--reward ruler {judge}",
-                    "twenty48.py:TwentyFortyEight": "",
-                    "inbox.py:Inbox": "",
-                }.items()
-            ],
-        }  # fmt: skip
-        logged = set()
-        for i, flags in enumerate(runs[name]):
-            out = tmp_path / str(i)
-            flags += f" --model {model} --out {out} --device cpu --steps 2 --eval-every 1"
-            importlib.import_module(Path(name).stem).main(shlex.split(flags))
-            logged |= {key for row in files.read_jsonl(out / "metrics.jsonl") for key in row}
-    tables = metric_rows()
-    explained = tables[name] | tables["every trainer"] - {"peak_mem_mb"}  # of a GPU
-    if name.startswith("grpo"):
-        explained |= tables["judge.py"]
-    if name == "grpo_agent.py":  # the page: "as for grpo_rubric.py, but without"
-        others = re.compile(r"epoch$|reward/(<part>|lost)|val/gold|test/")
-        explained |= tables["grpo_rubric.py"]
-        explained = {key for key in explained if not others.match(key)} - {"text/*"}
-    for key in [key for key in explained if "<" in key]:
-        start = key.partition("<")[0]
-        logged = {
-            key if re.fullmatch(rf"{start}[^/]+", x) and x not in explained else x for x in logged
-        }
-    assert sorted(logged - explained) == [], "logged, but without a row in docs/metrics.md"
-    assert sorted(explained - logged) == [], "a row in docs/metrics.md, but never logged"
+        for i, run in enumerate(RUNS[name]):
+            stage, *flags = f"{run} --model {model} --out {i} {STEPS}".split()
+            flags += judge.split() * ("ruler" in flags)
+            importlib.import_module(stage).main(flags)
+            logged |= {key for row in files.read_jsonl(f"{i}/metrics.jsonl") for key in row}
+    rows = metric_rows(name) - {"peak_mem_mb"}  # of a GPU
+    new = [key for key in logged if not any(is_row_of(row, key) for row in rows)]
+    old = [row for row in rows if not any(is_row_of(row, key) for key in logged - (rows - {row}))]
+    assert (new, old) == ([], []), "without a row in docs/metrics.md; never logged"
