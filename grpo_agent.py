@@ -453,7 +453,6 @@ def main(argv=None):
             evaluate(args, run, guard, player, make)
         guard.end_step()
 
-    engine.close(player[0])
     given = "--env", args.env, "--env-args", args.env_args, "--policy", args.out
     last = "--seed", str(TEST_SEEDS), "--episodes", "128"
     return guard.finish("grpo_agent.py", "play", *given, *last)

@@ -296,7 +296,6 @@ def main(argv=None):
         metrics, _ = evaluate(args, run, models, test, "test")
         run.log(metrics)
         print(f"test       score {shown_value(metrics, 'test/score')}, n = {len(test)}")
-    engine.close(models.sample)
     return guard.finish("watch.py", args.out)
 
 

@@ -469,7 +469,6 @@ def main(argv=None):
         if run.evaluates(step):
             evaluate(args, guard, models, gold, val)
         guard.end_step()  # ends the loop if an alarm says so
-    engine.close(models.sample)
     scorer = args.gold or args.reward_fn
     scorer = ("--gold", scorer) if scorer else ("--reward-model", args.reward_model)
     given = *["--chat"] * args.chat, "--prompts", args.prompts, *scorer

@@ -33,8 +33,9 @@ GOAL = 0.9  # share of the largest gain of any run that `efficiency` asks for
 
 
 def check_row(row):
-    if wrong := [key for key in READ if not isinstance(row.get(key) or 0, (int, float))]:
-        raise ValueError(f"{wrong[0]} is {row[wrong[0]]!r:.40}; expected a number")
+    for key in READ:
+        if not isinstance(row.get(key), (int, float, type(None))):
+            raise ValueError(f"{key} is {row[key]!r:.40}; expected a number")
 
 
 def read_run(folder):

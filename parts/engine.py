@@ -5,14 +5,12 @@ into each server. Prompts and answers are token ids: no text passes a tokenizer 
 
 The log-probs that train are our own. A server computes by other kernels, often in another precision,
 so its draws are of a policy that is not quite ours; each token of the loss is weighted:
-
 w = min(π / π_server, C)     without gradient; C = --is-clip
 [Yao et al. 2025, "Your Efficient RL Framework Secretly Brings You Off-Policy RL Training"]
 
 Left out     all weights over NCCL, which needs the engine's own code inside this process's group
 """
 
-import contextlib
 import hashlib
 import itertools
 import os
@@ -58,12 +56,6 @@ def sampler(args, run):
         raise UserError(f"--rollouts-from: {wrong}")
     args.save_every = 1  # adapters are small; if no server is left, the run goes on from here
     return Engine(args, run)
-
-
-def close(sample):
-    """At the end of a run, of what `sampler` returned."""
-    if isinstance(sample, Engine):
-        sample.close()
 
 
 class Engine:
@@ -137,13 +129,6 @@ class Engine:
                 shutil.rmtree(self.folder / old, ignore_errors=True)
         self.down, self.name = parallel.gather([self.down])[0], name
         self.digest = digest
-
-    def close(self):
-        """At the end of the run: the adapter's folder goes, for the model is saved."""
-        if self.name and not parallel.rank():
-            shutil.rmtree(self.folder / self.name, ignore_errors=True)
-            with contextlib.suppress(OSError):  # a folder of the user's holds more
-                self.folder.rmdir()
 
     def exchange(self, url, name):
         """Load an adapter into a server, unload the last one. A server that refuses ends the run; one

@@ -17,7 +17,7 @@ from pathlib import Path
 
 from parts import files
 from parts.files import UserError, number
-from parts.messages import as_chat, check_answer, check_prompt, plain_text
+from parts.messages import as_chat, check_answer, check_prompt, plain_text, prompt_key
 
 try:
     import fcntl
@@ -53,7 +53,8 @@ def check_item(row):
     for message in [*row["prompt"], *row["a"], *row["b"]]:  # a text has letters here
         if isinstance(message, dict) and len(message) > 2:
             raise ValueError('the page shows "role" and "content" alone; write all else into them')
-    if not all(isinstance(row.get(key) or "", str) for key in ("task", "a_model", "b_model")):
+    texts = [row.get(key) for key in ("task", "a_model", "b_model")]
+    if not all(text is None or isinstance(text, str) for text in texts):
         raise ValueError('"task", "a_model" and "b_model" must be text')
     if row.get("gold") not in (None, "a", "b"):
         raise ValueError(f'"gold" is {row["gold"]!r:.40}; expected "a", "b" or null')
@@ -131,6 +132,7 @@ def draw(args):
         raise UserError(f"--out {out}: already holds items.jsonl; choose another --out")
     rows = read_prompts(args.prompts, "--prompts", args.chat)
     rows = [row for row in rows if args.split in (None, row.get("split"))]
+    rows = [*{prompt_key(row): row for row in rows}.values()]  # each prompt once
     if len({type(row["prompt"]) for row in rows}) != 1:
         expected = f"expected prompts of --split {args.split}, all texts or all messages"
         raise UserError(f"--prompts {args.prompts}: {expected}")

@@ -166,7 +166,7 @@ def test_rates_over_all_roles_are_told_from_ratios_within(audited):
     _, report, printed = audited(text, [*HIRED, "--within", "role"])
     said = report["answer"][2]
     assert report["answer"][0].startswith("Over all roles, of B 21.5 % were selected, of W 58.9 %")
-    assert "; within each role no difference" in report["answer"][0] and "ratio 1.00 [" in said
+    assert "; within each role these are too few" in report["answer"][0] and "ratio 1.00 [" in said
     assert "420 of 550 rows are in roles that hold both groups" in said
     assert "ratio within roles" in printed
     assert "ratio to the reference" not in printed
@@ -532,7 +532,7 @@ def test_categories_are_mapped_by_a_file_that_the_user_fills_in(tmp_path, capsys
     of = {row["category"]: (row["# of applicants"], row["# selected"]) for row in by_race}
     assert of["White"] == (18, 9) and of["Hispanic or Latino"] == (9, 9)
     map_file.write_text("yours,the rule's\nM,Male\nF,Female\n")
-    with pytest.raises(UserError, match="--race race: '-other'"):
+    with pytest.raises(UserError, match="--race race: '(Caucasian|Latinx|-other)' is none of"):
         audit.main([*flags, "--out", str(tmp_path / "out2")])
 
 

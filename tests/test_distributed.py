@@ -56,6 +56,7 @@ def world(tmp_path_factory):
         "model": tiny_model("llama", home, max_position_embeddings=512),
         "pairs": write_pairs(home / "pairs.jsonl", 11),
         "held": write_pairs(home / "held.jsonl", 5, seed=1),
+        "one": write_pairs(home / "one.jsonl", 1, seed=2),
     }
 
 
@@ -83,7 +84,7 @@ CASES += [(name, how) for name in MOVING for how in ("one-two", "two-one")]
 def runs(world):
     """Every job in one process, in two, and in two with --fsdp; {(name, how): run folder}."""
     home = world["home"]
-    hows = [*CASES, *((name, "one") for name in NAMES), ("dpo", "checkpointed")]
+    hows = [*CASES, *((name, "one") for name in NAMES), ("dpo", "bf16"), ("dpo", "checkpointed")]
     outs = {(name, how): home / how / name for name, how in hows}
 
     def job(name, how, *flags):
@@ -97,6 +98,7 @@ def runs(world):
     # begun here, ended there: one process, then two with shards; two with shards, then one
     alone(*(job(name, "one-two", "--stop-after 2") for name in MOVING))
     jobs = [job(name, "two") for name in NAMES] + [job(name, "fsdp", "--fsdp") for name in SHARDED]
+    jobs += [job("dpo", "bf16", "--fsdp --dtype bf16")]
     jobs += [job("dpo", "checkpointed", "--fsdp --grad-checkpoint")]
     jobs += [job(name, "one-two", "--resume --fsdp") for name in MOVING]
     jobs += [job(name, "two-one", "--stop-after 2 --fsdp") for name in MOVING]
@@ -105,7 +107,7 @@ def runs(world):
     process = torchrun(home / "runner.py", paths, json.dumps(jobs))
     shown, _ = process.communicate(timeout=1800)
     assert process.returncode == 0, shown[-6000:]
-    assert shown.count("preflight  log-probs are the model's, loss") == 5, "rank 0 alone prints"
+    assert shown.count("preflight  log-probs are the model's, loss") == 6, "rank 0 alone prints"
     alone(*(job(name, "two-one", "--resume") for name in MOVING))
     return outs
 
@@ -141,6 +143,14 @@ def test_two_ranks_are_one_process(name, how, runs, world):
     auto = AutoModelForSequenceClassification if head else AutoModelForCausalLM
     _, info = auto.from_pretrained(out, output_loading_info=True)
     assert not info["missing_keys"] and not info["unexpected_keys"]
+
+
+@pytest.mark.slow
+def test_shards_in_half_precision(runs):
+    (got, *more), (want, *_) = (
+        [row for row in rows(runs["dpo", how]) if "lr" in row] for how in ("bf16", "one")
+    )
+    assert len(more) == 2 and got["loss"] == pytest.approx(want["loss"], rel=0.02, abs=0.1)
 
 
 def wait_for(run, done):
@@ -193,10 +203,10 @@ def test_what_cannot_be_sharded_is_said(world, tmp_path, monkeypatch):
     assert not (tmp_path / "run").exists()
 
 
-SIZES = [(1, [2, 1]), (2, [3, 1, 1]), (3, [5]), (4, [1, 9]), (2, [1, 1, 1]), (4, [1] * 7), (3, [])]
-
-
-@pytest.mark.parametrize("ranks, sizes", SIZES)
+@pytest.mark.parametrize(
+    "ranks, sizes",
+    [(2, [3, 1, 1]), (3, [5]), (2, [2, 2]), (4, [1, 9]), (2, [1, 1, 1]), (4, [1] * 7), (3, [])],
+)
 def test_shares_are_all_rows_once_and_equally_many(ranks, sizes, monkeypatch):
     """A forward of a sharded model waits for the same forward of the others."""
     monkeypatch.setattr(parallel, "world", lambda: ranks)
@@ -219,3 +229,22 @@ def test_fewer_rows_than_processes_are_refused(monkeypatch):
     for parts in ([[0], [1]], [[0, 1]], [[0]]):
         with pytest.raises(UserError, match="3 processes need .* --eval-fraction"):
             parallel.share(parts)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("held, flags", [("one", []), ("held", ["--batch-size", "5"])])
+def test_too_few_rows_end_both_processes_before_step_one(held, flags, world, tmp_path):
+    """A held-out set of one row; 11 rows in batches of 5, whose last one has one."""
+    _, argv = command("dpo", world | {"held": world[held]}, tmp_path / "run", *flags)
+    run = torchrun("dpo.py", *argv)
+    shown, _ = run.communicate(timeout=600)
+    before, error, _ = shown.partition("error: 2 processes need")
+    assert run.returncode != 0 and error and "Traceback" not in before
+    assert not (tmp_path / "run").exists()
+
+
+def test_one_process_is_left_as_it_is():
+    """Without torchrun every helper hands back what it was given."""
+    parts = [[0, 1], [2]]
+    assert parallel.share(parts) == parts and (parallel.rank(), parallel.world()) == (0, 1)
+    assert parallel.gather([1, 2]) == [1, 2] and parallel.all_sum(3) == 3

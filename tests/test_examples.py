@@ -30,7 +30,7 @@ pytestmark = pytest.mark.usefixtures("quiet_process")
 TEXTS = ["sql", "Assess this candidate. Must have: kafka.", "python?"]
 
 
-@pytest.mark.parametrize("path", sorted(EXAMPLES.glob("*.py")), ids=lambda path: path.stem)
+@pytest.mark.parametrize("path", sorted(EXAMPLES.glob("*_minimal.py")), ids=lambda path: path.stem)
 def test_minimal_scripts_stand_alone(path):
     """They import torch, transformers and the standard library."""
     nodes = ast.walk(ast.parse(path.read_text(encoding="utf-8")))

@@ -18,9 +18,11 @@ import torch
 
 import common
 import dpo
+import ppo
 from common import Policy
 from parts import files, grpo, runs
 from parts.pairs import Pairs
+from parts.reward_models import PolicyWithValues
 
 F64 = dict(dtype=torch.float64)
 REWARD = torch.tensor([0, 1, 0.5, 2], **F64)
@@ -193,6 +195,32 @@ def test_the_stage_lands_on_the_optimum(loss_type):
     given = SimpleNamespace(args=args, state={"reference": ref_logps}), policy, four, everything
     train(lambda _: (SHARE * dpo.forward(*given)[0]).sum(), model.weight, steps=600)
     lands_on(model.policy(), STAGES[loss_type])
+
+
+def test_sampled_ppo():
+    """The update of ppo.py, on 150 rollouts of 512 drawn answers, two minibatches each."""
+    model, reference = FourLogits(), Policy(FourLogits(), torch.float32)
+    policy, generator = PolicyWithValues(model, torch.float32), torch.Generator().manual_seed(0)
+    optimizer = torch.optim.AdamW(policy.parameters(), weight_decay=0.0)
+    for step in range(150):
+        optimizer.param_groups[0]["lr"] = 0.02 * (1 - step / 150)
+        letters, rows = model.draw(generator)
+        with torch.no_grad():
+            old_logps, _, old_values = policy(*rows)
+            ref_logps, _ = reference(*rows)
+        rewards, _ = ppo.shape_rewards(REWARD[letters].float(), old_logps, ref_logps, rows[2], BETA)
+        advantages, returns = ppo.gae(rewards, old_values, rows[2], 1.0, 1.0)
+        advantages = ppo.masked_whiten(advantages, rows[2])
+        for part in torch.randperm(512, generator=generator).split(256):
+            mask = rows[2][part]
+            logps, _, values = policy(*(x[part] for x in rows))
+            losses, _ = ppo.ppo_policy_loss(logps, old_logps[part], advantages[part], mask)
+            value_losses, _ = ppo.ppo_value_loss(values, old_values[part], returns[part], mask)
+            optimizer.zero_grad()
+            ((losses + 0.1 * value_losses).sum() / mask.sum()).backward()
+            torch.nn.utils.clip_grad_norm_(policy.parameters(), 1.0)
+            optimizer.step()
+    assert kl(model.policy(), optimum()) < 0.01
 
 
 @pytest.mark.usefixtures("quiet_process")

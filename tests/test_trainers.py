@@ -111,7 +111,9 @@ def assistant(text, **more):
 
 
 def trained_texts(rows, tokenizer):
-    return [tokenizer.decode(ids[np.array(mask)]) for ids, mask in zip(rows.ids, rows.masks)]
+    return [
+        tokenizer.decode(np.array(ids)[np.array(mask)]) for ids, mask in zip(rows.ids, rows.masks)
+    ]
 
 
 # ---- before step one ----
