@@ -70,13 +70,15 @@ def has(key, text):
 
 
 def verdict(text):
-    """yes, no or unsure by the last sentence that speaks of hiring again; None if none does.
+    """yes, no or unsure by the last sentence that speaks of hiring again; None if none does. The
+    task itself ("whether the referee would hire her again") is no verdict.
 
     >>> verdict("Good with people. Would not hire him again."), verdict("Fast and kind.")
     ('no', None)
     """
     sentences = re.split(r"[.!?\n]+", text.lower().replace("’", "'"))
     about = [s for s in sentences if AGAIN.search(s) or ("hire" in s and "would" in s)]
+    about = [s for s in about if "whether" not in s]
     if not about:
         return None
     if UNSURE.search(about[-1]):
@@ -84,13 +86,18 @@ def verdict(text):
     return "no" if NO.search(about[-1]) else "yes"
 
 
+def note(row):
+    """The call, without the task that stands before it."""
+    return row["prompt"][-1]["content"].partition("\n\n")[2]
+
+
 def marks(row, answer):
     """{"score", "kept", "hire", "new", "invented", …} of one answer; see the head of this file.
 
     row: one of CALLS
     """
-    call, text = row["prompt"][-1]["content"], answer.lower().replace("’", "'")
-    said, heard = words(answer), set(words(call))
+    call, text = note(row), answer.lower().replace("’", "'")
+    said, heard = words(answer), set(words(f"{row['name']} {row['role']} {call}"))
     facts = row["strengths"] + row["concerns"]
     kept = fmean(fmean(has(key, text) for key in fact["keys"]) for fact in facts)
     long = [w for w in said if len(w) > 3 and w not in SUMMARY and not w.isdigit()]

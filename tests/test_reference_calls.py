@@ -88,6 +88,7 @@ def test_faults_cost(added, cost):
 @pytest.mark.parametrize("text, hire", [
     ("Would hire her again.", "yes"), ("She would not be hired again.", "no"), ("He is kind.", None),
     ("I'm not sure about having him back.", "unsure"), ("Would never take him back.", "no"),
+    ("Concerns, and whether the referee would hire her again.", None),
 ])  # fmt: skip
 def test_verdicts(text, hire):
     assert rc.verdict(text) == hire
