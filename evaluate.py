@@ -225,8 +225,10 @@ def compare(args):
     if runs:
         page.table("What it cost", curves.efficiency(runs), *curves.COSTLY)
     some = answers[answers.p < 3].drop_duplicates(["p", "model"])
-    some = some.assign(prompt=some.prompt.map(plain_text)).to_dict("records")
-    page.table("Some answers", some, "prompt, model, response", appendix=True)
+    some = some.assign(prompt=some.prompt.map(plain_text))
+    some = some.pivot(index="prompt", columns="model", values="response").reset_index()
+    columns = ", ".join(["prompt", *names.values()])
+    page.table("Answers side by side", some.to_dict("records"), columns, appendix=True)
     page.limit(
         f"{judge_flag} decided. It favours a policy that was trained with it.",
         "Each model was trained once; another seed of its training may give another order.",
@@ -249,14 +251,25 @@ def means(answers, scorers):
 
 
 def headline(found):
-    """The first sentence: who is better than whom, of rows of `judged`."""
-    said = [
-        f"{row['a']} is better than {row['b']}: preferred in {show(row['wins']['value'], '.1%')} of "
-        "comparisons"
-        if row["verdict"] == "better"
-        else f"{row['a']} and {row['b']}: {row['verdict']}"
-        for row in found
-    ]
+    """The first sentence: which model is best of all, or who is better than whom, of rows of
+    `judged`."""
+    wins = {row["a"]: [] for row in found}
+    for row in found:
+        wins[row["a"]] += [row["wins"]["value"]] * (row["verdict"] == "better")
+    best = max(wins, key=lambda name: len(wins[name]))
+    others = len({row["b"] for row in found} | {*wins}) - 1
+    said = []
+    if len(wins[best]) == others > 1:
+        rate = show(np.mean(wins[best]), ".1%")
+        said = [f"{best} is the best of the {others + 1}: preferred in {rate} of comparisons"]
+        found = [row for row in found if row["a"] != best]
+    for row in found:
+        rate = show(row["wins"]["value"], ".1%")
+        said.append(
+            f"{row['a']} is better than {row['b']}: preferred in {rate} of comparisons"
+            if row["verdict"] == "better"
+            else f"{row['a']} and {row['b']}: {row['verdict']}"
+        )
     return f"{'; '.join(said)}."
 
 

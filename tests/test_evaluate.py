@@ -95,8 +95,9 @@ def test_scores_that_are_all_the_same_say_nothing():
 @pytest.mark.parametrize(
     "scores, first",
     [(dict(a=[0] * 40, b=[1] * 40), "b is better than a: preferred in 100.0 %"), (dict(a=[0] * 9, b=[1] * 9), "b and a: not measured"),
-     (dict(a=[0, 1] * 20, b=[1, 0] * 20), "a and b: no difference shown")],
-    ids=["better", "nine prompts", "half and half"],
+     (dict(a=[0, 1] * 20, b=[1, 0] * 20), "a and b: no difference shown"),
+     (dict(a=[0] * 40, b=[1] * 40, c=[2] * 40), "c is the best of the 3: preferred in 100.0 % of comparisons; b is better than a")],
+    ids=["better", "nine prompts", "half and half", "three"],
 )  # fmt: skip
 def test_the_first_sentence(scores, first):
     """Nine prompts say nothing, and were "no difference shown"."""
