@@ -222,8 +222,8 @@ def test_looks(serve, open_tab, tmp_path, name):
     """Nothing scrolls sideways, the votes and their reasons stay in sight, and axe finds nothing."""
     axe = pytest.importorskip("axe_playwright_python.sync_playwright")
     rows = item_rows(1)
-    rows[0]["a"][0]["content"], rows[0]["b"][0]["content"] = "word " * 900, "x" * 3000
-    rows[0]["prompt"][0]["content"] = "Assess.\nRole: chef, https://x.y\nnote: none\nשלום עולם"
+    rows[0]["a"], rows[0]["b"] = "word " * 900, "x" * 3000
+    rows[0]["prompt"] = "Assess.\nRole: chef, https://x.y\nnote: none\nשלום עולם"
     tab, (width, height) = open_tab(serve(rows), **VIEWS[name]), VIEWS[name]["viewport"].values()
     page = tab.page
 
