@@ -166,16 +166,16 @@ $(SEEDS:%=lesson-%): lesson-%: $(RUNTIME)
 # the eight to the worst, by the score of examples/reference_calls.py; SFT imitates the best ones of round one
 # (an hour a seed on one core)
 CALLS = $(PY) examples/reference_calls.py
-CALLS_DPO = --lr 2e-5 --batch-size 8 --eval-fraction 0 --eval-every 0 --overwrite
+CALLS_TRAIN = --lr 2e-5 --batch-size 8 --eval-fraction 0 --eval-every 0 --overwrite
 showcase: $(SEEDS:%=showcase-%)
 
 $(SEEDS:%=showcase-%): showcase-%: real-model
 	@mkdir -p runs/$@
 	$(CALLS) pairs --model runs/smollm2 --limit 96 --samples 8 --temperature 0.4 --gap 0.2 --seed $* --out runs/$@/pairs1.jsonl
-	$(PY) dpo.py --pairs runs/$@/pairs1.jsonl --model runs/smollm2 $(CALLS_DPO) --epochs 2 --seed $* --out runs/$@/dpo1
+	$(PY) dpo.py --pairs runs/$@/pairs1.jsonl --model runs/smollm2 $(CALLS_TRAIN) --epochs 2 --seed $* --out runs/$@/dpo1
 	$(CALLS) pairs --model runs/$@/dpo1 --skip 96 --limit 64 --samples 8 --temperature 0.7 --gap 0.2 --seed $* --out runs/$@/pairs2.jsonl
-	$(PY) dpo.py --pairs runs/$@/pairs2.jsonl --model runs/$@/dpo1 $(CALLS_DPO) --epochs 1 --seed $* --out runs/$@/dpo2
-	$(PY) sft.py --data runs/$@/pairs1.jsonl --model runs/smollm2 $(CALLS_DPO) --epochs 2 --seed $* --out runs/$@/sft
+	$(PY) dpo.py --pairs runs/$@/pairs2.jsonl --model runs/$@/dpo1 $(CALLS_TRAIN) --epochs 1 --seed $* --out runs/$@/dpo2
+	$(PY) sft.py --data runs/$@/pairs1.jsonl --model runs/smollm2 $(CALLS_TRAIN) --epochs 2 --seed $* --out runs/$@/sft
 	$(CALLS) answers --model runs/smollm2 --temperature 0 --out runs/$@/base.jsonl
 	for model in dpo1 dpo2 sft; do $(CALLS) answers --model runs/$@/$$model --temperature 0 --out runs/$@/$$model.jsonl || exit; done
 

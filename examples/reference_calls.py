@@ -137,27 +137,13 @@ def calls(split, skip=0, limit=None):
     return [row for row in rows if row["split"] == split][skip : limit and skip + limit]
 
 
-def draw(args, rows, n):
-    """n answers to each row, lists of lists of texts."""
-    import torch
+def draw(args, rows):
+    """--samples answers to each row, lists of texts."""
+    from parts.votes import sample
 
-    from common import Policy, encode_prompt, load_model, load_tokenizer
-    from parts import sampling
-
-    device = "cuda" if torch.cuda.is_available() else "cpu"
-    tokenizer = load_tokenizer(args.model)
-    policy = Policy(load_model(args.model, device, torch.float32), torch.float32)
-    ids = [encode_prompt(tokenizer, row["prompt"]) for row in rows]
-    settings = args.max_new_tokens, args.temperature, args.seed
-    texts = sampling.sample(policy, tokenizer, ids, n, *settings).texts
-    return [texts[i * n : (i + 1) * n] for i in range(len(rows))]
-
-
-def write(path, rows):
-    """JSON lines."""
-    with open(path, "w", encoding="utf-8") as file:
-        for row in rows:
-            file.write(json.dumps(row, ensure_ascii=False) + "\n")
+    n = args.samples
+    texts = sample("--model", args.model, rows, args, args.seed, n)
+    return [texts[i : i + n] for i in range(0, len(texts), n)]
 
 
 def summary(marked):
@@ -168,9 +154,11 @@ def summary(marked):
 
 def write_pairs(args):
     """The best and the worst of --samples answers to each training call, where they differ."""
+    from parts.files import write_jsonl
+
     rows = calls("train", args.skip, args.limit)
     pairs, drawn = [], []
-    for row, texts in zip(rows, draw(args, rows, args.samples)):
+    for row, texts in zip(rows, draw(args, rows)):
         marked = sorted(((marks(row, t), t) for t in texts), key=lambda m: m[0]["score"])
         drawn += [m for m, _ in marked]
         (least, worst), (most, best) = marked[0], marked[-1]
@@ -178,18 +166,20 @@ def write_pairs(args):
             answers = {"chosen": best, "rejected": worst}
             sides = {k: [{"role": "assistant", "content": t}] for k, t in answers.items()}
             pairs.append({"prompt": row["prompt"], **sides})
-    write(args.out, pairs)
+    write_jsonl(args.out, pairs)
     print(f"{len(drawn)} answers   {summary(drawn)}")
     print(f"{len(pairs)} pairs of {len(rows)} calls written to {args.out}")
 
 
 def write_answers(args):
     """--samples answers to each call of --split, with their marks."""
+    from parts.files import write_jsonl
+
     rows = calls(args.split, args.skip, args.limit)
     out = []
-    for row, texts in zip(rows, draw(args, rows, args.samples)):
+    for row, texts in zip(rows, draw(args, rows)):
         out += [{"id": row["id"], "answer": t, **marks(row, t)} for t in texts]
-    write(args.out, out)
+    write_jsonl(args.out, out)
     print(f"{len(out)} answers   {summary(out)}")
 
 
@@ -211,6 +201,7 @@ def main(argv=None):
     parser.add_argument("--temperature", type=float, default=0.9, help="0 is greedy")
     parser.add_argument("--max-new-tokens", type=int, default=80, help="longest answer")
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--device", default="auto", help="auto, cpu, cuda, cuda:1, mps")
     args = parser.parse_args(argv)
     args.samples = args.samples or {"pairs": 6, "answers": 1}[args.command]
     {"pairs": write_pairs, "answers": write_answers}[args.command](args)

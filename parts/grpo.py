@@ -25,6 +25,7 @@ from parts.rubrics import Grade
 from parts.sampling import is_weights, kl_estimates
 
 REWARDS = ("rubric", "checks", "ruler", "model")
+UNSCORED = "no score: longer than the reward model reads, or the function has none"
 
 # ---- the math ----
 
@@ -302,7 +303,7 @@ class Graders:
         """Scores by --reward-model; a model has none for an answer that it does not read to its
         end, a function for what it cannot score."""
         given = [row.raw for row in rows], prompts, texts
-        scores, error = scores_by(self.model, "--reward-model", *given), "no score"
+        scores, error = scores_by(self.model, "--reward-model", *given), UNSCORED
         return [Grade(x, error=error if x is None else None) for x in scores]
 
     def gold_scores(self, rows, texts):

@@ -155,8 +155,8 @@ def draw(args):
     print(f"{out / 'items.jsonl'}: {len(items)} items\nnext: python annotate.py --out {out}")
 
 
-def sample(flag, name, rows, args, seed):
-    """One answer to each prompt, as text."""
+def sample(flag, name, rows, args, seed, n=1):
+    """n answers to each prompt, one prompt after another, as texts."""
     import common
     from parts import parallel, sampling
 
@@ -168,11 +168,11 @@ def sample(flag, name, rows, args, seed):
     if longest + most > common.max_positions(model.config):
         reason = f"the longest prompt has {longest} tokens, and {name} no positions for both"
         raise UserError(f"--max-new-tokens {most}: {reason}; lower it, or shorten the prompt")
-    print(f"drawing {len(rows)} answers from {name}", flush=True)
+    print(f"drawing {n * len(rows)} answers from {name}", flush=True)
     policy = common.Policy(model, dtype)
-    rollout = sampling.sample(policy, tokenizer, ids, 1, most, args.temperature, seed)
-    if cut := len(rows) - sum(rollout.finished):
-        print(f"{cut} of {len(rows)} answers were cut at --max-new-tokens {most}; raise it")
+    rollout = sampling.sample(policy, tokenizer, ids, n, most, args.temperature, seed)
+    if cut := rollout.finished.count(False):
+        print(f"{cut} of {n * len(rows)} answers were cut at --max-new-tokens {most}; raise it")
     return [text if text.strip() else "(no answer)" for text in rollout.texts]  # it can lose
 
 

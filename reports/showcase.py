@@ -37,9 +37,14 @@ def read(path):
     return {row["id"]: row for row in rows}
 
 
+def interval(values):
+    """(mean, 1.96 standard errors)."""
+    return fmean(values), 1.96 * stdev(values) / len(values) ** 0.5
+
+
 def shown(key, values):
     """Mean [interval] of a column."""
-    mean, half = fmean(values), 1.96 * stdev(values) / len(values) ** 0.5
+    mean, half = interval(values)
     if key in AS_SHARE:
         return f"{mean:.0%} [{mean - half:.0%}, {mean + half:.0%}]".replace("%", " %", 1)
     digits = 0 if key == "words" else 2
@@ -58,7 +63,7 @@ def table(answers):
         print(f"| {NAMES[name]} |", " | ".join(cells), f"| {share if name != 'base' else '–'} |")
 
 
-def example(calls, before, after):
+def example(before, after):
     """The call of median gain among those whose score rose."""
     gains = sorted((after[i]["score"] - before[i]["score"], i) for i in after)
     risen = [i for gain, i in gains if gain > 0]
@@ -79,8 +84,7 @@ def picture(folders, path):
     rounds = ("base", "dpo1", "dpo2")
     for folder in folders:
         rows = [list(read(folder / f"{name}.jsonl").values()) for name in rounds]
-        means = [fmean(row["score"] for row in some) for some in rows]
-        halves = [1.96 * stdev(row["score"] for row in some) / len(some) ** 0.5 for some in rows]
+        means, halves = zip(*(interval([row["score"] for row in some]) for some in rows))
         axes.errorbar(range(3), means, halves, marker="o", capsize=3, label=folder.name[-1])
     axes.set_xticks(range(3), ["untrained", "round 1", "round 2"])
     axes.set_ylabel("score, unseen roles")
@@ -97,7 +101,7 @@ def main(folders):
     names = [name for name in NAMES if (folders[0] / f"{name}.jsonl").is_file()]
     answers = {name: read(folders[0] / f"{name}.jsonl") for name in names}
     table(answers)
-    show(calls, answers, example(calls, answers["base"], answers["dpo2"]))
+    show(calls, answers, example(answers["base"], answers["dpo2"]))
     print("\nTen calls, drawn by chance:")
     for i in random.Random(0).sample(sorted(answers["base"]), 10):
         show(calls, answers, i)

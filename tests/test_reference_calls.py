@@ -21,10 +21,6 @@ VERDICTS = {
 }
 
 
-def note(row):
-    return row["prompt"][0]["content"].partition("\n\n")[2]
-
-
 def whole(row):
     """A summary that holds every fact, in the writer's own words."""
     first = row["name"].split()[0]
@@ -50,16 +46,16 @@ def test_the_file_is_split_by_role_and_its_keys_are_in_its_notes():
     )
     for row in ROWS:
         for fact in row["strengths"] + row["concerns"]:
-            assert all(rc.has(key, note(row).lower().replace("’", "'")) for key in fact["keys"]), (
-                row["id"]
-            )
+            assert all(
+                rc.has(key, rc.note(row).lower().replace("’", "'")) for key in fact["keys"]
+            ), row["id"]
             assert all(rc.has(key, fact["said"].lower()) for key in fact["keys"]), row["id"]
 
 
 def test_a_whole_summary_is_worth_more_than_any_copy():
     for row in ROWS:
-        good, copied = rc.marks(row, whole(row)), rc.marks(row, note(row))
-        first = rc.marks(row, " ".join(note(row).split()[:50]))
+        good, copied = rc.marks(row, whole(row)), rc.marks(row, rc.note(row))
+        first = rc.marks(row, " ".join(rc.note(row).split()[:50]))
         assert good["kept"] == good["hire"] == 1 and good["score"] > 0.7, row["id"]
         assert good["score"] > max(copied["score"], first["score"]) + 0.1, row["id"]
     assert fmean(rc.marks(row, whole(row))["score"] for row in ROWS) > 0.95
@@ -108,6 +104,8 @@ def test_grpo_climbs_a_function(tmp_path, monkeypatch):
     grpo_rubric.main([*command.split(), str(tmp_path / "run")])
     drawn = [json.loads(line) for line in (tmp_path / "run/rollouts.jsonl").open()]
     drawn = [row for row in drawn if row["split"] == "train"]
-    rows = {note(row): row for row in chosen}
-    scores = rc.reward(None, [row["answer"] for row in drawn], [rows[note(row)] for row in drawn])
+    rows = {rc.note(row): row for row in chosen}
+    scores = rc.reward(
+        None, [row["answer"] for row in drawn], [rows[rc.note(row)] for row in drawn]
+    )
     assert len(drawn) == 4 and [row["model"]["score"] for row in drawn] == pytest.approx(scores)
