@@ -1,5 +1,6 @@
 """A score for summaries of reference calls, and preference pairs from a model's own answers.
 
+python examples/reference_calls.py written --out written.jsonl    summaries made of the facts, for sft.py
 python examples/reference_calls.py pairs --model MODEL --out pairs.jsonl    several answers, best and worst
 python examples/reference_calls.py answers --model MODEL --out answers.jsonl    one to each test call
 
@@ -128,7 +129,25 @@ def reward(prompts, answers, rows):
     return [marks(row, answer)["score"] for row, answer in zip(rows, answers)]
 
 
-# ---- answers of a model, and pairs of them ----
+# ---- summaries made of the facts, answers of a model, and pairs of them ----
+
+AGAIN_SAID = {
+    "yes": "would hire {} again",
+    "no": "would not hire {} again",
+    "unsure": "is unsure about hiring {} again",
+}
+
+
+def written(row):
+    """The summary that the facts make: what a person who took notes would write.
+
+    >>> row = {"name": "Amy Ng", "hire": "no", "strengths": [{"said": "cut waste by 14 percent"}]}
+    >>> written({**row, "concerns": []})
+    'Strengths: cut waste by 14 percent. Concerns: none. The referee would not hire Amy again.'
+    """
+    said = {k: "; ".join(f["said"] for f in row[k]) or "none" for k in ("strengths", "concerns")}
+    again = AGAIN_SAID[row["hire"]].format(row["name"].split()[0])
+    return f"Strengths: {said['strengths']}. Concerns: {said['concerns']}. The referee {again}."
 
 
 def calls(split, skip=0, limit=None):
@@ -150,6 +169,17 @@ def summary(marked):
     """A line of means of `marks`."""
     names = ("score", "kept", "hire", "new", "invented", "first_person", "small_talk", "words")
     return "  ".join(f"{name} {fmean(m[name] for m in marked):.2f}" for name in names)
+
+
+def write_written(args):
+    """Training calls with the summaries that their facts make."""
+    from parts.files import write_jsonl
+
+    rows, texts = calls("train", args.skip, args.limit), []
+    for row in rows:
+        texts.append([{"role": "assistant", "content": written(row)}])
+    write_jsonl(args.out, [{"prompt": r["prompt"], "completion": t} for r, t in zip(rows, texts)])
+    print(f"{len(rows)} summaries   {summary([marks(row, written(row)) for row in rows])}")
 
 
 def write_pairs(args):
@@ -186,8 +216,8 @@ def write_answers(args):
 def main(argv=None):
     """The command line."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("command", choices=("pairs", "answers"))
-    parser.add_argument("--model", required=True, help="model folder or hub id")
+    parser.add_argument("command", choices=("written", "pairs", "answers"))
+    parser.add_argument("--model", help="model folder or hub id, of pairs and answers")
     parser.add_argument("--out", required=True, help="JSONL to write")
     parser.add_argument("--split", default="test", help="of answers: train, val or test")
     parser.add_argument("--samples", type=int, help="answers to a call (pairs 6, answers 1)")
@@ -199,12 +229,15 @@ def main(argv=None):
         "--gap", type=float, default=0.1, help="least difference of a pair's scores"
     )
     parser.add_argument("--temperature", type=float, default=0.9, help="0 is greedy")
-    parser.add_argument("--max-new-tokens", type=int, default=80, help="longest answer")
+    parser.add_argument("--max-new-tokens", type=int, default=100, help="longest answer")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--device", default="auto", help="auto, cpu, cuda, cuda:1, mps")
     args = parser.parse_args(argv)
-    args.samples = args.samples or {"pairs": 6, "answers": 1}[args.command]
-    {"pairs": write_pairs, "answers": write_answers}[args.command](args)
+    if args.command != "written" and not args.model:
+        parser.error(f"--model is needed for {args.command}")
+    args.samples = args.samples or {"pairs": 6}.get(args.command, 1)
+    run = {"written": write_written, "pairs": write_pairs, "answers": write_answers}
+    run[args.command](args)
 
 
 if __name__ == "__main__":

@@ -20,8 +20,9 @@ from statsmodels.stats.proportion import proportion_confint
 
 ROOT = Path(__file__).resolve().parent.parent
 NAMES = {
-    "base": "SmolLM2, untrained", "sft": "SFT on the best of its own answers",
-    "dpo1": "DPO, round 1", "dpo2": "DPO, round 2", "grpo": "GRPO after round 1",
+    "base": "untrained", "sft": "SFT on written summaries", "best": "SFT on its own best answers",
+    "dpo1": "DPO, round 1", "dpo2": "DPO, round 2", "lora": "DPO, round 1, by LoRA",
+    "grpo": "GRPO", "ppo": "PPO",
 }  # fmt: skip
 COLUMNS = {
     "score": "score", "kept": "facts kept", "hire": "hiring again right", "new": "words not in the call",
@@ -51,16 +52,34 @@ def shown(key, values):
     return f"{mean:.{digits}f} [{mean - half:.{digits}f}, {mean + half:.{digits}f}]"
 
 
+def won(rows, others):
+    """In what share of calls is a model's score above another's? A draw is half of one."""
+    ahead = [row["score"] - others[i]["score"] for i, row in rows.items()]
+    wins = sum((gain > 0) + 0.5 * (gain == 0) for gain in ahead)
+    low, high = proportion_confint(wins, len(ahead), method="wilson")
+    return f"{wins / len(ahead):.0%} [{low:.0%}, {high:.0%}]".replace("%", " %", 1)
+
+
 def table(answers):
-    """A row a model, a column a mark; and how often a model's score beats the untrained one's."""
-    print("| model |", " | ".join(COLUMNS.values()), "| wins against the untrained |")
-    print("|---" * (len(COLUMNS) + 2) + "|")
+    """A row a model, a column a mark; and how often its score beats two others'."""
+    head = [*COLUMNS.values(), "wins against untrained", "wins against SFT"]
+    print("| model |", " | ".join(head), "|")
+    print("|---" * (len(head) + 1) + "|")
     for name, rows in answers.items():
         cells = [shown(key, [row[key] for row in rows.values()]) for key in COLUMNS]
-        wins = sum(row["score"] > answers["base"][i]["score"] for i, row in rows.items())
-        low, high = proportion_confint(wins, len(rows), method="wilson")
-        share = f"{wins} of {len(rows)}, {wins / len(rows):.0%} [{low:.0%}, {high:.0%}]"
-        print(f"| {NAMES[name]} |", " | ".join(cells), f"| {share if name != 'base' else '–'} |")
+        cells += [won(rows, answers[other]) if other != name else "–" for other in ("base", "sft")]
+        print(f"| {NAMES[name]} |", " | ".join(cells), "|")
+
+
+def seeds(folders):
+    """The score of each model, a column a seed."""
+    print("\n| score |", " | ".join(f"seed {folder.name[-1]}" for folder in folders), "|")
+    print("|---" * (len(folders) + 1) + "|")
+    for name in NAMES:
+        files = [folder / f"{name}.jsonl" for folder in folders]
+        values = [[row["score"] for row in read(f).values()] if f.is_file() else [] for f in files]
+        if all(values):
+            print(f"| {NAMES[name]} |", " | ".join(shown("score", some) for some in values), "|")
 
 
 def example(before, after):
@@ -81,12 +100,12 @@ def show(calls, answers, i):
 def picture(folders, path):
     """Score on the test calls before training and after each round, a line a seed."""
     figure, axes = plt.subplots(figsize=(6, 3))
-    rounds = ("base", "dpo1", "dpo2")
+    rounds = ("base", "sft", "dpo1", "dpo2")
     for folder in folders:
         rows = [list(read(folder / f"{name}.jsonl").values()) for name in rounds]
         means, halves = zip(*(interval([row["score"] for row in some]) for some in rows))
-        axes.errorbar(range(3), means, halves, marker="o", capsize=3, label=folder.name[-1])
-    axes.set_xticks(range(3), ["untrained", "round 1", "round 2"])
+        axes.errorbar(range(4), means, halves, marker="o", capsize=3, label=folder.name[-1])
+    axes.set_xticks(range(4), ["untrained", "SFT", "DPO, round 1", "round 2"])
     axes.set_ylabel("score, unseen roles")
     axes.spines[["top", "right"]].set_visible(False)
     if len(folders) > 1:
@@ -101,6 +120,7 @@ def main(folders):
     names = [name for name in NAMES if (folders[0] / f"{name}.jsonl").is_file()]
     answers = {name: read(folders[0] / f"{name}.jsonl") for name in names}
     table(answers)
+    seeds(folders)
     show(calls, answers, example(answers["base"], answers["dpo2"]))
     print("\nTen calls, drawn by chance:")
     for i in random.Random(0).sample(sorted(answers["base"]), 10):
