@@ -102,6 +102,8 @@ def picture(folders, path):
     figure, axes = plt.subplots(figsize=(6, 3))
     rounds = ("base", "sft", "dpo1", "dpo2")
     for folder in folders:
+        if not all((folder / f"{name}.jsonl").is_file() for name in rounds):
+            continue
         rows = [list(read(folder / f"{name}.jsonl").values()) for name in rounds]
         means, halves = zip(*(interval([row["score"] for row in some]) for some in rows))
         axes.errorbar(range(4), means, halves, marker="o", capsize=3, label=folder.name[-1])
