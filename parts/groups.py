@@ -10,13 +10,9 @@ Test         z(R) = Σ (k·m − R·l·n)/N / √V(R): is the ratio R? The inter
              of one table, and Mantel-Haenszel's of several                [Miettinen & Nurminen 1985]
 Exact        where a cell expects fewer than 5 [Mantel & Fleiss 1980] p is Fisher's, of several roles
              that of their sum, and the ratio has no interval
-Needed       people who would find a ratio of 4/5 in 4 of 5 audits: E is Σ (l·n − k·m)/N at rates q and
-             4/5·q that select as many, √V(1) its deviation; .05 is shared by the groups tested (Holm)
 People       with several rows are clusters: V is multiplied, and exact tables are divided, by the
              design effect, the variance clustered by person over that of rows      [Rao & Scott 1992]
 """
-
-import functools
 
 import numpy as np
 from scipy.optimize import brentq
@@ -31,7 +27,6 @@ from parts.stats import (
     UNMEASURED,
     holm,
     mean_share,
-    needed,
     regress,
     share,
     verdict,
@@ -39,10 +34,6 @@ from parts.stats import (
 
 FEWEST_PEOPLE = 5  # of a group, below which nothing is tested
 SMALL = 0.02  # of all people: the rules let an auditor pass over a smaller category
-ENOUGH = (
-    "in all, in the same mix of groups, counting those you have, would show a ratio of 0.80 in "
-    "4 of 5 audits"
-)
 SAID = {  # of the verdicts
     FOUND: "a difference was found", NONE: "no difference was found",
     OPEN: "these are too few people to tell",
@@ -59,7 +50,7 @@ def compare(frame, reference=None):
            highest rate), "reference", "against" (its rate), "verdict" (with the reason, where
            nothing is tested)}, and but for the reference "p_holm" and the keys of `contrast`
     """
-    rows, frame = [], frame.astype({"group": "category"})  # compared by number, and quickly
+    rows, frame = [], frame.astype({"group": "category", "role": "category"})  # by number, quickly
     for name, part in frame.groupby("group", observed=True):
         n, k, people = len(part), int(part.hit.sum()), part.person.nunique()
         rate = share(k, n) if people == n else mean_share(part.hit, part.person)
@@ -69,62 +60,58 @@ def compare(frame, reference=None):
         return []
     base = next((row for row in rows if row["group"] == reference), rows[0])
     large = [row for row in rows if row["n"] >= SMALL * frame.group.count()]
-    n_tests = sum(row["people"] >= FEWEST_PEOPLE for row in rows) - 1
     top = max(large or rows, key=lambda row: row["selected"] / row["n"])
     for row in rows:
         k, most = row["selected"] * top["n"], top["selected"] * row["n"]  # rates, times both n
         row |= {"of_highest": k / most if most else None, "verdict": "reference"}
         row |= {"reference": base["group"], "against": base["rate"]["value"]}
         if row is not base:
-            row |= contrast(frame, row["group"], base["group"], n_tests)
+            row |= contrast(frame, row["group"], base["group"])
     for row in holm(rows):
         if row.get("p") is not None:
             row["verdict"] = verdict(row | row["ratio"], FOUR_FIFTHS, 1 / FOUR_FIFTHS)
-            if row["verdict"] != OPEN:
-                row["needed"] = None
     return rows
 
 
-def contrast(frame, group, reference, n_tests):
+def contrast(frame, group, reference):
     """Two groups of a frame, compared within roles that hold both: {"compared", "of" (rows in such
     roles, of all), "ratio" (an estimate; without an interval where p is exact), "p", "deviations"
     (standard deviations: |z|, or what an exact p amounts to), "shortfall" (selections that the group
-    lacks at the common rate of each role), "needed" (people in all, in the same mix of groups and
-    roles; None where nobody of the reference is selected)}; where nothing is tested "p" is None and
-    "verdict" says why.  n_tests  groups among which p will be adjusted"""
+    lacks at the common rate of each role)}; where nothing is tested "p" is None and "verdict" says
+    why."""
     pair = frame[frame.group.isin([group, reference])]
     counts = pair.groupby(["group", "role"], observed=True).hit.agg(["sum", "size"])
-    shared = counts.loc[group].join(counts.loc[reference].add_suffix(" there"), how="inner")
+    shared = counts.loc[group].join(counts.loc[reference], how="inner", rsuffix=" there")
     k, n, l, m = table = shared.to_numpy(float).T  # (roles,) each
-    N, selected, everybody = n + m, k + l, pair.person.nunique()
+    N, selected = n + m, k + l
     row = {"compared": int(N.sum()), "of": len(pair), "ratio": {"value": None}, "p": None}
-    pair = pair[pair.role.isin(shared.index)]
+    pair, why = pair[pair.role.isin(shared.index)], None
     people = [pair.person[pair.group == side].nunique() for side in (group, reference)]
     if min(people) < FEWEST_PEOPLE:
         same = " in the same roles" * (row["compared"] < row["of"])
-        return row | {"verdict": f"{UNMEASURED}: fewer than {FEWEST_PEOPLE} people{same}"}
-    if pair.hit.nunique() < 2:
-        return row | {"verdict": f"{UNMEASURED}: nobody or everybody was selected"}
+        why = f"fewer than {FEWEST_PEOPLE} people{same}"
+    elif pair.hit.nunique() < 2:
+        why = "nobody or everybody was selected"
+    if why:
+        return row | {"verdict": f"{UNMEASURED}: {why}"}
     root, freedom = 1.0, np.inf  # of the design effect
     if pair.person.nunique() < len(pair):
+        x = pair.group == group
         by_person, by_row = (
-            regress(pair.hit, pair.group == group, clusters, pair.role)[0]["se"]
-            for clusters in (pair.person, None)
+            regress(pair.hit, x, clusters, pair.role)[0]["se"] for clusters in (pair.person, None)
         )
         root, freedom = max(1.0, by_person / by_row), min(people) - 1
-    expected = (n * selected / N).sum()
-    least, most = np.maximum(0, selected - m).sum(), np.minimum(n, selected).sum()
-    if min(expected - least, most - expected) < 5 * root**2:
-        p, ends = exact_p(*np.rint(table / root**2).astype(int)), {}
-        z = norm.isf(p / 2)
-    else:
-        z, p, ends = score(table, root, freedom)
     up, down = (k * m / N).sum(), (l * n / N).sum()
-    q = np.minimum(1, selected / (FOUR_FIFTHS * n + m))
-    variation = {"se": root * deviation(1.0, *table), "clusters": everybody}
-    enough = needed(variation, (1 - FOUR_FIFTHS) * (q * n * m / N).sum(), n_tests)
-    row |= {"ratio": {"value": up / down if down else None} | ends, "p": p, "deviations": z}
-    return row | {"shortfall": down - up, "needed": max(everybody, enough) if down else None}
+    row |= {"ratio": {"value": up / down if down else None}, "shortfall": down - up}
+    least, most = np.maximum(0, selected - m).sum(), np.minimum(n, selected).sum()
+    expected = (n * selected / N).sum()
+    if min(expected - least, most - expected) < 5 * root**2:
+        row["p"] = exact_p(*np.rint(table / root**2).astype(int))
+        row["deviations"] = norm.isf(row["p"] / 2)
+    else:
+        row["deviations"], row["p"], ends = score(table, root, freedom)
+        row["ratio"] |= ends
+    return row
 
 
 def deviation(ratio, k, n, l, m):
@@ -168,14 +155,9 @@ def exact_p(k, n, l, m):
     >>> print(round(exact_p(*np.array([[2], [2], [0], [2]])), 4))
     0.3333
     """
-    least, most = np.maximum(0, k + l - m), np.minimum(n, k + l)
-    chances = functools.reduce(
-        np.convolve,
-        [
-            hypergeom.pmf(np.arange(a, b + 1), N, of_group, selected)
-            for a, b, N, of_group, selected in zip(least, most, n + m, n, k + l)
-        ],
-    )
+    chances, least = np.ones(1), np.maximum(0, k + l - m)
+    for low, high, *role in zip(least, np.minimum(n, k + l), n + m, n, k + l):
+        chances = np.convolve(chances, hypergeom.pmf(np.arange(low, high + 1), *role))
     here = chances[(k - least).sum()]
     return min(1.0, chances[chances <= here * (1 + 1e-7)].sum())
 
@@ -231,8 +213,7 @@ def say(row, source):
         largest = min(row["ratio"]["low"], 1 / row["ratio"]["high"])
         text += f" No difference larger than a ratio of {largest:.2f}."
     if row["verdict"] == OPEN:
-        people = f" {row['needed']:,} people {ENOUGH}." if row["needed"] else ""
-        text += f" This clears nobody.{people}"
+        text += " This clears nobody: four times as many people halve the interval."
     if row["compared"] < row["of"]:
         rows = f"{row['compared']:,} of {row['of']:,} rows"
         text += f" {rows} are in roles that hold both groups; the rest are not compared."

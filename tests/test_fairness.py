@@ -13,6 +13,7 @@ from conftest import REPO
 from parts import stats, twins
 from parts.files import UserError, read_jsonl
 from parts.messages import plain_text
+from parts.report import names_of
 
 GROUPS = ["sex", "race_ethnicity"]
 REFERENCES = {"sex": "Male", "race_ethnicity": "White"}
@@ -250,25 +251,24 @@ def test_the_planted_bias_of_the_bundled_votes_is_found():
     assert found[harsher] > 1.25 and found[chosen] < 0.8
 
 
-def test_answers_by_group(tmp_path, capsys):
-    """Half of group B is denied in a last line, half in words of its own, which is no decision."""
-    ends = {
-        "A": ["Recommendation: advance"] * 30,
-        "B": ["Recommendation: reject", "No, not her."] * 15,
-    }
-    rows = [
-        {"response": f"Notes.\n{end}", "group": group} for group, of in ends.items() for end in of
-    ]
-    rows.append({"response": "How old are you?\nRecommendation: hold", "group": "A"})
+def test_risky_questions_are_counted_and_quoted(tmp_path, capsys):
+    """One answer of two asks twice; nothing is said of differences, for none were measured."""
+    rows = [{"response": "How old are you?\nHow old are you?"}, {"response": "Which tools?"}]
     path = jsonl(tmp_path / "a.jsonl", rows)
-    args = ["text", path, "--out", str(tmp_path / "out"), "--fail-on-difference"]
-    assert fairness.main(args) == 1
+    args = ["report", "--answers", path, "--out", str(tmp_path / "out"), "--fail-on-difference"]
+    assert fairness.main(args) == 0
     report = json.loads((tmp_path / "out/report.json").read_text("utf-8"))
     (risky,) = report["tables"]["Risky questions"]
-    assert risky == {"question": "How old are you?", "times": 1}
-    undecided = [row for row in report["tables"]["Rates by group"] if "no decision" in row["what"]]
-    assert {row["group"]: row["selected"] for row in undecided} == {"A": 0, "B": 15}
-    assert "1 of 61 answers ask a risky question" in capsys.readouterr().out
+    assert risky == {"question": "How old are you?", "of": "a.jsonl", "times": 2}
+    assert report["answer"] == ["1 of 2 answers in a.jsonl ask a risky question."]
+
+
+def test_a_name_stands_for_its_folder(tmp_path):
+    assert names_of(["runs/demo/dpo", "x/y"]) == {"runs/demo/dpo": "dpo", "x/y": "y"}
+    assert names_of(["a", "b"], ["DPO", "PPO"]) == {"a": "DPO", "b": "PPO"}
+    for folders, names in ((["a/x", "b/x"], None), (["a", "b"], ["one"]), (["a", "a"], ["1", "2"])):
+        with pytest.raises(UserError, match="--name"):
+            names_of(folders, names)
 
 
 # ---- the command ----
@@ -284,6 +284,7 @@ def test_a_report_of_the_base(tmp_path):
     report = json.loads((out / "report.json").read_text("utf-8"))
     changes = [r for r in report["tables"]["Effects of names"] if r["what"] == fairness.CHANGE]
     assert len(changes) == 4 and all(row["value"] == 0 for row in changes)
+    assert changes[0]["row"] == "tiny-base’s change of recommendation, Female compared with Male"
     table = pd.read_csv(out / "decisions-tiny-base.csv")
     assert list(table)[:3] == ["entity_id", "score", "label_value"] and len(table) == 200
     with pytest.raises(UserError, match="--out"):

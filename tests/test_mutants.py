@@ -129,7 +129,7 @@ READ = {  # a reader, and the rows of its JSONL or the bytes of its CSV
     "items": (items, ITEMS),
     "log": (log, LOG),
     "record": (record, [RUN]),
-    "answers": (command(fairness.main, "text", "FILE"), ANSWERS * 3),
+    "answers": (command(fairness.main, "report", "--answers", "FILE"), ANSWERS * 3),
     "decisions": (command(audit.main, "FILE", "--y-pred", "p", "--group", "g"), DECISIONS),
     "names": (lambda path: people(path, "sex", "race_ethnicity"), (REPO / "data/names.csv").read_bytes()),
     "ages": (lambda path: people(path, "age_group"), (REPO / "data/ages.csv").read_bytes()),

@@ -73,8 +73,6 @@ def test_what_is_no_profile_gets_no_rank_and_is_listed(ranked, capsys):
         ("a", "1"),
         ("g", ""),
     ]
-    table, seen = ranked(rows, "--min-words", "1")
-    assert [row["id"] for row in table if not row["rank"]] == ["c", "e"]  # a link, and nothing
     assert "--min-words" in error_of(ranked, people(a="cv.pdf", b=link))
 
 
@@ -104,15 +102,12 @@ def test_cells_come_through_and_are_no_formulas(ranked, tmp_path):
     assert (tmp_path / "out/ranked.csv").stat().st_mode & 0o777 == 0o600
 
 
-def test_a_role_is_text_and_a_file_has_an_at_sign(ranked, tmp_path):
+def test_a_role_is_text(ranked):
     role = "Which candidate fits this role?\nRole: chef\nMust have: soups"
-    file = tmp_path / "role.txt"
-    file.write_text("Role: chef\nMust have: soups\n", encoding="utf-8-sig")
     rows = people(a="w " * 20) + [{"id": "b", "prompt": "Own prompt?", "profile": "w " * 20}]
-    for flag in ("Role: chef\nMust have: soups", f"@{file}"):
-        table, seen = ranked(rows, "--role", flag)
-        assert [prompt[0]["content"] for prompt, _ in seen] == [role, role]
-        assert {row["role"] for row in table} == {"Role: chef\nMust have: soups"}
+    table, seen = ranked(rows, "--role", "Role: chef\nMust have: soups")
+    assert [prompt[0]["content"] for prompt, _ in seen] == [role, role]
+    assert {row["role"] for row in table} == {"Role: chef\nMust have: soups"}
     _, seen = ranked(rows)
     assert {str(prompt) for prompt, _ in seen} == {str(rank.role_prompt("chef")), "Own prompt?"}
 
@@ -125,14 +120,12 @@ def test_a_role_is_text_and_a_file_has_an_at_sign(ranked, tmp_path):
         ([{"id": "a", "profile": "x", "role": "r"}] * 2, (), ":2: the id"),
         ([{"id": " ", "profile": "x", "role": "r"}], (), ":1: the id"),
         ([{"id": "a", "profile": "x"}], (), ":1: the role is empty"),
-        ([{"id": "a", "profile": "x", "role": "https://a.org/role"}], (), "https://a.org/role"),
         ([{"id": "a", "profile": "x", "role": "r", "score": 1}], (), "rename the column 'score'"),
         (
             [{"id": "a", "profile": "x", "prompt": [{"role": "assistant", "content": "y"}]}],
             (),
             ":1:",
         ),
-        ([{"id": "a", "profile": "x"}], ("--role", "@none.txt"), "--role"),
         ("id,profile,role\n1,x\n", (), "people.csv:2"),
         ("id,profile\n1,x\n", ("--min-words", "0"), "--min-words"),
     ],
