@@ -81,7 +81,7 @@ def contrast(frame, group, reference):
     why."""
     pair = frame[frame.group.isin([group, reference])]
     counts = pair.groupby(["group", "role"], observed=True).hit.agg(["sum", "size"])
-    shared = counts.loc[group].join(counts.loc[reference], how="inner", rsuffix=" there")
+    shared = counts.loc[group].join(counts.loc[reference].add_suffix(" there"), how="inner")
     k, n, l, m = table = shared.to_numpy(float).T  # (roles,) each
     N, selected = n + m, k + l
     row = {"compared": int(N.sum()), "of": len(pair), "ratio": {"value": None}, "p": None}
