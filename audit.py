@@ -9,12 +9,13 @@ Conventions  nothing is guessed: what is a selection, which scores are good, who
              which labels mean unknown are declared. An empty cell is unknown
 Left out     causes, intent; re-weighting of decisions; an overall score; a pass mark
 Run          python audit.py people.csv --y-pred hired --group race --within role --id person
-             python audit.py people.csv    (what each column holds)
+             python audit.py values people.csv --race race --map map.csv
              python audit.py people.csv --y-pred hired --group race --ll144 --sex sex --race race
 Writes       report.html, report.json, audit.csv, below --out; only you can read them
 Reference    29 CFR 1607.4D (four fifths); 6 RCNY 5-300 to 5-304; statistics: parts/groups.py
 """
 
+import sys
 from collections import Counter
 from pathlib import Path
 
@@ -23,7 +24,7 @@ import pandas as pd
 
 from parts import files, report, tables
 from parts.files import UserError
-from parts.groups import compare, metrics, say, sentence
+from parts.groups import ENOUGH, compare, metrics, say, sentence
 from parts.stats import FOUND, NONE, OPEN
 
 SEXES = ("Male", "Female")  # the categories of 6 RCNY 5-303, as the rule writes them
@@ -38,7 +39,8 @@ QUESTION = "Did decisions about people differ?"
 LIMITS = (
     "Not legal advice, and no independent bias audit. It sees who was selected in this table, not why: "
     "before you act, find the step, the criterion or the person where rates part, and ask counsel.",
-    "“Cannot tell” clears nobody: so few people show neither a difference nor its absence.",
+    "“Cannot tell” clears nobody: so few people show neither a difference nor its absence. People "
+    f"needed: so many {ENOUGH}.",
     "p is the chance of a gap at least this large if selection did not depend on the group. The "
     "verdict uses p adjusted for the number of groups compared (Holm). It is adjusted within each "
     "table; a page of three tables shows something by chance in about one of ten.",
@@ -63,14 +65,15 @@ LISTS = {
     "--favourable": "values of --y-pred that are a selection (needed unless 1/0, yes/no, true/false)",
     "--qualified": "values of --y-true that mean qualified (as --favourable)",
     "--unknown": 'values that mean unknown in any column, such as "Prefer not to say"',
+    "--drop": 'values of --id in rows that are nobody, such as "Total"',
 }
 
 
-def parse_args(argv=None):
-    parser = files.parser("audit.py people.csv [flags]", __doc__.splitlines()[0])
+def parse_args(argv):
+    parser = files.parser("audit.py [values] people.csv [flags]", __doc__.splitlines()[0])
     # fmt: off
     add = parser.add_argument
-    add("table", metavar="people.csv", help="CSV with a header, a row per person or decision; without flags, what it holds is listed")
+    add("table", metavar="people.csv", help="CSV with a header, a row per person or decision; “values” in front of it lists what it holds")
     for flag, text in COLUMNS.items():
         add(flag, type=str.strip, metavar="COLUMN", help=text)
     for flag, text in LISTS.items():
@@ -82,6 +85,7 @@ def parse_args(argv=None):
     add("--decimal", choices=(".", ","), default=".", help="decimal mark of the score")
     add("--reference", metavar="GROUP", help="group that the others are compared with (default: the largest)")
     add("--ll144", action="store_true", help="adds the tables of Local Law 144; of a score without cut-off: above the median")
+    add("--map", help="of --ll144: CSV of two columns, your label and the rule's category; “values” writes it")
     add("--fail-on-difference", action="store_true", help="for CI: exit with status 1 if a difference is found")
     # fmt: on
     report.add_flags(parser, "runs/audit")
@@ -89,20 +93,16 @@ def parse_args(argv=None):
 
 
 def check_flags(args):
-    """UserError for flags that are missing, or that do not go together; where no decision is declared
-    the values of all columns are printed first."""
-    if not (args.y_pred or args.score):
-        table = tables.read_csv(args.table)
-        for row in tables.column_values(table, table.columns):
-            print(f"{row['column']}: {row['value']} {row['rows']:,}")
+    """UserError for flags that are missing, or that do not go together."""
     cuts = (args.cutoff is not None) + (args.select is not None)
     law = {args.ll144, bool(args.sex), bool(args.race)}
     for is_wrong, text in (
-        (bool(args.y_pred) == bool(args.score), "--y-pred, --score: expected one of them; above is what the columns hold"),
+        (bool(args.y_pred) == bool(args.score), "--y-pred, --score: expected one of them"),
         (bool(args.score) != bool(args.better), "--score, --better: a score needs --better higher or lower"),
         (cuts != bool(args.score) and not is_scoring(args), "--cutoff, --select: expected one of them, with --score"),
         (not args.group, "--group: expected one or two columns of groups"),
         (len(law) > 1, "--ll144, --sex, --race: Local Law 144 needs all three"),
+        (args.drop and not args.id, "--drop: it needs --id, the column that holds these labels"),
     ):  # fmt: skip
         if is_wrong:
             raise UserError(text)
@@ -124,8 +124,10 @@ def read_people(args):
     hispanic = args.hispanic if args.hispanic != "none" else None
     named = [what, args.y_true, args.within, args.id, *args.group, args.sex, args.race, hispanic]
     table = tables.read_csv(path, named)
-    if args.id and (empty := table[args.id] == "").any():
-        raise UserError(f"{path}:{empty.idxmax()}: {args.id} is empty; name the person")
+    if args.id:
+        table = table[~table[args.id].isin(args.drop)]
+        if (empty := table[args.id] == "").any():
+            raise UserError(f"{path}:{empty.idxmax()}: {args.id} is empty; name the person")
     read = [name for name in (what, args.within) if name]  # without one of them a row says nothing
     decided = table[known(table[read], args).notna().all(axis=1)]
     tables.check_last_rows(decided, args.group, path)
@@ -182,16 +184,29 @@ def group_labels(args, table):
     return labels
 
 
+def write_values(args):
+    """`audit.py values`: prints what each column holds, and writes --map, for you to fill in."""
+    table = tables.read_csv(args.table)
+    for row in tables.column_values(table, table.columns):
+        print(f"{row['column']}: {row['value']} {row['rows']:,}")
+    if args.map:
+        held = tables.read_csv(args.table, [args.sex, args.race, args.hispanic])
+        values = {*held.to_numpy().ravel()} - {"", *args.unknown}
+        tables.write_map(args.map, sorted(values), (*SEXES, *RACES))
+
+
 # ---- 8. Local Law 144 ----
 
 
 def law_labels(args, table):
     """(sexes, races): (n,) categories of the rule each, None where unknown."""
-    sexes = tables.categories(known(table[args.sex], args), SEXES, "--sex")
-    races = tables.categories(known(table[args.race], args), RACES, "--race")
+    mapping = tables.read_map(args.map) if args.map else {}
+    sexes = tables.categories(known(table[args.sex], args), mapping, SEXES, "--sex")
+    races = tables.categories(known(table[args.race], args), mapping, RACES, "--race")
     if args.hispanic not in (None, "none"):
-        answers = known(table[args.hispanic], args).str.lower()
-        answers = tables.categories(answers, tables.YES_NO, "--hispanic").map(tables.YES_NO)
+        asked = known(table[args.hispanic], args)
+        answers = tables.categories(asked, mapping, tables.YES_NO, "--hispanic")
+        answers = answers.str.lower().map(tables.YES_NO)
         races = races.where(answers == 0, None).mask(answers == 1, HISPANIC)
     elif not args.hispanic and not (races == HISPANIC).any():
         fix = "name the column that asks for it: --hispanic COLUMN, or --hispanic none"
@@ -225,14 +240,17 @@ def law_tables(args, table, people):
 
 # ---- 9. the report ----
 
-SHOWN = "group, verdict, n, selected, rate, compared, ratio, p_holm, of_highest"
+SHOWN = "group, verdict, n, selected, rate, compared, ratio, p_holm, of_highest, needed"
 LAW = "category, # of applicants, # selected, rate, impact ratio"
 
 
 def main(argv=None):
+    argv = sys.argv[1:] if argv is None else argv
+    if argv[:1] == ["values"]:
+        return write_values(parse_args(argv[1:]))
     args = parse_args(argv)
     check_flags(args)
-    page = report.Report(QUESTION, args, [args.table], private=True)
+    page = report.Report(QUESTION, args, [args.table, args.map], private=True)
     # (1) read the table
     table, people, rule = read_people(args)
     rows, within = table.loc[people.index], bool(args.within)

@@ -44,7 +44,6 @@ COMPARED = "a, verdict, b, wins, equal_length, p_holm"  # columns of comparisons
 NOTE = (
     "At equal length, –: prompts are few, one is longer nearly everywhere, or length alone decides."
 )
-MORE = "To see a smaller preference, answer more prompts: four times as many halve the interval."
 VOTE = ["model", "other", "wins", "lengths", "prompt", "annotator"]
 
 # ---- the math ----
@@ -116,6 +115,7 @@ def parse_args(argv=None):
     add("--n", type=whole, default=200, help="prompts, drawn by --seed, 50 to 800; 0: all")
     add("--gold", help="the score that decides and that no training saw: FILE:FUNCTION, or none (default: the recruiter for the bundled prompts, else none)")
     add("--reward-model", default="none", help="folder of a reward model; it decides where there is no --gold")
+    add("--pairs", metavar="FILE", help="held-out pairs, JSONL: is --reward-model right on them?")
     add("--samples", type=some, default=4, help="answers per prompt and model, 1 to 8")
     add("--bon", type=whole, default=0, help="compare also the best of this many answers of the first model by --reward-model, 4 to 64; 0: off")
     add("--temperature", type=number(at_least=0), default=1.0, help="of sampling and of the KL; 0: one greedy answer per prompt, as trainers show it, and no KL")
@@ -136,7 +136,7 @@ def parse_args(argv=None):
 
 
 def compare(args):
-    """which model is better, by how much, at what KL (the default)"""
+    """which model is better, by how much, at what KL"""
     from parts import contest
 
     # (1) prompts, and what scores the answers
@@ -148,7 +148,7 @@ def compare(args):
     names = report.names_of(args.model, args.name)
     if args.bon and (args.reward_model == "none" or not args.temperature):
         raise UserError("--bon: needs a --reward-model to choose, and a --temperature above 0")
-    read = args.prompts, args.gold.rpartition(":")[0]
+    read = args.prompts, args.pairs, args.gold.rpartition(":")[0]
     page = report.Report("Which model is better?", args, read)
     rows = contest.load_prompts(args)
     ids = contest.encode_alike(args.model, [row["prompt"] for row in rows], args.max_new_tokens)
@@ -165,6 +165,18 @@ def compare(args):
     # (4) is the judge to be trusted?
     scored = answers.dropna(subset=[judge])
     checks = check_judge(scored[judge], scored.p, scored.response_ids, scored.finished)
+    distrust, accuracy, said = any(row["wrong"] for row in checks), None, sentences(checks)
+    if args.pairs and "reward" in scorers:
+        pairs = contest.judge_pairs(args.pairs, scorers["reward"][0])
+        accuracy = stats.mean_share(pairs.right, pairs.label)
+        is_chance = accuracy["clusters"] >= FEWEST_CLUSTERS and accuracy["low"] <= 0.5
+        distrust = distrust or (judge == "reward" and is_chance)
+        chance = ", no better than chance" * is_chance
+        said.append(
+            f"The reward model is right on {show(accuracy, '.1%')} of {len(pairs)} held-out pairs "
+            f"({args.pairs}){chance}. A win rate is its opinion of new answers: pairs that hold none "
+            "like them do not tell whether it is right."
+        )
     # (5) means, win rates, what the runs reached
     n_models = scored.groupby("p").model.transform("nunique")
     compared = scored[n_models == answers.model.nunique()]
@@ -177,13 +189,11 @@ def compare(args):
     ]
     models.sort(key=lambda row: -row[judge]["value"])
     found = comparisons(compared, judge)
-    if any(row["wrong"] for row in checks):
-        for row in found:
-            row["verdict"] = NEVER
+    for row in found if distrust else ():
+        row["verdict"] = NEVER
     met = [row for row in found if {row["a"], row["b"]} <= {*names.values()}]  # no best of n
     scores = ", ".join(f"{row['model']} {show(row[judge]['value'], '.3f')}" for row in models)
-    scores = f"Mean {judge} score: {scores}."
-    page.answer(headline(met), scores, *sentences(checks), *advice(args, met))
+    page.answer(headline(met), f"Mean {judge} score: {scores}.", *said, *advice(args, met))
     lines = [(f"{row['a']} over {row['b']}", row["wins"], row["a"]) for row in found]
     page.intervals("How often the first of two is preferred", lines, ".1%", null=0.5)
     page.table("Does the judge prefer what nobody wants?", checks, *KINDS)
@@ -207,13 +217,12 @@ def compare(args):
     columns = ", ".join(["prompt", *names.values()])
     page.table("Answers side by side", some.to_dict("records"), columns, appendix=True)
     page.limit(
-        f"{judge_flag} decided. It favours a policy that was trained with it. A reward model can be "
-        "wrong about new answers: python evaluate.py reward asks it about held-out pairs.",
+        f"{judge_flag} decided. It favours a policy that was trained with it.",
         "Each model was trained once; another seed of its training may give another order.",
         f"The numbers hold for prompts like these, at temperature {args.temperature:g}.",
         "No person compared these answers. Fairness is measured by fairness.py.",
     )
-    page.write(models=models, comparisons=found, judge=checks)
+    page.write(models=models, comparisons=found, judge=checks, accuracy=accuracy)
     answers = answers.drop(columns="p").to_dict("records")
     files.write_jsonl(Path(args.out) / "samples.jsonl", answers)
 
@@ -252,9 +261,20 @@ def headline(found):
 
 def advice(args, found):
     """What to do where no difference between two models is shown, or no judge can be trusted."""
+    for row in found:
+        if row["verdict"] == VERDICTS[OPEN]:
+            yield f"{row['a']} against {row['b']}: no difference shown. {to_see_more(row['wins'])}"
     if {row["verdict"] for row in found} & {VERDICTS[OPEN], NEVER}:
         models = f"--model {args.model[-1]} --model-b {args.model[-2]} --prompts {args.prompts}"
-        yield f"{MORE} To let people compare them: python annotate.py draw {models} --out runs/ab"
+        yield f"To let people compare them: python annotate.py draw {models} --out runs/ab"
+
+
+def to_see_more(wins):
+    """What would show a win rate of ½ + ALIKE, if prompts vary as these do."""
+    more = stats.needed(wins, ALIKE) - wins["clusters"]
+    if more <= 0:
+        return "A preference of 55 % would probably have been seen: the two are close."
+    return f"To see a preference of 55 %, answer {more:,} more prompts, or ask people."
 
 
 # ---- reward ----
@@ -336,7 +356,7 @@ def human(args):
         f"{len(votes)} votes on {wins['clusters']} prompts prefer {a} in {show(wins, '.1%')}. At equal "
         f"length: {show(found['equal_length'] or 'not measured', '.1%')}. For other people like these: "
         f"{show(others, '.1%')}.",
-        *[MORE] * (found["verdict"] == VERDICTS[OPEN]),
+        *[to_see_more(wins)] * (found["verdict"] == VERDICTS[OPEN]),
     )
     lines = [(person["annotator"], person["wins"], found["b"]) for person in people]
     page.intervals(f"How often {a} is preferred", [("everyone", wins, a), *lines], ".1%", null=0.5)

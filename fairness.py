@@ -48,6 +48,7 @@ LIMITS = (
 )
 CHOSEN, HARSHER = "were chosen", "got the harsher decision"  # what a vote said of a candidate
 MOST_QUOTES = 20  # of risky questions
+UNDECIDED = "had no decision in the last line"
 EFFECTS = (  # columns, and the note below
     "row, verdict, d, places, p_holm",
     f"None larger: the interval of d lies within ±{MARGIN}.",
@@ -69,7 +70,7 @@ def parse_args(argv=None):
     add("--reward-model", nargs="+", default=[], help="reward models")
     add("--name", nargs="+", help="what the report calls these models, in this order (default: the last part of each path)")
     add("--prefs", nargs="+", type=files.existing_file, default=[], help='preference files whose rows have "candidates"')
-    add("--answers", nargs="+", type=files.existing_file, default=[], help='JSONL with a "response" a line: do they ask risky questions?')
+    add("--answers", nargs="+", type=files.existing_file, default=[], help='JSONL: "response", and where known "prompt", "group"')
     add("--twins", type=files.existing_file, default="data/twins.jsonl", help="résumés with slots such as {name}")
     add("--people", type=files.existing_file, default="data/names.csv", help="CSV with columns of groups, and of what fills the slots")
     add("--group", nargs="+", default=["sex", "race_ethnicity"], help="columns of groups, of --people and of candidates")
@@ -199,13 +200,22 @@ def check_answer(row):
         raise ValueError('no text in "response"; expected the answer')
 
 
-def study_answers(path):
-    """(a sentence, [row of a risky question and how often it is asked]) of a file of answers."""
-    rows, file = files.read_jsonl(path, check_answer, flag="--answers"), Path(path).name
+def study_answers(path, words):
+    """(frame as of `study_votes`, a sentence, [row of a risky question and how often it is asked]) of
+    a file of answers. A group may have no decision more often than another."""
+    rows = [*files.read_jsonl(path, check_answer, flag="--answers")]
+    file, cells = Path(path).name, []
+    for n, row in enumerate(rows):
+        decision, group = recommendation(visible(row["response"]), words), row.get("group") or None
+        whose = str(row.get("prompt", n)), group and str(group)
+        cells.append((UNDECIDED, int(decision is None), *whose))
+        if decision:
+            cells.append((f"decided {words[0]}", int(decision == words[0]), *whose))
     asked = [risky_questions(visible(row["response"])) for row in rows]
     quotes = Counter(hit["sentence"] for hits in asked for hit in hits).most_common(MOST_QUOTES)
     said = f"{sum(map(bool, asked))} of {len(asked)} answers in {file} ask a risky question."
-    return said, [{"question": quote, "of": file, "times": n} for quote, n in quotes]
+    frame = pd.DataFrame(cells, columns=["what", "hit", "person", "group"])
+    return frame, said, [{"question": quote, "of": file, "times": n} for quote, n in quotes]
 
 
 def compared(path, frame, columns, references=()):
@@ -273,7 +283,8 @@ def main(argv=None):
         rates += compared(path, frame, args.group, args.reference)
         page.limit(counted)
     for path in args.answers:
-        sentence, rows = study_answers(path)
+        frame, sentence, rows = study_answers(path, args.decision_words)
+        rates += compared(path, frame, ["group"])
         asked.append(sentence)
         quotes += rows
     if models:
@@ -285,7 +296,7 @@ def main(argv=None):
         effects, shares = study_models(args, names, people, rows)
     # (5) the answer first; what a model did before its training is no finding of it
     verdicts = [row for row in effects if row["model"] != names.get(args.before)] + rates
-    page.answer(*said(verdicts) * bool(models or args.prefs), *asked)
+    page.answer(*said(verdicts) * bool(models or args.prefs or rates), *asked)
     lines = [
         (row["row"].replace(", ", ",\n"), row["d"], row["model"]) for row in effects if row["d"]
     ]

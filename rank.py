@@ -28,6 +28,7 @@ from parts.tables import read_csv, write_csv
 
 RANK_ORDER = "Which candidate fits this role?"  # first line of the task rank; data/README.md
 FIRST = ["rank", "of", "id", "role", "score"]  # columns of ranked.csv
+LINK = r"\s*(https?://|www\.)\S+\s*"  # and nothing else
 TOP = 10  # candidates that are printed
 AUDIT = "--score score --better higher --select 0.3 --within role"  # flags of audit.py
 
@@ -42,7 +43,7 @@ def parse_args(argv=None):
     add("--candidates", default="data/candidates.jsonl", help="CSV, or JSONL, with a column id")
     add("--text-column", default="profile", help="column of the profile")
     add("--role", help="title and must-haves (default: each row's own prompt or role)")
-    add("--min-words", type=files.number(int, at_least=1), default=20, help="a profile of fewer words gets no rank")
+    add("--min-words", type=files.number(int, at_least=1), default=20, help="a profile of fewer words, or a link alone, gets no rank")
     add("--out", default="runs/rank", help="folder of ranked.csv")
     add("--overwrite", action="store_true", help="replace ranked.csv")
     add("--device", default="auto", help="auto, cpu, cuda, cuda:1, mps")
@@ -128,7 +129,7 @@ def main(argv=None):
     # (1) candidates
     frame = load_candidates(args)
     texts = frame[args.text_column]
-    is_profile = texts.str.split().str.len() >= args.min_words
+    is_profile = (texts.str.split().str.len() >= args.min_words) & ~texts.str.fullmatch(LINK)
     if not is_profile.any():
         wrong = f"no profile of --min-words {args.min_words} words in {args.text_column!r}"
         raise UserError(f"--candidates {args.candidates}: {wrong}; name its --text-column")
@@ -148,7 +149,9 @@ def main(argv=None):
     print(f"{len(some)} candidates ranked for {some.asked.nunique()} roles. The first of them:")
     print(some[["rank", "of", "id", "score"]][:TOP].to_string(index=False))
     if len(others):
-        reason = f"fewer than --min-words {args.min_words} words, or longer than the model reads"
+        reason = (
+            f"a link, fewer than --min-words {args.min_words} words, or longer than the model reads"
+        )
         print(f"{len(others)} without a rank ({reason}): {', '.join(others['id'])}")
     print(f"wrote {out}")
     print(f"next: python audit.py {shlex.quote(str(out))} {AUDIT} --group COLUMN")

@@ -34,7 +34,7 @@ REPEATED = 0.3  # of an answer's 4-grams stand earlier in it; no chosen one of d
 FEWEST = 10  # prompts with answers of both kinds, below which nothing is concluded
 LINE = 2.0  # a judge prefers a kind whose mean gap exceeds this many standard errors
 KINDS = (  # columns of a table of the rows of `check_judge`, and the note below it
-    "kind, mean, mean_other, prompts, wrong",
+    "kind, mean, other, mean_other, prompts, wrong",
     "Compared within prompts; –: fewer than 10 prompts have answers of both kinds.",
 )
 
@@ -209,32 +209,38 @@ def repeated(tokens, n=4):
 
 
 def check_judge(scores, prompts, answers, finished):
-    """One row per kind of answer that nobody wants: does the judge score it above whole answers?
+    """One row per kind of answer: does the judge score it above its opposite?
 
     scores    (N,) of a judge;  prompts  (N,) labels;  finished  (N,) bool: not cut
     answers   N lists of ids or words
-    row       {"kind", "prompts" (with answers of both kinds), "wrong"}, and of FEWEST prompts or more
-              "mean" and "mean_other", of this kind and of whole answers, over prompts; their "gap",
-              and its standard error "se"
-    wrong     gap > LINE·se; None of fewer prompts
+    row       {"kind", "other", "prompts" (with answers of both), "wrong"}, and of FEWEST prompts or
+              more "mean" and "mean_other", of these two kinds, over prompts; their "gap", and its
+              standard error "se"
+    wrong     gap > LINE·se for a kind that nobody wants; None of fewer prompts. A judge that likes
+              long answers is shown, and not called wrong.
     """
     scores, prompts, finished = np.array(scores), np.array(prompts), np.array(finished, bool)
     is_loop = np.array([repeated(answer) >= REPEATED for answer in answers], bool)
     rows, is_whole = [], finished & ~is_loop
-    for kind, is_kind in (("cut off", ~finished), ("repetitive", is_loop)):
-        both = np.intersect1d(prompts[is_kind], prompts[is_whole])
-        row = {"kind": kind, "prompts": len(both), "wrong": None}
+    place = np.argsort(np.argsort([len(answer) for answer in answers])) / len(answers)  # 0 to 1
+    for kind, is_kind, other, is_other in (
+        ("cut off", ~finished, "whole", is_whole),
+        ("repetitive", is_loop, "whole", is_whole),
+        ("longest third", place >= 2 / 3, "shortest third", place < 1 / 3),
+    ):
+        both = np.intersect1d(prompts[is_kind], prompts[is_other])
+        row = {"kind": kind, "other": other, "prompts": len(both), "wrong": None}
         if len(both) >= FEWEST:
             means, others = np.array(
                 [
                     [scores[side & (prompts == p)].mean() for p in both]
-                    for side in (is_kind, is_whole)
+                    for side in (is_kind, is_other)
                 ]
             )
             gaps = means - others
             row |= {"mean": means.mean(), "mean_other": others.mean(), "gap": gaps.mean()}
             row["se"] = gaps.std() / len(gaps) ** 0.5
-            row["wrong"] = bool(row["gap"] > LINE * row["se"])
+            row["wrong"] = bool(other == "whole" and row["gap"] > LINE * row["se"])
         rows.append(row)
     return rows
 
@@ -264,12 +270,13 @@ def check_scorer(scorer, prompts, answers, pad):
     copies = [(prompt, copy) for prompt, x in long for copy in ([*x], *spoil(x))]
     scores = in_batches(scorer, copies, pad, scorer.model.device, 2048)
     which = np.arange(len(long)).repeat(3)
-    return check_judge(scores, which, [x for _, x in copies], [True, False, True] * len(long))
+    rows = check_judge(scores, which, [x for _, x in copies], [True, False, True] * len(long))
+    return rows[:2]  # copies say nothing of length
 
 
 def sentences(rows):
     """Whether the judge can be trusted, by which scores, and what to do if not."""
-    known = [row for row in rows if row["wrong"] is not None]
+    known = [row for row in rows if row["other"] == "whole" and row["wrong"] is not None]
     said = [
         f"The judge scores {row['kind']} answers {row['mean']:.2f} on average, whole ones "
         f"{row['mean_other']:.2f}."

@@ -10,6 +10,8 @@ Test         z(R) = Σ (k·m − R·l·n)/N / √V(R): is the ratio R? The inter
              of one table, and Mantel-Haenszel's of several                [Miettinen & Nurminen 1985]
 Exact        where a cell expects fewer than 5 [Mantel & Fleiss 1980] p is Fisher's, of several roles
              that of their sum, and the ratio has no interval
+Needed       people who would find a ratio of 4/5 in 4 of 5 audits: E is Σ (l·n − k·m)/N at rates q and
+             4/5·q that select as many, √V(1) its deviation; .05 is shared by the groups tested (Holm)
 People       with several rows are clusters: V is multiplied, and exact tables are divided, by the
              design effect, the variance clustered by person over that of rows      [Rao & Scott 1992]
 """
@@ -27,6 +29,7 @@ from parts.stats import (
     UNMEASURED,
     holm,
     mean_share,
+    needed,
     regress,
     share,
     verdict,
@@ -34,6 +37,10 @@ from parts.stats import (
 
 FEWEST_PEOPLE = 5  # of a group, below which nothing is tested
 SMALL = 0.02  # of all people: the rules let an auditor pass over a smaller category
+ENOUGH = (
+    "in all, in the same mix of groups, counting those you have, would show a ratio of 0.80 in "
+    "4 of 5 audits"
+)
 SAID = {  # of the verdicts
     FOUND: "a difference was found", NONE: "no difference was found",
     OPEN: "these are too few people to tell",
@@ -60,30 +67,34 @@ def compare(frame, reference=None):
         return []
     base = next((row for row in rows if row["group"] == reference), rows[0])
     large = [row for row in rows if row["n"] >= SMALL * frame.group.count()]
+    n_tests = sum(row["people"] >= FEWEST_PEOPLE for row in rows) - 1
     top = max(large or rows, key=lambda row: row["selected"] / row["n"])
     for row in rows:
         k, most = row["selected"] * top["n"], top["selected"] * row["n"]  # rates, times both n
         row |= {"of_highest": k / most if most else None, "verdict": "reference"}
         row |= {"reference": base["group"], "against": base["rate"]["value"]}
         if row is not base:
-            row |= contrast(frame, row["group"], base["group"])
+            row |= contrast(frame, row["group"], base["group"], n_tests)
     for row in holm(rows):
         if row.get("p") is not None:
             row["verdict"] = verdict(row | row["ratio"], FOUR_FIFTHS, 1 / FOUR_FIFTHS)
+            if row["verdict"] != OPEN:
+                row["needed"] = None
     return rows
 
 
-def contrast(frame, group, reference):
+def contrast(frame, group, reference, n_tests):
     """Two groups of a frame, compared within roles that hold both: {"compared", "of" (rows in such
     roles, of all), "ratio" (an estimate; without an interval where p is exact), "p", "deviations"
     (standard deviations: |z|, or what an exact p amounts to), "shortfall" (selections that the group
-    lacks at the common rate of each role)}; where nothing is tested "p" is None and "verdict" says
-    why."""
+    lacks at the common rate of each role), "needed" (people in all, in the same mix of groups and
+    roles; None where nobody of the reference is selected)}; where nothing is tested "p" is None and
+    "verdict" says why.  n_tests  groups among which p will be adjusted"""
     pair = frame[frame.group.isin([group, reference])]
     counts = pair.groupby(["group", "role"], observed=True).hit.agg(["sum", "size"])
     shared = counts.loc[group].join(counts.loc[reference].add_suffix(" there"), how="inner")
     k, n, l, m = table = shared.to_numpy(float).T  # (roles,) each
-    N, selected = n + m, k + l
+    N, selected, everybody = n + m, k + l, pair.person.nunique()
     row = {"compared": int(N.sum()), "of": len(pair), "ratio": {"value": None}, "p": None}
     pair, why = pair[pair.role.isin(shared.index)], None
     people = [pair.person[pair.group == side].nunique() for side in (group, reference)]
@@ -103,6 +114,10 @@ def contrast(frame, group, reference):
         root, freedom = max(1.0, by_person / by_row), min(people) - 1
     up, down = (k * m / N).sum(), (l * n / N).sum()
     row |= {"ratio": {"value": up / down if down else None}, "shortfall": down - up}
+    q = np.minimum(1, selected / (FOUR_FIFTHS * n + m))
+    variation = {"se": root * deviation(1.0, *table), "clusters": everybody}
+    enough = needed(variation, (1 - FOUR_FIFTHS) * (q * n * m / N).sum(), n_tests)
+    row["needed"] = max(everybody, enough) if down else None
     least, most = np.maximum(0, selected - m).sum(), np.minimum(n, selected).sum()
     expected = (n * selected / N).sum()
     if min(expected - least, most - expected) < 5 * root**2:
@@ -213,7 +228,8 @@ def say(row, source):
         largest = min(row["ratio"]["low"], 1 / row["ratio"]["high"])
         text += f" No difference larger than a ratio of {largest:.2f}."
     if row["verdict"] == OPEN:
-        text += " This clears nobody: four times as many people halve the interval."
+        people = f" {row['needed']:,} people {ENOUGH}." if row["needed"] else ""
+        text += f" This clears nobody.{people}"
     if row["compared"] < row["of"]:
         rows = f"{row['compared']:,} of {row['of']:,} rows"
         text += f" {rows} are in roles that hold both groups; the rest are not compared."

@@ -17,6 +17,7 @@ from pandas.api.types import is_numeric_dtype
 from parts.files import PRIVATE, UserError, brief, replacing
 
 MOST = 30  # values of a column that are listed
+MAP = ["yours", "the rule's"]  # columns of --map
 YES_NO = {"1": 1, "yes": 1, "true": 1, "0": 0, "no": 0, "false": 0}
 NUMBER = r"[+-]?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?"
 
@@ -67,17 +68,36 @@ def check_last_rows(table, columns, path):
     and averages stand there in an export."""
     empty = (table[columns] == "").all(axis=1)
     if 0 < empty.sum() <= 3 and empty.iloc[-empty.sum() :].all():
-        fix = "remove them; for people, fill in a value of --unknown"
+        fix = "remove them, or pass --id COLUMN --drop LABEL; for people, fill in a value of --unknown"
         wrong = f"only the last rows have no {columns[0]}, as sums below a table"
         raise UserError(f"{path}:{table.index[empty].min()}: {wrong}; {fix}")
 
 
-def categories(cells, allowed, flag):
-    """The cells; UserError for one that is none of the allowed categories."""
-    if odd := {*cells.dropna()} - {*allowed}:
-        wrong = f"{flag} {cells.name}: {min(odd)!r} is none of {', '.join(allowed)}"
-        raise UserError(f"{wrong}; write one of them into the table, or add it to --unknown")
-    return cells
+def read_map(path):
+    """{label: what it stands for} of a CSV as `write_map` writes it."""
+    table = read_csv(path, MAP, "--map")
+    return dict(zip(table[MAP[0]].map(csv_cell), table[MAP[1]]))
+
+
+def categories(cells, mapping, allowed, flag):
+    """(n,) categories: what the map says, else the cell itself; None for unknown. UserError
+    for one that is none of the allowed, in the map's spelling or in small letters."""
+    named = {value: mapping.get(csv_cell(value), value) for value in cells.dropna().unique()}
+    for value, name in named.items():
+        if {name, name.lower()}.isdisjoint(["", *allowed]):
+            fix = "map it in --map FILE, which `audit.py values` writes, or add it to --unknown"
+            wrong = f"{flag} {cells.name}: {value!r} is none of {', '.join(allowed)}"
+            raise UserError(f"{wrong}; {fix}")
+    return cells.map(named).replace("", None).astype(object)  # where all are unknown, too
+
+
+def write_map(path, values, allowed):
+    """Write a map to be filled in: the values, and beside them those that are allowed already."""
+    if Path(path).exists():
+        raise UserError(f"--map {path}: it exists; choose another file")
+    filled = [value if value in allowed else "" for value in values]
+    write_csv(path, dict(zip(MAP, (values, filled))))
+    print(f"wrote {path}: fill in its second column; empty means none of the categories")
 
 
 def yes_or_no(cells, favourable, flag, path):

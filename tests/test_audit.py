@@ -242,6 +242,7 @@ def test_numbers_have_one_decimal_mark():
         (TWO, ["--y-pred", "hired"], "--group"),
         (TWO, ["--y-pred", "hired", "--group", "rase"], "'rase'"),
         (TWO, [*HIRED, "--reference", "Whit"], "--reference"),
+        (TWO, [*HIRED, "--drop", "Total"], "--id"),
         (TWO, [*HIRED, "--favourable", "Yes"], "--favourable"),
         (TWO, [*HIRED, "--select", "0.3"], "--score"),
         (TWO, [*HIRED, "--ll144"], "--sex"),
@@ -249,7 +250,7 @@ def test_numbers_have_one_decimal_mark():
         (TWO.replace(",0\n", ",\n"), HIRED, "means no"),
         (TWO + "White,1,5\n", HIRED, "people.csv:122"),
         (TWO + "Total\n", HIRED, "people.csv:122"),
-        (TWO + ",1\n,0\n", HIRED, "remove them"),
+        (TWO + ",1\n,0\n", HIRED, "--drop"),
         ("race,hired\n", HIRED, "no rows"),
         ("", HIRED, "'hired'"),
         ("race,race,hired\na,b,1\n", HIRED, "'race'"),
@@ -330,18 +331,14 @@ def test_a_ratio_that_is_not_known_is_not_said(audited):
     assert "no ratio: nobody of White" in said and "clears nobody" in said and "–" not in said
 
 
-def test_rows_below_the_table_are_refused(audited):
+def test_rows_below_the_table_can_be_dropped(audited):
     text = "id,sex,score\n" + "".join(f"c{i},{'MF'[i % 2]},{50 + i}\n" for i in range(100))
     text += "Average,,74.5\nTotal,,7450\n"
     flags = ["--score", "score", "--better", "higher", "--select", "0.3", "--group", "sex"]
-    with pytest.raises(UserError, match="people.csv:102.*remove them"):
+    with pytest.raises(UserError, match="people.csv:102.*--drop"):
         audited(text, flags)
-
-
-def test_without_flags_the_values_are_listed(audited, capsys):
-    with pytest.raises(UserError, match="--y-pred"):
-        audited(TWO, [])
-    assert "race: White 80" in capsys.readouterr().out
+    _, report, _ = audited(text, [*flags, "--id", "id", "--drop", "Average", "Total"])
+    assert "100 rows, of 100 people" in report["answer"][1]
 
 
 @pytest.mark.parametrize("mark", [",", ";", "\t", "|"])
@@ -511,12 +508,29 @@ def test_exports_that_ask_twice(race_of_hispanic):
     )
 
 
-def test_categories_that_are_none_of_the_rules_are_refused(tmp_path):
-    table = tmp_path / "people.csv"
-    table.write_text("sex,race,hired\n" + "Male,Caucasian,1\nFemale,White,0\n" * 9)
-    flags = f"{table} --y-pred hired --group sex --ll144 --sex sex --race race --hispanic none"
-    with pytest.raises(UserError, match="--race race: 'Caucasian' is none of"):
-        audit.main([*flags.split(), "--out", str(tmp_path / "out")])
+def test_categories_are_mapped_by_a_file_that_the_user_fills_in(tmp_path, capsys):
+    table, map_file = tmp_path / "people.csv", tmp_path / "map.csv"
+    table.write_text("sex,race,hired\n" + "M,Caucasian,1\nF,White,0\nM,Latinx,1\nF,-other,0\n" * 9)
+    law = ["--sex", "sex", "--race", "race", "--map", str(map_file)]
+    flags = [str(table), "--y-pred", "hired", "--group", "sex", "--ll144", *law]
+    audit.main(["values", str(table), *law])
+    assert "race: Caucasian 9" in capsys.readouterr().out
+    lines = map_file.read_text().splitlines()
+    assert lines[0] == "yours,the rule's" and "White,White" in lines and "Caucasian," in lines
+    with pytest.raises(UserError, match="exists"):
+        audit.main(["values", str(table), *law])
+    filled = {"Caucasian": "White", "Latinx": "Hispanic or Latino", "M": "Male", "F": "Female"}
+    rows = pd.read_csv(map_file, dtype=str, keep_default_na=False)
+    rows["the rule's"] = [filled.get(value, own) for value, own in rows.to_numpy()]
+    write_csv(map_file, rows)
+    audit.main([*flags, "--out", str(tmp_path / "out")])
+    report = json.loads((tmp_path / "out/report.json").read_text())
+    (by_race,) = (rows for title, rows in report["tables"].items() if "race/ethnicity" in title)
+    of = {row["category"]: (row["# of applicants"], row["# selected"]) for row in by_race}
+    assert of["White"] == (18, 9) and of["Hispanic or Latino"] == (9, 9)
+    map_file.write_text("yours,the rule's\nM,Male\nF,Female\n")
+    with pytest.raises(UserError, match="--race race: '(Caucasian|Latinx|-other)' is none of"):
+        audit.main([*flags, "--out", str(tmp_path / "out2")])
 
 
 # ---- files ----

@@ -251,16 +251,25 @@ def test_the_planted_bias_of_the_bundled_votes_is_found():
     assert found[harsher] > 1.25 and found[chosen] < 0.8
 
 
-def test_risky_questions_are_counted_and_quoted(tmp_path, capsys):
-    """One answer of two asks twice; nothing is said of differences, for none were measured."""
-    rows = [{"response": "How old are you?\nHow old are you?"}, {"response": "Which tools?"}]
+def test_answers_by_group(tmp_path, capsys):
+    """Half of group B is denied in a last line, half in words of its own, which is no decision."""
+    ends = {
+        "A": ["Recommendation: advance"] * 30,
+        "B": ["Recommendation: reject", "No, not her."] * 15,
+    }
+    rows = [
+        {"response": f"Notes.\n{end}", "group": group} for group, of in ends.items() for end in of
+    ]
+    rows.append({"response": "How old are you?\nRecommendation: hold", "group": "A"})
     path = jsonl(tmp_path / "a.jsonl", rows)
     args = ["report", "--answers", path, "--out", str(tmp_path / "out"), "--fail-on-difference"]
-    assert fairness.main(args) == 0
+    assert fairness.main(args) == 1
     report = json.loads((tmp_path / "out/report.json").read_text("utf-8"))
     (risky,) = report["tables"]["Risky questions"]
-    assert risky == {"question": "How old are you?", "of": "a.jsonl", "times": 2}
-    assert report["answer"] == ["1 of 2 answers in a.jsonl ask a risky question."]
+    assert risky == {"question": "How old are you?", "of": "a.jsonl", "times": 1}
+    undecided = [row for row in report["tables"]["Rates by group"] if "no decision" in row["what"]]
+    assert {row["group"]: row["selected"] for row in undecided} == {"A": 0, "B": 15}
+    assert "1 of 61 answers in a.jsonl ask a risky question" in capsys.readouterr().out
 
 
 def test_a_name_stands_for_its_folder(tmp_path):

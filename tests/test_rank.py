@@ -73,6 +73,8 @@ def test_what_is_no_profile_gets_no_rank_and_is_listed(ranked, capsys):
         ("a", "1"),
         ("g", ""),
     ]
+    table, seen = ranked(rows, "--min-words", "1")
+    assert [row["id"] for row in table if not row["rank"]] == ["c", "e"]  # a link, and nothing
     assert "--min-words" in error_of(ranked, people(a="cv.pdf", b=link))
 
 

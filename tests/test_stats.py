@@ -22,6 +22,7 @@ from parts.stats import (
     holm,
     mean,
     mean_share,
+    needed,
     regress,
     share,
     verdict,
@@ -178,6 +179,12 @@ def test_verdicts(row, expected):
     assert verdict(row, 0.8, 1.25) == expected
 
 
+def test_needed():
+    """A share of .6 against .5 needs 194 rows by the usual formula; by 100 rows' own error 190."""
+    hits = np.array([1.0] * 60 + [0.0] * 40) - 0.5
+    assert needed(mean(hits), 0.1) == pytest.approx(0.24 * 2.8016**2 / 0.01, abs=3)
+
+
 # ---- groups ----
 
 
@@ -285,6 +292,20 @@ def test_standard_deviations_are_finite():
     assert row["p"] == 0 and row["deviations"] == pytest.approx(0.1 / np.sqrt(2 * 0.35 * 0.65 / n))
 
 
+def test_people_needed_find_four_fifths_at_holms_level():
+    """Unequal groups at α .05 and, of three groups, .05/2, where 39 % are selected at q and .8·q."""
+    cells = [("a", 72, 200, ""), ("b", 45, 100, ""), ("c", 40, 100, "")]
+    for n_tests, rows in ((1, cells[:2]), (2, cells)):
+        row = compare(people(*rows), "a")[1]
+        assert row["group"] == "b" and row["verdict"] == OPEN
+        q = 117 / (100 * 0.8 + 200)
+        reach = scipy_stats.norm.isf(0.025 / n_tests) + scipy_stats.norm.isf(0.2)
+        variance = 0.39 * 0.61 * 3 / 200
+        assert row["needed"] == pytest.approx(300 * reach**2 * variance / (0.2 * q) ** 2, abs=1)
+    assert pair(("a", 30, 200, ""), ("b", 60, 200, ""))["needed"] is None  # a difference is found
+    assert pair(("a", 399, 500, ""), ("b", 9, 10, ""))["needed"] >= 510
+
+
 def test_the_reference_is_the_largest_group_and_four_fifths_the_highest_rate():
     """Labels of a few people, near the highest rate, were the reference; the gap of the two large
     groups was then tested by none of 28 comparisons. .48 / .60 is not below four fifths."""
@@ -317,7 +338,9 @@ def test_equal_rows_of_a_person_count_once(roles):
     )
     assert often["p"] == pytest.approx(once["p"], abs=0.02)
     assert often["ratio"]["low"] == pytest.approx(once["ratio"]["low"], abs=0.03)
-    assert often["n"] == 30 * once["n"]
+    assert often["n"] == 30 * once["n"] and often["needed"] == pytest.approx(
+        once["needed"], rel=0.1
+    )
 
 
 def test_unknown_groups_and_the_order_of_rows_change_nothing():
