@@ -66,7 +66,6 @@ RATES = 3e-4, 1e-5, 2e-4  # below 100 M parameters (worked on data/tiny-base), a
 STEPS = 40  # of an epoch, and so of a run without --steps; seeds have no end
 VAL_SEEDS, TEST_SEEDS = 10**9, 2 * 10**9  # training seeds are drawn below 10⁹
 SHOWN = 3  # episodes that `play` prints
-SHOW = ("reward/mean", "reward/frac_mixed", "env/turns", "length/mean", "entropy")  # on the bar
 HEADLINE = ("val/score", "val/reward")
 
 
@@ -404,7 +403,7 @@ def main(argv=None):
     if args.command == "play":
         return play_command(args, make)
     env, g = make(), args.group_size
-    run = runs.Run("grpo_agent", args, SHOW, HEADLINE)
+    run = runs.Run("grpo_agent", args, HEADLINE)
     judge = Judge(args, args.out) if args.reward == "ruler" else None
     tokenizer = load_tokenizer(args.model)
     policy, reference = rollouts.load_policy(args, run)
@@ -416,8 +415,7 @@ def main(argv=None):
     player = engine.sampler(args, run), policy, tokenizer
     if run.step == 0:
         seeds = training_seeds(args, 0)[: 2 * g]
-        with run.timed(1 / args.groups_per_batch):  # two groups; an update takes as long again
-            episodes = play(args, make, seeds, player, args.temperature, args.seed)
+        episodes = play(args, make, seeds, player, args.temperature, args.seed)
         rows = sum((training_rows(episode.draws) for episode in episodes), [])
         if not rows:
             raise UserError(f"--max-length {args.max_length}: no opening fits in it with a turn")

@@ -39,7 +39,6 @@ Reference    Shao et al. 2024, arXiv 2402.03300, eq. 3 (GRPO); DAPO: 2503.14476;
 Axes         P prompts, G answers per prompt, N = P·G, T tokens
 """
 
-import math
 import random
 from dataclasses import asdict, dataclass
 
@@ -73,7 +72,6 @@ from parts.texts import text_row
 from watch import add_watch_arguments
 
 RATES = 3e-4, 1e-5, 2e-4  # below 100 M parameters, above (both run: reports/), with LoRA (a guess)
-SHOW = ("reward/mean", "reward/frac_mixed", "entropy", "length/mean", "lr")  # on the bar
 HEADLINE = ("val/score", "val/gold", "reward/mean")  # before and after
 
 # ---- the arguments ----
@@ -246,7 +244,7 @@ def write_answers(run, split, b, advantages=None):
 
 def main(argv=None):
     args = parse_args(argv)
-    run = runs.Run("grpo_rubric", args, SHOW, HEADLINE)
+    run = runs.Run("grpo_rubric", args, HEADLINE)
     train, val, test = load_data(args)
     tokenizer = load_tokenizer(args.model)
     prompts, ids = read_prompts(args, tokenizer, train + val + test)
@@ -255,15 +253,14 @@ def main(argv=None):
     policy, reference = rollouts.load_policy(args, run)
     models = Models(policy, tokenizer, ids, graders, engine.sampler(args, run))
     p, g = min(args.groups_per_batch, len(train)), args.group_size
-    per_epoch, encoded = math.ceil(len(train) / p), [ids[row.task_id] for row in train]
+    per_epoch, encoded = len(train) / p, [ids[row.task_id] for row in train]
     optimizer = run.start({"policy": policy}, tokenizer, RATES, per_epoch, encoded)
     print(f"step       {p} prompts × {g} answers = {p * g}, in {args.num_substeps} optimiser steps; "
           f"validation by {graders.metric}")  # fmt: skip
     guard = rollouts.Guard(run, len(val))
     if run.step == 0:
-        with run.timed(2 / p):  # two of the step's p groups
-            b = answer(args, models, train[:2], g, args.reward, args.temperature, args.seed)
-            rollouts.preflight(run, policy, reference, tokenizer, b)
+        b = answer(args, models, train[:2], g, args.reward, args.temperature, args.seed)
+        rollouts.preflight(run, policy, reference, tokenizer, b)
         rewards_PG = torch.from_numpy(b["rewards"]).view(-1, g)
         advantages_PG = grpo.group_advantages(rewards_PG, args.scale)
         grpo.show_group(g, b["grades"], b["rewards"], advantages_PG[0])

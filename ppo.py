@@ -78,7 +78,6 @@ CLIP_LOW, VALUE_CLIP = (
 VALUE_COEF = 0.1  # weight of the value loss; it matters with --critic shared
 KL_GAIN = 0.1  # of --kl-target: a rollout moves β by at most 0.1 · 0.2 = 2 %, as in the paper
 ROLLOUTS_EVERY = 5  # steps between the rollouts kept in rollouts.jsonl
-SHOW = ("reward/mean", "kl/ref", "entropy", "clip_frac", "length/mean")  # on the progress bar
 HEADLINE = ("val/score", "val/gold", "val/kl", "reward/mean")  # printed at each evaluation
 
 # ---- the math ----
@@ -385,7 +384,7 @@ def evaluate(args, guard, models, gold, rows):
 
 def main(argv=None):
     args = parse_args(argv)
-    run = runs.Run("ppo", args, SHOW, HEADLINE)
+    run = runs.Run("ppo", args, HEADLINE)
     # prompts and functions are read before a model is loaded
     tokenizer = load_tokenizer(args.model)
     room = prompt_room(args, load_config(args.model))
@@ -395,13 +394,12 @@ def main(argv=None):
     policy, critic = models.policy, models.critic
     modules = {"policy": policy} if critic is policy else {"policy": policy, "critic": critic}
     own_lr = {} if critic.head.weight.any() else {critic.head: HEAD_LR}  # of a fresh head
-    per_epoch = math.ceil(len(train) / args.rollouts)
+    per_epoch = len(train) / args.rollouts
     optimizer = run.start(modules, tokenizer, RATES, per_epoch, map(models.encode, train), own_lr)
     guard = rollouts.Guard(run, len(val))
     if run.step == 0:  # not resumed
         rows, _ = rollouts.prompts_of_step(train, args.rollouts, args.seed, 1)
-        with run.timed(1 / 2):  # about half of what a step takes: it has no update
-            preflight(args, run, models, rows)
+        preflight(args, run, models, rows)
         run.state["kl_coef"] = args.beta
         evaluate(args, guard, models, gold, val)
 

@@ -40,13 +40,14 @@ class Scorer(nn.Module):
     def forward(self, ids, attention_mask, answer_mask=None, shared=False):
         """(B,) fp32 scores of rows (B, T), each read at the last token of its row, however padded.
         shared: the rows are those of `Pairs.batch`, see parts/shared_prompt.py."""
-        last = attention_mask.long().cumsum(1).argmax(1)  # (B,) the first column that counts all
-        row = torch.arange(len(last), device=last.device)
+        counted = attention_mask.long().cumsum(1)
+        last = attention_mask & (counted == counted[:, -1:])  # (B, T)
         if shared:
-            rows = ids, attention_mask, answer_mask, row, last
-            hidden = shared_hidden(self.model, self.dtype, *rows)  # (B, H)
+            hidden = shared_hidden(
+                self.model, self.dtype, ids, attention_mask, answer_mask, last
+            )  # (B, H)
         else:
-            hidden = hidden_states(self.model, ids, attention_mask, self.dtype)[row, last]
+            hidden = hidden_states(self.model, ids, attention_mask, self.dtype)[last]
         return self.model.score(hidden.float()).squeeze(-1)
 
 
@@ -170,7 +171,7 @@ class Critic(nn.Module):
     def forward(self, ids, attention_mask, mask, temperature=1.0):
         """(values,), (B, T), 0 outside mask; the temperature changes none."""
         hidden = hidden_states(self.model, ids, attention_mask, self.dtype)  # (B, T, H)
-        return (self.head(hidden[:, :-1][mask[:, 1:]], mask),)
+        return (self.head(hidden[mask.roll(-1, 1)], mask),)
 
 
 class PolicyWithValues(Policy):

@@ -26,8 +26,8 @@ from parts import engine, parallel, runs
 from parts.answers import MOST_PROMPTS, check_policy, identity, read_prompts, some_prompts
 from parts.files import UserError, number
 from parts.lora import adapter_off
-from parts.messages import as_chat, prompt_key
-from parts.pairs import held_out, say_how_text_is_read
+from parts.messages import as_chat, hash_fraction, prompt_key
+from parts.pairs import say_how_text_is_read
 
 MANY_CUT = 0.05  # share of cut answers beyond which the limit should be raised
 LEAST_VALIDATION = 8  # answers; fewer are no ground to choose weights by
@@ -62,7 +62,7 @@ def split_prompts(args, tokenizer):
     else:
         train, each = rows, {prompt_key(row): row for row in rows}  # each prompt once
         least = min(LEAST_VALIDATION, len(each) // 2) if args.eval_fraction else 0
-        n = max(least, sum(held_out(key, args.eval_fraction) for key in each))
+        n = max(least, sum(hash_fraction(key) < args.eval_fraction for key in each))
         val = some_prompts(each.values(), n)
     val = some_prompts(val, MOST_PROMPTS)
     held = [*map(prompt_key, val)]
@@ -153,7 +153,7 @@ def reference_logps(run, reference, b):
     """(N, T) log π_ref of the actions, with the adapter of LoRA off; without a reference log π_old."""
     if not reference:
         return b["logps"]
-    with adapter_off(reference):
+    with adapter_off():
         return teacher_forced(run, reference, b)
 
 
@@ -179,7 +179,7 @@ def preflight(run, policy, reference, tokenizer, b):
     start = reference_logps(run, reference, b)
     for name, other in (("sampler and forward", sampled), ("policy and reference", start)):
         gap = (logps - other)[b["mask"]].abs().mean().item()
-        identity(f"gap between {name}", gap, 0, 1e-4, run.dtype, flag)
+        identity(f"gap between {name}", gap, 1e-4, run.dtype, flag)
     print("preflight  log-probs are the model's, the sampler's and the reference's: ok")
 
 

@@ -128,10 +128,10 @@ def decode(policy, prompts, n, uniform, ends, temperature):
     uniform, stops = uniform.to(home), torch.tensor(ends, device=device)
     ids, mask, _ = pad_rows(prompts, [()] * len(prompts), 0, device, "left")  # (P, T) each
     # (1) each prompt passes once, and its keys and values are forked for its n answers
-    cache = {"past_key_values": roomy_cache(model.config, uniform.shape[1]), "use_cache": True}
-    hidden = hidden_states(model, ids, mask, policy.dtype, **cache)[:, -1]  # (P, H)
+    cache = roomy_cache(model.config, uniform.shape[1])
+    hidden = hidden_states(model, ids, mask, policy.dtype, cache)[:, -1]  # (P, H)
     hidden, mask = hidden.repeat_interleave(n, 0), mask.repeat_interleave(n, 0)  # (R, …)
-    cache["past_key_values"].batch_repeat_interleave(n)
+    cache.batch_repeat_interleave(n)
     row = torch.arange(len(hidden), device=device)  # which answer lives in which row
     answers, scores = [[] for _ in row], [[] for _ in row]
     for t in progress(range(uniform.shape[1]), "drawing answers", delay=3):
@@ -154,9 +154,9 @@ def decode(policy, prompts, n, uniform, ends, temperature):
             live = torch.arange(n_live, device=device)
             live[~is_live[:n_live]] = is_live[n_live:].nonzero().squeeze(1) + n_live
             row, token, mask = row[live], token[live], mask[live]
-            cache["past_key_values"].batch_select_indices(live)
+            cache.batch_select_indices(live)
         mask = torch.cat([mask, mask.new_ones(len(row), 1)], 1)
-        hidden = hidden_states(model, token[:, None], mask, policy.dtype, **cache)[:, -1]
+        hidden = hidden_states(model, token[:, None], mask, policy.dtype, cache)[:, -1]
     return answers, scores
 
 

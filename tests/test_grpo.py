@@ -129,7 +129,7 @@ def command(files, out, *flags):
 def opened(files, *flags):
     """What an update needs: 16 answers in 4 groups, with log-probs that are not the policy's."""
     args = grpo_rubric.parse_args(command(files, "runs/none", *flags))
-    run, tokenizer = runs.Run("grpo_rubric", args, (), ()), common.load_tokenizer(files.model)
+    run, tokenizer = runs.Run("grpo_rubric", args, ()), common.load_tokenizer(files.model)
     policy, reference = rollouts.load_policy(args, run)
     optimizer = run.start({"policy": policy}, tokenizer, (1e-3,) * 3, 5, [[1]])
     run.step = 1
@@ -356,7 +356,7 @@ def test_what_a_run_leaves(files, tmp_path, capsys):
             torch.tensor([a[key] for a in group]).view(4, 4) for key in ("reward", "advantage")
         )
         assert row["reward/mean"] == pytest.approx(rewards.mean().item(), abs=1e-6)
-        assert row["episodes"] == len(group) == 16 and row["tokens_per_s"] > 0
+        assert row["episodes"] == len(group) == 16 and row["tokens"] > 0
         for a in group:  # Σ of the weights that were met / 3
             met = sum(c["weight"] for c in a["rubric"]["criteria"] if c["credit"])
             assert a["reward"] == pytest.approx(met / 3, abs=1e-6)

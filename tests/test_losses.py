@@ -91,7 +91,7 @@ def test_the_log_prob_of_an_answer_is_a_sum_over_its_tokens():
 def test_kl_of_sample_answers(tokenizer, llama_folder):
     """Σ log π − log π_ref of all answers' tokens, at --eval-temperature: 2 halves the logits."""
     args = dpo.parse_args("--out no/folder --eval-temperature 2 --micro-tokens 9".split())
-    run, device = runs.Run("dpo", args, (), ()), torch.device("cpu")
+    run, device = runs.Run("dpo", args, ()), torch.device("cpu")
     policy = common.Policy(common.load_model(llama_folder, device, torch.float32), torch.float32)
     reference = common.Policy(common.load_model(llama_folder, device, torch.float32), torch.float32)
     reference.model.lm_head.weight.data *= 3
@@ -105,8 +105,9 @@ def test_kl_of_sample_answers(tokenizer, llama_folder):
                 logps = (model(ids).logits[0, :-1] / 2).log_softmax(-1)
                 logps = logps.gather(-1, ids[0, 1:, None])[len(prompt) - 1 :]
                 expected += sign * logps.sum().item() / len(prompts)
-        given = prompts, found, tokenizer.pad_token_id
-        kl = answers.kl_to_start(run, policy, reference, *given)
+        shown = [{"prompt": text} for text in ("sql", "Assess: kafka.")]
+        sampled = answers.Answers(run, tokenizer, policy.model.config, shown, ())
+        kl = sampled.kl(policy, reference, found)
     assert kl == pytest.approx(expected, rel=1e-5) and abs(expected) > 0.1
 
 

@@ -18,7 +18,7 @@ from parts import files, pairs, runs
 from tiny import pair_rows, tiny_model, tiny_reward_model, words, write_pairs, write_rows
 
 pytestmark = pytest.mark.usefixtures("quiet_process")
-CLOCK = {"time_s", "tokens_per_s", "peak_mem_mb"}  # the columns that may differ
+CLOCK = {"time_s", "peak_mem_mb"}  # the columns that may differ
 SHARED = "--steps 6 --eval-every 2 --save-every 3 --device cpu --warmup 0 --lr 1e-2"
 COMPARED = "--pairs PAIRS --eval-pairs HELD --batch-size 5 --micro-tokens 150"
 DRAWN = "--max-new-tokens 4 --restore best --patience 0 --on-hack warn"
