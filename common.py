@@ -371,8 +371,8 @@ class Policy(nn.Module):
             )  # (N, H)
         else:
             hidden = hidden_states(self.model, ids, attention_mask, self.dtype)[predicts]
-        most = CHUNK.get(ids.device.type, 2**26)
-        size = max(64, most // self.model.config.get_text_config().vocab_size)
+        vocabulary = self.model.config.get_text_config().vocab_size
+        size = max(64, CHUNK.get(ids.device.type, 2**26) // vocabulary)
         chunks = zip(hidden.split(size), ids[answer_mask].split(size))
         parts = [
             recompute(score_chunk, self.model, h, t, temperature, use_reentrant=False)

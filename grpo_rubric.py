@@ -13,8 +13,8 @@ Algorithm    (1) rollout: G answers to each of P prompts, log-probs kept
                  weights that validate best are saved
 Conventions  an action is an answer token, end token included; answer g of prompt p stands at
              p·G + g; a reward is None (NaN in arrays) where a grader failed, never 0, and such an
-             answer is in no mean and no gradient; only the text after a closed </think> is graded. Validation is by checks
-             where every held-out row has one, else by the whole rubric
+             answer is in no mean and no gradient; only the text after a closed </think> is graded.
+             Validation is by checks where every held-out row has one, else by the whole rubric
 Left out     1. a value model, because the mean of the group is the baseline
              2. rewards of single steps, because a rubric reads the whole answer
              3. groups of equal reward drawn again (at best .02 more of validation score), other
@@ -78,8 +78,10 @@ HEADLINE = ("val/score", "val/gold", "reward/mean")  # before and after
 
 
 def parse_args(argv=None):
-    example = "grpo_rubric.py --data FILE [--judge-base-url URL --judge-model MODEL] [flags]"
-    parser = trainer_parser(example, None, "runs/grpo_rubric", RATES)
+    parser = trainer_parser(
+        "grpo_rubric.py --data FILE [--judge-base-url URL --judge-model MODEL] [flags]",
+        "GRPO: prompts with rubrics in, an aligned model out.", "runs/grpo_rubric", RATES,
+    )  # fmt: skip
     add, share = parser.add_argument, number(above=0, below=1)
     # fmt: off
     add("--data", type=existing_file, default="data/rubrics.json", help="rubric file, JSON or JSONL: prompts with criteria")

@@ -108,10 +108,10 @@ def pair_metrics(chosen_rewards, rejected_rewards, tie, keys):
 
 
 def parse_args(argv=None):
-    example = "reward_train.py --pairs FILE [FILE …] [--model MODEL] [flags]"
     parser = trainer_parser(
-        example, "A Bradley-Terry reward model from preference pairs.", "runs/reward", RATES
-    )
+        "reward_train.py --pairs FILE [FILE …] [--model MODEL] [flags]",
+        "A Bradley-Terry reward model from preference pairs.", "runs/reward", RATES,
+    )  # fmt: skip
     add = parser.add_argument
     # fmt: off
     add_pair_arguments(parser)

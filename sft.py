@@ -46,11 +46,12 @@ HEADLINE = ("eval/loss", "val/gold")
 
 
 def parse_args(argv=None):
-    example = "sft.py --data FILE [FILE …] [--model MODEL] [flags]"
-    parser = trainer_parser(example, "Supervised fine-tuning: imitate answers.", "runs/sft", RATES)
-    add = parser.add_argument
+    parser = trainer_parser(
+        "sft.py --data FILE [FILE …] [--model MODEL] [flags]",
+        "Supervised fine-tuning: imitate answers.", "runs/sft", RATES,
+    )  # fmt: skip
     # fmt: off
-    add("--data", nargs="+", type=existing_file, default=["data/prefs_train.jsonl"], help="JSONL files; their rows: see the header")
+    parser.add_argument("--data", nargs="+", type=existing_file, default=["data/prefs_train.jsonl"], help="JSONL files, see the header")
     add_split_arguments(parser)
     parser.set_defaults(eval_fraction=0.02)
     # fmt: on
@@ -66,10 +67,10 @@ def check_row(row):
     first answer, of a text the text. A preferred answer becomes the completion."""
     if row.get("messages"):
         check_text(row, "messages")
-        answers = [i for i, role in enumerate(roles(row["messages"])) if role == "assistant"]
-        if 0 in answers or isinstance(row["messages"], str):
+        first_answer = [*roles(row["messages"]), "assistant"].index("assistant")
+        if not first_answer:
             raise ValueError('"messages" must be a list that starts with what is answered')
-        row["prompt"] = row["messages"][: min(answers, default=1)]
+        row["prompt"] = row["messages"][:first_answer]
     elif row.get("completion"):
         check_prompt(row)
         check_answer(row, "completion")
@@ -180,13 +181,14 @@ def main(argv=None):
     tokenizer, config = common.load_tokenizer(args.model), common.load_config(args.model)
     # (1) read rows; render the prompt; mark the answer tokens
     rows = Rows(args, tokenizer, min(args.max_length, common.max_positions(config)))
-    trained_on = {rows.keys[i] for i in rows.train}
-    answers = Answers(run, tokenizer, config, rows.rows[:2], trained_on)
+    answers = Answers(run, tokenizer, config, rows.rows[:2], {rows.keys[i] for i in rows.train})
 
     # the policy: all its weights are trained, or adapters
     model = common.load_model(args.model, run.device, run.dtype, True, args.lora_rank, args.seed)
-    policy, per_epoch = Policy(model, run.dtype), len(rows.train) / args.batch_size
-    optimizer = run.start({"policy": policy}, tokenizer, RATES, per_epoch, rows.ids)
+    policy = Policy(model, run.dtype)
+    optimizer = run.start(
+        {"policy": policy}, tokenizer, RATES, len(rows.train) / args.batch_size, rows.ids
+    )
     if run.step == 0:
         check_policy(policy, tokenizer, *rows.batch(rows.train[:1], run.device), "--model")
         print("preflight  log-probs are the model's: ok")
@@ -218,8 +220,9 @@ def main(argv=None):
         if run.evaluates(step):
             evaluate(run, policy, rows, answers)
 
-    chat = ["--chat"] * args.chat
-    return run.finish("dpo.py", "--model", args.out, *chat, "--pairs", "YOUR_PAIRS.jsonl")
+    return run.finish(
+        "dpo.py", "--model", args.out, *["--chat"] * args.chat, "--pairs", "YOUR_PAIRS.jsonl"
+    )
 
 
 if __name__ == "__main__":

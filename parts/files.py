@@ -108,7 +108,8 @@ def read_record(folder, flag=""):
         record = parse_json(file.read_text(encoding="utf-8"))
     except (ValueError, RecursionError) as error:
         raise UserError(f"{flag} {file}: {brief(error)}; choose another folder") from None
-    return record if isinstance(record, dict) and {"stage", "args"} <= {*record} else None
+    ours = isinstance(record, dict) and isinstance(record.get("args"), dict) and "stage" in record
+    return record if ours else None
 
 
 def load_function(spec, flag):

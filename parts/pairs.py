@@ -153,8 +153,9 @@ class Pairs:
         self.prompts, self.chosen, self.rejected = zip(*sides)
         self.keys = [*map(prompt_key, self.rows)]
         self.lengths = np.array([[*map(len, ids)] for ids in sides]).T
-        is_eval = [flag == "--eval-pairs" for flag in flags]
-        self.train, self.held = split(self.keys, is_eval, args.eval_fraction)
+        self.train, self.held = split(
+            self.keys, [flag == "--eval-pairs" for flag in flags], args.eval_fraction
+        )
         say_what_is_cut(self.lengths[0] + self.lengths[1:].max(0), max_length)
         self.pad, self.shared = pad_id(tokenizer), False
         for rows in (len(self.train) % args.batch_size, len(self.held)):

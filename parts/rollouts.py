@@ -115,11 +115,32 @@ def draw(run, sample, policy, reference, tokenizer, prompt_ids, seed):
 
 def rollout_tensors(rollout, device):
     """{"ids", "attention_mask", "mask", "logps"}, each (N, T), of a `sampling.Rollout`."""
+    draws = zip(rollout.prompt_ids, rollout.answer_ids, rollout.logps)
+    return pack([row for draw in draws for row in training_rows([draw])], device)
+
+
+def training_rows(draws):
+    """What is trained of an episode: one row where each turn's prompt begins with the row so far,
+    else a row per turn.
+
+    draws     (prompt ids, drawn ids, log-probs) of each turn
+    returns   rows {"ids", "mask", "logps"}, lists of T: mask is True for what the
+              policy drew; log-probs of other tokens are 0
+
+    >>> (row,) = training_rows([([1], [2], [-0.5]), ([1, 2, 3], [4], [-0.1])])
+    >>> row["ids"], row["mask"], row["logps"]
+    ([1, 2, 3, 4], [False, True, False, True], [0.0, -0.5, 0.0, -0.1])
+    """
     rows = []
-    for prompt, answer, logps in zip(rollout.prompt_ids, rollout.answer_ids, rollout.logps):
-        mask = [False] * len(prompt) + [True] * len(answer)
-        rows.append({"ids": prompt + answer, "mask": mask, "logps": [0.0] * len(prompt) + logps})
-    return pack(rows, device)
+    for prompt, drawn, logps in draws:
+        if not rows or rows[-1]["ids"] != prompt[: len(rows[-1]["ids"])]:
+            rows.append({"ids": [], "mask": [], "logps": []})
+        row = rows[-1]
+        context = prompt[len(row["ids"]) :]  # tokens of the environment and of the template
+        row["ids"] += context + drawn
+        row["mask"] += [False] * len(context) + [True] * len(drawn)
+        row["logps"] += [0.0] * len(context) + logps
+    return rows
 
 
 def pack(rows, device):

@@ -52,9 +52,9 @@ from parts.files import (
 from parts.parallel import all_sum, gather, rank
 
 LEAST_STEPS = 24  # without --epochs, a small file is repeated until it makes this many steps
+ON_THE_BAR = "loss", "reward/mean", "kl/ref", "grad_norm", "lr"  # what a step logs of these
 MAX_GRAD_NORM = 1.0
 LOSS_SCALE = 2.0**10  # of fp16; torch's 65536 overflows in the first steps of most models
-ON_THE_BAR = "loss", "reward/mean", "kl/ref", "grad_norm", "lr"  # what a step logs of these
 CHECKPOINTS = "checkpoint/step-*.pt"
 LOGS = "metrics.jsonl", "samples.jsonl", "rollouts.jsonl"
 WRITTEN = *LOGS, "checkpoint", "adapter", "model*.safetensors*"  # what --overwrite removes
@@ -170,8 +170,9 @@ class Run:
             parallel.load_checkpoint_state(self.modules, self.optimizer, weights)
             self.scaler.load_state_dict(scaler)
             print(f"resumed    at step {self.step}")
-        print(f"plan       {self.planned} steps, {per_epoch} per epoch, lr {args.lr:g}, "
-              f"on {self.device} in {self.dtype}")  # fmt: skip
+        print(
+            f"plan       {self.planned} steps, {per_epoch} per epoch, lr {args.lr:g}, {self.device}, {self.dtype}"
+        )
         all_sum(0)  # all ranks have looked at the folder as it was
         return self.optimizer
 
@@ -197,10 +198,10 @@ class Run:
 
     def steps(self):
         """Yield each remaining step; save checkpoints, and stop when asked."""
+        self.open()  # logs are cut to the step that was resumed
         last = self.step if self.state.get("ended") else self.planned
         before = {n: signal.signal(n, self._catch) for n in (signal.SIGINT, signal.SIGTERM)}
-        left = range(self.step + 1, last + 1)
-        self.bar = parallel.progress(left, "training", last, self.step)
+        self.bar = parallel.progress(range(self.step + 1, last + 1), "training", last, self.step)
         self.last = time.perf_counter()
         for step in self.bar:
             self.step = step
@@ -244,8 +245,9 @@ class Run:
         if not self.args.fsdp:  # which has summed its shards already
             parallel.add_up([weight.grad for weight in weights if weight.grad is not None])
         self.scaler.unscale_(self.optimizer)
-        clip = nn.utils.clip_grad_norm_
-        norm, *_ = [clip(m.parameters(), MAX_GRAD_NORM) for m in self.modules.values()]
+        norm, *_ = [
+            nn.utils.clip_grad_norm_(m.parameters(), MAX_GRAD_NORM) for m in self.modules.values()
+        ]
         norm = (norm.full_tensor() if hasattr(norm, "full_tensor") else norm).item()
         if not math.isfinite(loss + norm) and self.scaler.get_scale() <= 1:  # 1 but in fp16
             raise UserError(
@@ -301,9 +303,8 @@ class Run:
         """checkpoint/step-N.pt, with whole weights, so that another number of ranks can go on."""
         weights = parallel.checkpoint_state(self.modules, self.optimizer)
         if not rank():
-            saved = self.step, self.state, weights, self.scaler.state_dict()
             with replacing(self.out / "checkpoint" / f"step-{self.step:07d}.pt") as file:
-                torch.save(saved, file)
+                torch.save((self.step, self.state, weights, self.scaler.state_dict()), file)
             for old in sorted(self.out.glob(CHECKPOINTS))[:-2]:
                 old.unlink()
         all_sum(0)
