@@ -171,7 +171,7 @@ class Run:
             self.scaler.load_state_dict(scaler)
             print(f"resumed    at step {self.step}")
         print(
-            f"plan       {self.planned} steps, {per_epoch} per epoch, lr {args.lr:g}, {self.device}, {self.dtype}"
+            f"plan       {self.planned} steps, {per_epoch} per epoch, lr {args.lr:g}, on {self.device} in {self.dtype}"
         )
         all_sum(0)  # all ranks have looked at the folder as it was
         return self.optimizer
