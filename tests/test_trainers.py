@@ -184,7 +184,9 @@ def test_reward_model_learns_a_separable_set(trained, tmp_path, monkeypatch):
     assert (after["eval/accuracy"], after["eval/n"]) == (1.0, 24) and after["eval/nll"] < 0.1
     assert after["eval/accuracy_low"] == pytest.approx(24 / (24 + 1.959964**2))  # Wilson at k = n
     raw = reward_models.reward_function(out, CPU, torch.float32, raw=True)
-    prompts, *sides = ([rows[i][side] for i in (0, 12, 24, 36)] for side in pairs.SIDES)
+    prompts, *sides = (
+        [rows[i][side] for i in (0, 12, 24, 36)] for side in ("prompt", "chosen", "rejected")
+    )
     scores = np.array(raw(prompts * 2, sum(sides, [])))
     mean, deviation = read_json(out / "args.json")["scale"]
     assert [mean, deviation] == pytest.approx([scores.mean(), scores.std(ddof=1)], abs=1e-4)
