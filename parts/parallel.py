@@ -41,9 +41,10 @@ def pick(device, dtype):
     if device == "auto":
         device = "cuda" if torch.cuda.is_available() else "cpu"
     try:
-        device = torch.ones(1, device=device).device
+        torch.ones(1, device=device).item()
     except (RuntimeError, AssertionError) as error:  # torch built without CUDA asserts
         raise UserError(f"--device {device}: {brief(error, 200)}") from None
+    device = torch.device(device)
     on_gpu = device.type == "cuda"
     if dtype == "auto":  # is_bf16_supported() says True on a T4, because it counts emulation
         newer = on_gpu and torch.cuda.get_device_capability(device)[0] >= 8
@@ -182,8 +183,8 @@ def checkpoint_state(module, optimizer):
 
 def load_checkpoint_state(module, optimizer, saved):
     """Put back what `checkpoint_state` returned, over any number of processes."""
-    options = StateDictOptions(full_state_dict=True, ignore_frozen_params=True, strict=False)
     weights, moments = saved
     set_state_dict(
-        module, optimizer, model_state_dict=weights, optim_state_dict=moments, options=options
-    )
+        module, optimizer, model_state_dict=weights, optim_state_dict=moments,
+        options=StateDictOptions(full_state_dict=True, ignore_frozen_params=True, strict=False),
+    )  # fmt: skip

@@ -98,8 +98,10 @@ class Run:
         self.state, self.wandb, self.is_open = {}, None, False
         self.bar, self.last = tqdm(disable=True), time.perf_counter()
         torch.manual_seed(args.seed)
-        versions = {name: version(name) for name in ("torch", "transformers", "tokenizers")}
-        self.record = dict(stage=stage, command=sys.argv, args=vars(args), versions=versions)
+        self.record = dict(
+            stage=stage, command=sys.argv, args=vars(args),
+            versions={name: version(name) for name in ("torch", "transformers", "tokenizers")},
+        )  # fmt: skip
         # refuse an --out in use, and a --resume of another run; what --resume leaves out is as it was
         out, now, old = self.out, vars(args), read_record(self.out, "--out")
         self.old = old
