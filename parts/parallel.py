@@ -43,7 +43,7 @@ def pick(device, dtype):
     try:
         torch.ones(1, device=device).item()
     except (RuntimeError, AssertionError) as error:  # torch built without CUDA asserts
-        raise UserError(f"--device {device}: {brief(error, 200)}") from None
+        raise UserError(f"--device {device}: {brief(error)}") from None
     device = torch.device(device)
     on_gpu = device.type == "cuda"
     if dtype == "auto":  # is_bf16_supported() says True on a T4, because it counts emulation
