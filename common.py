@@ -371,8 +371,10 @@ class Policy(nn.Module):
             )  # (N, H)
         else:
             hidden = hidden_states(self.model, ids, attention_mask, self.dtype)[predicts]
-        vocabulary = self.model.config.get_text_config().vocab_size
-        size = max(64, CHUNK.get(ids.device.type, 2**26) // vocabulary)
+        size = max(
+            64,
+            CHUNK.get(ids.device.type, 2**26) // self.model.config.get_text_config().vocab_size,
+        )
         chunks = zip(hidden.split(size), ids[answer_mask].split(size))
         parts = [
             recompute(score_chunk, self.model, h, t, temperature, use_reentrant=False)

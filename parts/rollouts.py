@@ -299,7 +299,8 @@ class Guard:
         """Log an evaluation; keep a copy of the weights if it is the best so far."""
         run = self.run
         run.evaluation(metrics, samples)
-        best_step = parallel.gather([watch.best_step(run.rows())])[0]  # rank 0 has written the rows
+        rows = [] if parallel.rank() else run.rows()  # rank 0 has written them
+        best_step = parallel.gather([watch.best_step(rows)])[0]
         if self.restore == "best" and best_step == run.step:
             weights = copy.deepcopy(parallel.full_state(run.policy, trained=True))
             run.state["best"] = {"step": run.step, "weights": weights}
@@ -309,7 +310,7 @@ class Guard:
         dearest of the last three rows would exceed --judge-budget. To be asked when all rows of the
         step are in."""
         run = self.run
-        rows, budget = run.rows(), vars(run.args).get("judge_budget")
+        rows, budget = [] if parallel.rank() else run.rows(), vars(run.args).get("judge_budget")
         for alarm in watch.alarms(rows, run.args):
             if alarm.step == run.step:
                 parallel.say(str(alarm))
