@@ -221,6 +221,7 @@ def main(argv=None):
         check_policy(policy, tokenizer, *longest, f"--model {args.model}")
         # (2) reference: log-probs of both answers under the frozen start, once
         run.state["reference"] = reference_logps(run, policy, pairs)
+        run.forecast(len(pairs.rows) / args.batch_size / 3)  # a step takes three forwards
         # before step one policy and reference are equal: h = 0, and the sigmoid loss is log 2
         with torch.no_grad():
             losses, _, columns = forward(run, policy, pairs, pairs.train[:4])

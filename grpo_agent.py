@@ -403,6 +403,7 @@ def main(argv=None):
         rows = sum((training_rows(episode.draws) for episode in episodes), [])
         if not rows:
             raise UserError(f"--max-length {args.max_length}: no opening fits in it with a turn")
+        run.forecast(1 / args.groups_per_batch)  # two groups; an update takes as long again
         rollouts.preflight(run, policy, reference, tokenizer, rollouts.pack(rows, run.device))
         evaluate(args, run, guard, player, make)
 

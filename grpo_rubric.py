@@ -263,6 +263,7 @@ def main(argv=None):
     if run.step == 0:
         b = answer(args, models, train[:2], g, args.reward, args.temperature, args.seed)
         rollouts.preflight(run, policy, reference, tokenizer, b)
+        run.forecast(2 / p)  # two of the step's p groups
         rewards_PG = torch.from_numpy(b["rewards"]).view(-1, g)
         advantages_PG = grpo.group_advantages(rewards_PG, args.scale)
         grpo.show_group(g, b["grades"], b["rewards"], advantages_PG[0])

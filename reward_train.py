@@ -31,7 +31,7 @@ import torch
 import torch.nn.functional as F
 
 from common import batch_indices, load_config, load_tokenizer, same_shape
-from parts import runs
+from parts import contest, runs
 from parts.answers import identity, show_row
 from parts.files import OUT_OF_MEMORY, UserError, command, number, trainer_parser, write_json
 from parts.pairs import Pairs, add_pair_arguments, share_interval
@@ -194,6 +194,7 @@ def main(argv=None):
     if run.step == 0:
         first = pairs.train[: args.batch_size]
         loss = bradley_terry_loss(*score_pairs(run, scorer, pairs, first)).mean().item()
+        run.forecast(1 / 3)  # a backward takes two forwards
         if fresh:
             gap = loss - math.log(2)
             identity("loss before step one − log 2", gap, 1e-4, run.dtype, f"--model {args.model}")
@@ -237,6 +238,12 @@ def main(argv=None):
     run.record["scale"] = [scores.mean().item(), max(scores.std().item(), 1e-6)]
     if not rank():
         write_json(run.out / "args.json", run.record)
+    # (7) does it prefer answers that nobody wants: chosen ones that are cut off, or loop?
+    some = (pairs.held if len(pairs.held) else pairs.train)[:200]
+    prompts, chosen = ([side[i] for i in some] for side in (pairs.prompts, pairs.chosen))
+    checked = contest.check_scorer(scorer, prompts, chosen, pairs.pad)
+    for sentence in contest.sentences(checked):
+        print(sentence)
     held = args.eval_pairs or ["YOUR_PAIRS.jsonl"]
     return run.finish("evaluate.py", "reward", "--reward-model", args.out, "--pairs", *held)
 

@@ -192,6 +192,10 @@ def main(argv=None):
     if run.step == 0:
         check_policy(policy, tokenizer, *rows.batch(rows.train[:1], run.device), "--model")
         print("preflight  log-probs are the model's: ok")
+        with torch.no_grad():
+            for part in run.micro_batches(rows.train[: args.batch_size], rows.tokens):
+                policy(*rows.batch(part, run.device))
+        run.forecast(1 / 3)  # a backward takes two forwards
         evaluate(run, policy, rows, answers)
 
     for step in run.steps():

@@ -61,6 +61,9 @@ def train():
 
     runs.Run.steps, runs.Run.evaluates = timed_steps, lambda run, step: False
     runs.Run._save_checkpoint = lambda run: None  # TRL writes none either
+    if task == "reward":  # what the model prefers is an evaluation, too
+        stage.contest.check_scorer = lambda *_: {}
+        stage.contest.sentences = lambda _: []
     if task == "dpo":
         reference_logps = stage.reference_logps
 

@@ -52,7 +52,15 @@ from parts.files import (
 from parts.parallel import all_sum, gather, rank
 
 LEAST_STEPS = 24  # without --epochs, a small file is repeated until it makes this many steps
-ON_THE_BAR = "loss", "reward/mean", "kl/ref", "grad_norm", "lr"  # what a step logs of these
+ON_THE_BAR = (
+    "loss",
+    "rewards/accuracies",
+    "accuracy",
+    "reward/mean",
+    "kl/ref",
+    "grad_norm",
+    "lr",
+)  # what a step logs of these
 MAX_GRAD_NORM = 1.0
 LOSS_SCALE = 2.0**10  # of fp16; torch's 65536 overflows in the first steps of most models
 CHECKPOINTS = "checkpoint/step-*.pt"
@@ -173,10 +181,17 @@ class Run:
             self.scaler.load_state_dict(scaler)
             print(f"resumed    at step {self.step}")
         print(
-            f"plan       {self.planned} steps, {per_epoch} per epoch, lr {args.lr:g}, on {self.device} in {self.dtype}"
+            f"plan       {self.planned} steps, {per_epoch} per epoch, lr {args.lr:g}, "
+            f"on {self.device} in {self.dtype}"
         )
         all_sum(0)  # all ranks have looked at the folder as it was
+        self.last = time.perf_counter()
         return self.optimizer
+
+    def forecast(self, steps):
+        """Print how long the run will take, if so many steps take the time since `start`."""
+        minutes = (time.perf_counter() - self.last) / 60 / steps / parallel.world() * self.planned
+        print(f"time       {self.planned} steps, about {minutes:.0f} min without evaluations")
 
     def open(self):
         """Before the first row: remove what the run before wrote, with --overwrite; or cut its logs
