@@ -104,7 +104,7 @@ def assert_honest(kept, rule=vowel):
         assert (row["reward"] is None) == bool(row["rubric"]["error"])
 
 
-BROKEN = 500, {"Retry-After": "0"}, b"oops"  # a retry does not wait
+BROKEN = 500, {"Retry-After": "0"}, "oops"  # a retry does not wait
 
 
 def test_no_reward_is_invented_and_every_paid_reply_is_logged(train):
