@@ -25,6 +25,7 @@ REPO = Path(__file__).resolve().parent.parent
 for name in ("MAKEFLAGS", "MAKELEVEL"):  # of `make test`; a make that a test starts is a user's own
     os.environ.pop(name, None)
 sys.path.insert(0, str(REPO))
+sys.path += [str(REPO / "data"), str(REPO / "examples")]  # scripts that import each other
 torch.set_num_threads(1)
 
 

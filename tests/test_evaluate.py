@@ -10,6 +10,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
+from transformers import AutoModelForCausalLM
 
 import common
 import evaluate
@@ -31,12 +32,11 @@ from tiny import error_of
 
 def answers_of(**scores):
     """A frame of answers, one per prompt and column: answers_of(a=[1, 0], b=[0, 0])."""
-    rows = [
-        {"model": name, "p": p, "gold": float(score), "length": 10 + (p + len(name)) % 7}
+    parts = [
+        pd.DataFrame({"model": name, "p": range(len(column)), "gold": np.array(column, float)})
         for name, column in scores.items()
-        for p, score in enumerate(column)
     ]
-    return pd.DataFrame(rows)
+    return pd.concat(parts, ignore_index=True).assign(length=lambda rows: 10 + rows.p % 7)
 
 
 @pytest.mark.parametrize("won, lost, verdict", [
@@ -119,19 +119,18 @@ def judge(scores, finished=True, loops=False):
     return check_judge(values, [*range(n)] * 2, answers, [True] * n + [finished] * n)
 
 
-@pytest.mark.parametrize(
-    "kind, better, wrong",
-    [("repetitive", 0.5, True), ("repetitive", -0.5, False), ("cut off", 0.5, True),
-     ("cut off", -0.5, False), ("longest third", 0.5, False)],
-)  # fmt: skip
+@pytest.mark.parametrize("kind, better, wrong", [
+    ("repetitive", 0.5, True), ("repetitive", -0.5, False), ("cut off", 0.5, True),
+    ("cut off", -0.5, False), ("longest third", 0.5, False),
+])  # fmt: skip
 def test_a_judge_that_prefers_what_nobody_wants_is_not_trusted(kind, better, wrong):
     """The reward model, right on 85 % of pairs, gave a loop .92 and the best answer .10."""
     rows = judge(better, finished=kind != "cut off", loops=kind == "repetitive")
-    row = next(row for row in rows if row["kind"] == kind)
+    (row,) = (row for row in rows if row["kind"] == kind)
     assert row["wrong"] is wrong
+    assert any("cannot be trusted" in said for said in sentences(rows)) is wrong
     if kind != "longest third":
         assert row["gap"] == pytest.approx(better, abs=0.1) and row["prompts"] == 30
-    assert any("cannot be trusted" in said for said in sentences(rows)) is wrong
     few = check_judge([0, 9] * 9, np.arange(9).repeat(2), [GOOD, LOOP] * 9, [True] * 18)
     assert [row["wrong"] for row in few] == [None] * 3 and sentences(few) == []
 
@@ -149,19 +148,18 @@ class StubScorer:
         return torch.tensor(scores, dtype=torch.float32)
 
 
-def test_a_reward_model_is_shown_spoiled_copies():
+@pytest.mark.parametrize("score, wrong", [
+    (lambda ids: len(set(ids)), [False, False]),
+    (lambda ids: -len(set(ids)) if len(ids) > 20 else -99, [False, True]),
+    (lambda ids: -len(ids), [True, False]),
+])  # fmt: skip
+def test_a_reward_model_is_shown_spoiled_copies(score, wrong):
     """What reward_train.py and `reward` ask, where no model has answered yet."""
     answers = [[i, *range(10, 40), 2] for i in range(12)] + [[1, 2]]  # the last one is too short
-    prompts = [[1, 2, 3]] * 13
     cut, loop = spoil(answers[0])
     assert len(loop) == len(answers[0]) and cut[-1] == loop[-1] == 2 and len(cut) == 16
-    for function, wrong in (
-        (lambda ids: len(set(ids)), [False, False]),
-        (lambda ids: -len(set(ids)) if len(ids) > 20 else -99, [False, True]),
-        (lambda ids: -len(ids), [True, False]),
-    ):
-        rows = check_scorer(StubScorer(function), prompts, answers, pad=0)
-        assert [row["wrong"] for row in rows] == wrong and rows[0]["prompts"] == 12
+    rows = check_scorer(StubScorer(score), [[1, 2, 3]] * 13, answers, pad=0)
+    assert [row["wrong"] for row in rows] == wrong and rows[0]["prompts"] == 12
 
 
 def test_training_imports_no_statistics():
@@ -259,25 +257,23 @@ def test_numbers_are_those_of_the_samples(world, written):
 
 def test_kl_is_that_of_the_sampled_answers(world, written):
     """Nats per answer, end token included, from plain logits over the temperature."""
-    from transformers import AutoModelForCausalLM
-
     models = [AutoModelForCausalLM.from_pretrained(m).eval() for m in (world.other, world.base)]
     tokenizer, found = common.load_tokenizer(world.base), []
-    rows = [row for row in written.samples if row["model"] == "Tuned"]
-    for row in rows[:8]:
-        prompt, n = common.encode_prompt(tokenizer, row["prompt"]), len(row["response_ids"])
-        ids = torch.tensor([prompt + row["response_ids"]])
+    rows = [row for row in written.samples if row["model"] == "Tuned"][:8]
+    for row in rows:
+        prompt, answer = common.encode_prompt(tokenizer, row["prompt"]), row["response_ids"]
+        ids, at = torch.tensor([prompt + answer]), slice(len(prompt) - 1, -1)
         with torch.no_grad():
-            logps = [(m(ids).logits[0, -n - 1 : -1] / 0.5).log_softmax(-1) for m in models]
-        found.append((logps[0] - logps[1]).gather(-1, ids[0, -n:, None]).sum().item())
-    assert [row["kl"] for row in rows[:8]] == pytest.approx(found, rel=1e-4)
-    assert next(r for r in written.report["models"] if r["model"] == "Base")["kl"]["value"] == 0
+            new, old = ((m(ids).logits[0, at] / 0.5).log_softmax(-1) for m in models)
+        found.append((new - old).gather(-1, torch.tensor(answer)[:, None]).sum().item())
+    assert [row["kl"] for row in rows] == pytest.approx(found, rel=1e-4)
+    (base,) = (row for row in written.report["models"] if row["model"] == "Base")
+    assert base["kl"]["value"] == 0
 
 
 def test_the_page_says_what_the_json_says(written):
-    page = (written.out / "report.html").read_text(encoding="utf-8")
-    assert page.count("<svg") == 2 and "<img" not in page
-    assert "NaN" not in (written.out / "report.json").read_text(encoding="utf-8")
+    page, data = ((written.out / f"report.{kind}").read_text("utf-8") for kind in ("html", "json"))
+    assert page.count("<svg") == 2 and "<img" not in page and "NaN" not in data
     for table in written.report["tables"]:
         assert table.replace("’", "'") in page.replace("&#39;", "'")
 
@@ -402,13 +398,12 @@ def test_a_model_that_is_longer_everywhere_has_no_rate_at_equal_length(tmp_path,
     items = [item(n, a="A" * (60 + n % 20)) for n in range(60)]
     votes = [vote(x, "a" if n < 45 else "b", f"p{n % 6}") for n, x in enumerate(items)]
     report = people_say(tmp_path, items, votes)
-    row = report["comparison"]
-    assert (row["a"], row["verdict"]) == ("new", "better")
-    assert row["wins"]["value"] == pytest.approx(0.75)
-    assert row["equal_length"] is None and "At equal length: not measured" in report["answer"][1]
-    others = report["other_people"]
-    assert others["value"] == pytest.approx(0.75) and others["low"] < row["wins"]["low"]
-    assert len(report["annotators"]) == 6 and report["answer"][0] in capsys.readouterr().out
+    row, others = report["comparison"], report["other_people"]
+    assert (row["a"], row["verdict"], row["equal_length"]) == ("new", "better", None)
+    assert "At equal length: not measured" in report["answer"][1]
+    assert row["wins"]["value"] == others["value"] == pytest.approx(0.75)
+    assert others["low"] < row["wins"]["low"] and len(report["annotators"]) == 6
+    assert report["answer"][0] in capsys.readouterr().out
     assert (tmp_path / "out/report.json").stat().st_mode & 0o777 == 0o600
 
 

@@ -1,4 +1,7 @@
-"""parts/stats.py and parts/groups.py against closed forms, scipy and statsmodels."""
+"""parts/stats.py and parts/groups.py against closed forms, scipy and statsmodels.
+
+stats_tables.jsonl   tables with their printed numbers; what is said of tables and of rows
+"""
 
 import numpy as np
 import pandas as pd
@@ -9,13 +12,11 @@ from statsmodels.genmod.generalized_linear_model import GLM
 from statsmodels.stats.contingency_tables import StratifiedTable
 from statsmodels.stats.proportion import test_proportions_2indep as proportions_test
 
+from case_rows import each
 from parts.groups import compare, exact_p, score
 from parts.stats import (
-    FEWEST_CLUSTERS,
     FOUND,
-    NONE,
     OPEN,
-    UNMEASURED,
     equal_length,
     holm,
     mean,
@@ -142,13 +143,10 @@ def test_shares(seed):
     assert mean_share(hits.repeat(4), np.arange(n).repeat(4))["low"] == pytest.approx(found["low"])
 
 
-@pytest.mark.parametrize("k, n, low, high", [(55, 100, .4524, .6439), (160, 200, .7391, .8495), (0, 10, 0, .2775)])  # fmt: skip
+@each("stats_tables", of="wilson")
 def test_wilson_to_the_printed_digits(k, n, low, high):
     found = share(k, n)
     assert (found["low"], found["high"]) == pytest.approx((low, high), abs=5e-5)
-    # ten wins of ten clusters: [.66, 1], where a clustered error of 0 would say [1, 1]
-    alike = mean_share([1.0] * 20, np.arange(10).repeat(2))
-    assert 0.6 < alike["low"] < 0.75 and alike["high"] == pytest.approx(1.0)
 
 
 def test_holm_and_rows_without_p():
@@ -156,16 +154,15 @@ def test_holm_and_rows_without_p():
     assert [row.get("p_holm") for row in rows] == [pytest.approx(0.04), None, pytest.approx(0.02)]
 
 
-@pytest.mark.parametrize("expected, row", [
-    (FOUND, {"p": 0.04, "low": 0.9, "high": 0.99}),
-    (NONE, {"p": 0.04, "p_holm": 0.08, "low": 0.9, "high": 0.99}),
-    (OPEN, {"p": 0.3, "low": 0.7, "high": 1.1}),
-    (OPEN, {"p": 0.3}),
-    (UNMEASURED, {"p": None, "low": 0.9, "high": 1.1}),
-    (UNMEASURED, {"p": 0.001, "low": 0.5, "high": 0.6, "clusters": FEWEST_CLUSTERS - 1}),
-])  # fmt: skip
+@each("stats_tables", of="rows")
 def test_verdicts(row, expected):
     assert verdict(row, 0.8, 1.25) == expected
+
+
+def test_all_alike_prove_no_certainty():
+    """Ten wins of ten clusters: [.66, 1], where a clustered error of 0 would say [1, 1]."""
+    found = mean_share([1.0] * 20, np.arange(10).repeat(2))
+    assert 0.6 < found["low"] < 0.75 and found["high"] == pytest.approx(1.0)
 
 
 def test_needed():
@@ -219,36 +216,20 @@ def test_exact_test_of_roles_is_the_sums():
     assert exact_p(k, n, l, m) == pytest.approx(2 / 36)
 
 
-@pytest.mark.parametrize("k, n, l, m, ratio, p, shortfall", [
-    # the rule's White and Black; "12 of 40 against 40 of 80"; rare decisions
-    (170, 390, 412, 797, 0.843228777694797, 0.0087, 21.2),
-    (12, 40, 40, 80, 0.6, 0.0371, 5.33),
-    (27, 5400, 60, 6000, 0.5, 0.0022, 14.2),
-    (3, 20, 16, 80, 0.75, 0.757, 0.8),
-    (7, 17, 215, 412, 0.7891, 0.373, 1.8),
-])  # fmt: skip
-def test_numbers_to_the_printed_digits(k, n, l, m, ratio, p, shortfall):
-    row = pair(("a", k, n), ("b", l, m))
+@each("stats_tables", of="numbers")
+def test_numbers_to_the_printed_digits(one, two, ratio, p, shortfall):
+    """The rule's White and Black; "12 of 40 against 40 of 80"; rare decisions."""
+    row = pair(("a", *one), ("b", *two))
     assert row["ratio"]["value"] == pytest.approx(ratio, abs=5e-5)
     assert row["p"] == pytest.approx(p, abs=6e-4)
     assert row["shortfall"] == pytest.approx(shortfall, abs=0.06)
 
 
-@pytest.mark.parametrize("one, two, expected", [
-    # p alone decides: the third condition of before made .037 "inconclusive"
-    ((12, 40), (40, 80), FOUND),
-    # no margin in points: 0 of 800 against 5 of 900 was "equivalent within 2 points"
-    ((0, 800), (5, 900), OPEN),
-    ((3, 1500), (12, 2000), OPEN),
-    ((2000, 4000), (3000, 6000), NONE),
-    ((4, 4), (40, 80), f"{UNMEASURED}: fewer than 5 people"),
-    ((9, 20, "x"), (40, 80, "y"), f"{UNMEASURED}: fewer than 5 people in the same roles"),
-    ((40, 40), (80, 80), f"{UNMEASURED}: nobody or everybody was selected"),
-    ((0, 40), (0, 80), f"{UNMEASURED}: nobody or everybody was selected"),
-])  # fmt: skip
-def test_verdicts_of_tables(one, two, expected):
-    found = pair(("B", *one), ("W", *two))["verdict"]
-    assert found == expected or ":" not in expected and found.startswith(expected)
+@each("stats_tables", of="verdicts")
+def test_verdicts_of_tables(one, two, verdict):
+    """p alone decides: the third condition of before made .037 "inconclusive". No margin in points: 0
+    of 800 against 5 of 900 was "equivalent within 2 points"."""
+    assert pair(("B", *one), ("W", *two))["verdict"] == verdict
 
 
 def test_rows_in_roles_of_one_group_are_counted():
