@@ -195,9 +195,3 @@ def test_a_config_of_another_type_is_one_line(key, world):
             common.max_positions(common.load_model("odd", "cpu", torch.float32).config) + 1
         except files.UserError as error:
             assert "\n" not in str(error) and str(error).startswith("--model odd")
-
-
-@every_stage
-def test_a_run_may_not_overwrite_its_own_model(stage, world, refused):
-    assert not main(stage, world, "run", "--steps", 1)
-    refused(stage, "--overwrite: run is also --model", "--out", "run", "--model", "run")

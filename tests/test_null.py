@@ -40,8 +40,8 @@ def correlated(rng, clusters, size, rate=0.5, rho=0.3):
 
 def is_better(wins):
     """Does evaluate.py find the better of two models? wins (P, G), of each prompt's comparisons."""
-    prompts, wins = pd.Series(range(len(wins))).repeat(wins.shape[1]), pd.Series(wins.ravel())
-    (row,) = judged([preference("a", "b", wins, 0 * wins, prompts)])
+    prompts, wins = np.arange(len(wins)).repeat(wins.shape[1]), pd.Series(wins.ravel())
+    (row,) = judged([preference("a", "b", wins, 0 * wins, pd.Series(prompts))])
     assert (row["p"] < 0.05) == is_missed(row["wins"], 0.5)
     return row["verdict"] == "better"
 

@@ -228,8 +228,9 @@ def test_what_is_sent_and_where(serve, tmp_path):
     assert paths == ["/v1", "/v1", "/api"]
     request = server.requests[0]
     assert {*request} == {"model", "messages", "response_format"}
-    form = request["response_format"]["json_schema"]["schema"]["properties"]["ratings"]
-    entry = form["properties"]["2"]
+    form = request["response_format"]["json_schema"]
+    entry = form["schema"]["properties"]["ratings"]["properties"]["2"]
+    assert form["strict"] is True
     assert list(entry["properties"]) == ["reason", "rating"] == entry["required"]
     assert entry["properties"]["rating"]["enum"] == ["Yes", "No"]
 
