@@ -1,7 +1,9 @@
 """Tables of cases that stand beside the tests as JSONL, a row per case.
 
-@each("bad_rubrics")                       a test per row; the row's keys are its arguments
-@each("refused", of="rank")                of the rows that have this value, without its key
+    @each("bad_rubrics")                       a test per row; the row's keys are its arguments
+    @each("refused", of="rank")                of the rows that have this value, without its key
+
+A row's "what" names its test.
 """
 
 import json
@@ -19,6 +21,5 @@ def rows_of(name, **given):
 
 def each(name, **given):
     rows = rows_of(name, **given)
-    return pytest.mark.parametrize(
-        [*rows[0]], [[*row.values()] for row in rows], ids=range(len(rows))
-    )
+    ids = [row.pop("what", str(number)) for number, row in enumerate(rows)]
+    return pytest.mark.parametrize([*rows[0]], [[*row.values()] for row in rows], ids=ids)

@@ -173,9 +173,7 @@ SCORES = "race,score\n" + "".join(f"{'ab'[i % 2]},{i}.5\n" for i in range(100))
 
 
 @each("audit_tables")
-def test_tables_of_other_peoples_making(
-    audited, what, parts, replace, flags, refused, counts, said
-):
+def test_tables_of_other_peoples_making(audited, parts, replace, flags, refused, counts, said):
     """Right, or refused by one line: columns and values that mean something else than was read."""
     text = table(*parts)
     for old, new in replace:
