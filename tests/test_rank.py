@@ -68,15 +68,16 @@ def test_what_is_no_profile_gets_no_rank_and_is_listed(ranked, capsys):
 
     def ranks(*flags):
         table, seen = ranked(rows, *flags)
-        return {row["id"]: row["rank"] for row in table}, len(seen), table[-1]["score"]
+        return [(row["id"], row["rank"], row["score"] == "") for row in table], len(seen)
 
-    assert ranks() == ({"a": "1"} | dict.fromkeys("bcdef", ""), 1, "")
+    unranked = [(name, "", True) for name in "bcdefg"]
+    assert ranks() == ([("a", "1", False), *unranked[:-1]], 1)
     assert "5 without a rank" in capsys.readouterr().out
     # a profile that the model does not read to its end has no score, and ended the command
     rows += people(g="w " * 100)
-    assert ranks()[0] == {"a": "1"} | dict.fromkeys("bcdefg", "")
-    found, *_ = ranks("--min-words", "1")
-    assert [id for id in found if not found[id]] == ["c", "e", "g"]  # a link, and nothing
+    assert ranks() == ([("a", "1", False), *unranked], 2)
+    found, _ = ranks("--min-words", "1")
+    assert [id for id, rank, _ in found if not rank] == ["c", "e", "g"]  # a link, and nothing
     assert "--min-words" in error_of(ranked, people(a="cv.pdf", b=link))
 
 
