@@ -154,6 +154,13 @@ def test_dpo_starts_at_its_reference_and_learns(trained, tmp_path, capsys, loss_
         assert steps(log, "rewards/accuracies")[0] == first["eval/rewards/accuracies"] == 0.5
 
 
+def test_another_reference_stops_a_run(trained, monkeypatch):
+    """By .01 of a log-prob; a bound of .1 would miss it. (Others: test_half.py.)"""
+    real, shift = dpo.reference_logps, torch.tensor([[0.01], [0.0]])
+    monkeypatch.setattr(dpo, "reference_logps", lambda *given: real(*given) + shift)
+    assert "h before step one" in error_of(trained, dpo, pair_rows())
+
+
 # ---- they learn ----
 
 
