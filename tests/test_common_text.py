@@ -176,7 +176,7 @@ def test_plain_template_is_saved_with_the_tokenizer(tmp_path, capsys):
 def test_end_ids(eos, template, ends, tmp_path):
     """What the template writes behind an answer, then EOS. They follow the tokenizer: cached, a
     template or an EOS that was set later kept the old answer."""
-    tokenizer = tiny_tokenizer(eos=eos)
+    tokenizer = tiny_tokenizer(eos=eos, bos="<s>", add_bos=True)  # a BOS ends nothing
     common.end_ids(tokenizer)
     tokenizer.chat_template = template
     assert common.end_ids(tokenizer) == tokenizer.convert_tokens_to_ids(ends)
