@@ -18,8 +18,7 @@ from transformers import AutoModelForCausalLM, AutoModelForSequenceClassificatio
 
 from conftest import REPO
 from parts import parallel
-from parts.files import UserError
-from tiny import cases, error_of, log_of, tiny_model, words, write_pairs
+from tiny import error_of, log_of, tiny_model, words, write_pairs
 
 pytestmark = pytest.mark.usefixtures("quiet_process")
 
@@ -196,40 +195,6 @@ def test_what_cannot_be_sharded_is_said(world, tmp_path, monkeypatch):
     for flags in ("--lora-rank 2", "--dtype fp16"):
         assert error_of(dpo.main, [*argv, *flags.split()]).startswith("--fsdp: ")
     assert not (tmp_path / "run").exists()
-
-
-@cases("""
-ranks | sizes
-2 | [3, 1, 1]
-3 | [5]
-2 | [2, 2]
-4 | [1, 9]
-2 | [1, 1, 1]
-4 | [1, 1, 1, 1, 1, 1, 1]
-3 | []
-""")
-def test_shares_are_all_rows_once_and_equally_many(ranks, sizes, monkeypatch):
-    """A forward of a sharded model waits for the same forward of the others."""
-    monkeypatch.setattr(parallel, "world", lambda: ranks)
-    numbers = iter(range(99))
-    parts = [[next(numbers) for _ in range(size)] for size in sizes]
-    shares = []
-    for rank in range(ranks):
-        monkeypatch.setattr(parallel, "rank", lambda rank=rank: rank)
-        shares.append(parallel.share(parts))
-    assert len({len(share) for share in shares}) == 1
-    if {*sizes} == {1}:  # rows that fill a forward each are joined two by two, the shortest ones
-        assert max(len(part) for share in shares for part in share) == 2
-    seen = sorted(row for share in shares for part in share for row in part)
-    assert seen == list(range(sum(sizes))) and all(part for share in shares for part in share)
-
-
-def test_fewer_rows_than_processes_are_refused(monkeypatch):
-    """In a batch, or in what is held out: a process without a row would wait for ever."""
-    monkeypatch.setattr(parallel, "world", lambda: 3)
-    for parts in ([[0], [1]], [[0, 1]], [[0]]):
-        with pytest.raises(UserError, match="3 processes need .* --eval-fraction"):
-            parallel.share(parts)
 
 
 @pytest.mark.slow

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 
+import common
 import dpo
 import ppo
 import reward_train
@@ -88,13 +89,15 @@ def test_the_log_prob_of_an_answer_is_a_sum_over_its_tokens():
 
 
 @pytest.mark.usefixtures("quiet_process")
-def test_kl_of_sample_answers(llama_folder):
+def test_kl_of_sample_answers(tokenizer, llama_folder):
     """Σ log π − log π_ref of all answers' tokens, at --eval-temperature: 2 halves the logits."""
     args = dpo.parse_args("--out no/folder --eval-temperature 2 --micro-tokens 9".split())
-    run = runs.Run("dpo", args, (), ())
+    run = runs.Run("dpo", args, ())
     policy, reference = policy_of(llama_folder), policy_of(llama_folder)
     reference.model.lm_head.weight.data *= 3
-    prompts, found, expected = [[20], [30, 31, 32]], [[40, 41, 42], [50]], 0.0
+    shown = [{"prompt": text} for text in ("sql", "Assess: kafka.")]
+    prompts = [common.encode_prompt(tokenizer, row["prompt"]) for row in shown]
+    found, expected = [[40, 41, 42], [50]], 0.0
     with torch.no_grad():
         for prompt, answer in zip(prompts, found):
             ids = torch.tensor([prompt + answer])
@@ -102,7 +105,8 @@ def test_kl_of_sample_answers(llama_folder):
                 logps = (model(ids).logits[0, :-1] / 2).log_softmax(-1)
                 logps = logps.gather(-1, ids[0, 1:, None])[len(prompt) - 1 :]
                 expected += sign * logps.sum().item() / len(prompts)
-        kl = answers.kl_to_start(run, policy, reference, prompts, found, 7)
+        sampled = answers.Answers(run, tokenizer, policy.model.config, shown, ())
+        kl = sampled.kl(policy, reference, found)
     assert kl == pytest.approx(expected, rel=1e-5) and abs(expected) > 0.1
 
 

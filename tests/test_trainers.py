@@ -339,7 +339,7 @@ def test_what_a_reward_model_does_not_read_gets_no_score(reward_folder, capsys):
     score.max_length = 60
     assert [x is None for x in score(prompts, given)] == [False, False, True, True]
     assert score(prompts[2:], given[2:]) == [None] * 2
-    assert capsys.readouterr().out.count("reads 60 tokens, so 3 of 4 rows in part") == 1
+    assert capsys.readouterr().out.count("reads 60 tokens; 3 of 4 rows are cut") == 1
     score.check_room(longest=60, max_new_tokens=59)  # such rows are read as a whole
     score.check_room(longest=100, max_new_tokens=29)
     with pytest.raises(files.UserError, match="--reward-model.*--max-new-tokens 30"):

@@ -94,7 +94,7 @@ def test_dpo_loss_and_gradients(kind, loss_type, beta, smoothing, world, tokeniz
     flags = f"--pairs {world['file']} --eval-fraction 0 --model {world['policy']} --loss-type"
     flags += f" {loss_type} --beta {beta} --label-smoothing {smoothing} --out {world['place']}/none"
     args = dpo.parse_args(flags.split())
-    run = runs.Run("dpo", args, (), ())
+    run = runs.Run("dpo", args, ())
     policy, frozen = load_policy(world["policy"]), policy_of(world["ref"])
     pairs = Pairs(args, common.load_tokenizer(world["policy"]), common.load_config(world["policy"]))
     run.state["reference"] = torch.zeros(2, N)

@@ -217,7 +217,7 @@ def read_json(path):
     return json.loads(Path(path).read_text(encoding="utf-8"))
 
 
-CLOCK = {"time_s", "tokens_per_s", "peak_mem_mb"}  # the columns of a log that may differ
+CLOCK = {"time_s", "peak_mem_mb"}  # the columns of a log that may differ
 
 
 def log_of(folder, name="metrics"):
