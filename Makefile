@@ -70,11 +70,12 @@ define loop
 	@$(PY) grpo_rubric.py $(GRPO) --lr 2e-4 --eval-temperature 1 --eval-every 10 --seed $(2) --out $(1)/grpo --overwrite > $(1)/grpo.txt
 	$(say) grpo
 	@echo "[5/6] Are people treated alike? $(1)/fairness"
-	@$(PY) fairness.py report --before data/tiny-base --after $(1)/dpo $(1)/ppo --reward-model $(1)/reward --prefs data/prefs_train.jsonl data/rank_train.jsonl --per-cell 6 --resumes 20 --out $(1)/fairness --overwrite > $(1)/fairness.txt
+	@$(PY) fairness.py report --before data/tiny-base --after $(1)/dpo $(1)/ppo --reward-model $(1)/reward --name Base DPO PPO "The reward model" --prefs data/prefs_train.jsonl data/rank_train.jsonl --per-cell 6 --resumes 20 --out $(1)/fairness --overwrite > $(1)/fairness.txt
 	$(say) fairness
 	@echo "[6/6] Which model is better? $(1)/report"
 	@$(PY) evaluate.py compare --model data/tiny-base $(1)/dpo $(1)/ppo --name Base DPO PPO --reward-model $(1)/reward $(COMPARE) --seed $(2) --out $(1)/report --overwrite > $(1)/report.txt
 	$(say) report
+	$(say) index
 endef
 
 # six to twelve minutes on two cores; make report trains longer, and tests/test_demo.py runs these commands at toy size
@@ -85,7 +86,6 @@ demo: GRPO = --steps 30 --schedule constant --micro-tokens 2048
 demo: COMPARE = --n 100 --bon 16
 demo: $(RUNTIME)
 	$(call loop,runs/demo,0)
-	@echo "Open runs/demo/report/report.html and runs/demo/fairness/report.html in a browser."
 
 # two processes, a file of tests to each at a time
 PYTEST = $(PY) -m pytest -n 2 --dist loadfile --no-loadscope-reorder

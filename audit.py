@@ -93,40 +93,43 @@ def parse_args(argv):
 
 
 def check_flags(args):
-    """Whether the median of the score decides: scoring rates of Local Law 144. UserError for flags
-    that are missing, or that do not go together."""
-    cuts = [cut for cut in (args.cutoff, args.select) if cut is not None]
-    scoring = args.score and args.ll144 and not cuts
-    is_wrong = {
-        "--y-pred, --score: expected one of them": bool(args.y_pred) == bool(args.score),
-        "--score, --better: a score needs --better higher or lower": bool(args.score) != bool(args.better),
-        "--cutoff, --select: expected one of them, with --score": len(cuts) != bool(args.score) and not scoring,
-        "--group: expected one or two columns of groups": not args.group,
-        "--ll144, --sex, --race: Local Law 144 needs all three": len({args.ll144, bool(args.sex), bool(args.race)}) > 1,
-        "--drop: it needs --id, the column that holds these labels": args.drop and not args.id,
-    }  # fmt: skip
-    if wrong := [text for text in is_wrong if is_wrong[text]]:
-        raise UserError(wrong[0])
-    return scoring
+    """UserError for flags that are missing, or that do not go together."""
+    cuts = (args.cutoff is not None) + (args.select is not None)
+    law = {args.ll144, bool(args.sex), bool(args.race)}
+    for is_wrong, text in (
+        (bool(args.y_pred) == bool(args.score), "--y-pred, --score: expected one of them"),
+        (bool(args.score) != bool(args.better), "--score, --better: a score needs --better higher or lower"),
+        (cuts != bool(args.score) and not is_scoring(args), "--cutoff, --select: expected one of them, with --score"),
+        (not args.group, "--group: expected one or two columns of groups"),
+        (len(law) > 1, "--ll144, --sex, --race: Local Law 144 needs all three"),
+        (args.drop and not args.id, "--drop: it needs --id, the column that holds these labels"),
+    ):  # fmt: skip
+        if is_wrong:
+            raise UserError(text)
+
+
+def is_scoring(args):
+    """Does the median of the score decide? Those are the scoring rates of Local Law 144."""
+    return bool(args.score and args.ll144 and args.cutoff is None and args.select is None)
 
 
 # ---- 5. the data ----
 
 
-def read_people(args, scoring):
+def read_people(args):
     """(table, people, rule): the rows as texts; of those with a decision "hit" 0 or 1, "score",
-    "goodness" (the score, negated where lower is better), "outcome" 1, 0 or NaN, "role", "person"; and what a
-    selection is, in words."""
+    "goodness" (the score, negated where lower is better), "outcome" 1, 0 or NaN, "role", "person"; and
+    what a selection is, in words."""
+    what, path = args.y_pred or args.score, args.table
     hispanic = args.hispanic if args.hispanic != "none" else None
-    named = [args.y_pred, args.score, args.y_true, args.within, args.id, *args.group]
-    table = tables.read_csv(args.table, [*named, args.sex, args.race, hispanic])
+    named = [what, args.y_true, args.within, args.id, *args.group, args.sex, args.race, hispanic]
+    table = tables.read_csv(path, named)
     if args.id:
         table = table[~table[args.id].isin(args.drop)]
         if (empty := table[args.id] == "").any():
-            raise UserError(f"{args.table}:{empty.idxmax()}: {args.id} is empty; name the person")
-    path, what, unknown = args.table, args.y_pred or args.score, ["", *args.unknown]
-    read = [what, args.within or what]  # without one of them a row says nothing
-    decided = table[~table[read].isin(unknown).any(axis=1)]
+            raise UserError(f"{path}:{empty.idxmax()}: {args.id} is empty; name the person")
+    read = [name for name in (what, args.within) if name]  # without one of them a row says nothing
+    decided = table[known(table[read], args).notna().all(axis=1)]
     tables.check_last_rows(decided, args.group, path)
     people = pd.DataFrame({"role": decided[args.within] if args.within else ""}, decided.index)
     people["person"] = pd.factorize(decided[args.id])[0] if args.id else np.arange(len(decided))
@@ -136,24 +139,22 @@ def read_people(args, scoring):
     else:
         people["score"] = tables.numbers(decided[what], args.decimal, path)
         people["goodness"] = people.score if args.better == "higher" else -people.score
-        people["hit"], rule = selected(people, args, scoring)
+        people["hit"], rule = selected(people, args)
     if args.y_true:
-        outcome = decided[args.y_true]
-        outcome = outcome[~outcome.isin(unknown)]
+        outcome = known(decided[args.y_true], args).dropna()
         people["outcome"], _ = tables.yes_or_no(outcome, args.qualified, "--qualified", path)
     return table, people, rule
 
 
-def selected(people, args, scoring):
+def selected(people, args):
     """((n,) 0 or 1, the rule in words): at the cut-off; in the top share of a role, with all who tie
     with its last; or better than the median."""
     goodness, is_higher = people.goodness, args.better == "higher"
-    if scoring:
-        return (goodness > goodness.median()).astype(int), f"{args.score} better than the median"
     if args.cutoff is not None:
-        least = args.cutoff if is_higher else -args.cutoff
-        rule = f"{args.score} {'≥' if is_higher else '≤'} {args.cutoff:g}"
-        return (goodness >= least).astype(int), rule
+        least, sign = (args.cutoff, "≥") if is_higher else (-args.cutoff, "≤")
+        return (goodness >= least).astype(int), f"{args.score} {sign} {args.cutoff:g}"
+    if args.select is None:
+        return (goodness > goodness.median()).astype(int), f"{args.score} better than the median"
     of_role = goodness.groupby(people.role)
     # rounded upwards; .07 · 100 is 7.000000000000001
     places = np.ceil(args.select * of_role.transform("size") - 1e-9)
@@ -162,9 +163,14 @@ def selected(people, args, scoring):
     return (of_role.rank(method="min", ascending=False) <= places).astype(int), rule
 
 
+def known(cells, args):
+    """The cells, None where they are empty or hold a value of --unknown."""
+    return cells.mask(cells.isin(["", *args.unknown]), None)
+
+
 def group_labels(args, table):
     """{column: (n,) labels, None where unknown}; two columns are crossed, too."""
-    labels = {name: table[name].mask(table[name].isin(["", *args.unknown])) for name in args.group}
+    labels = {name: known(table[name], args) for name in args.group}
     for name, label in labels.items():
         if not 2 <= label.nunique() <= MOST_GROUPS:
             fix = f"expected 2 to {MOST_GROUPS}; of ages, write bands"
@@ -194,12 +200,12 @@ def write_values(args):
 
 def law_labels(args, table):
     """(sexes, races): (n,) categories of the rule each, None where unknown."""
-    mapping = tables.read_map(args.map, "--map") if args.map else {}
-    sexes = tables.categories(table[args.sex], mapping, SEXES, args.unknown, "--sex")
-    races = tables.categories(table[args.race], mapping, RACES, args.unknown, "--race")
+    mapping = tables.read_map(args.map) if args.map else {}
+    sexes = tables.categories(known(table[args.sex], args), mapping, SEXES, "--sex")
+    races = tables.categories(known(table[args.race], args), mapping, RACES, "--race")
     if args.hispanic not in (None, "none"):
-        asked = table[args.hispanic]
-        answers = tables.categories(asked, mapping, tables.YES_NO, args.unknown, "--hispanic")
+        asked = known(table[args.hispanic], args)
+        answers = tables.categories(asked, mapping, tables.YES_NO, "--hispanic")
         answers = answers.str.lower().map(tables.YES_NO)
         races = races.where(answers == 0, None).mask(answers == 1, HISPANIC)
     elif not args.hispanic and not (races == HISPANIC).any():
@@ -208,19 +214,21 @@ def law_labels(args, table):
     return sexes, races
 
 
-def law_tables(args, table, people, scoring):
+def law_tables(args, table, people):
     """{title: rows} of 6 RCNY 5-303, by sex, by race/ethnicity, crossed. Impact ratio: rate / the
     highest rate, of every category, however small. Scoring rate: the share better than the median
     of the people of known sex or race."""
     sexes, races = law_labels(args, table)
-    hit = people.hit
-    if scoring:
+    hit, law = people.hit, {}
+    if is_scoring(args):
         known = people.goodness[sexes.notna() | races.notna()]
         hit = (people.goodness > known.median()).astype(int)
-    law, both = {}, [f"{race}, {sex}" for race in RACES for sex in SEXES]
-    columns = {"sex": (sexes, SEXES), "race/ethnicity": (races, RACES)}
-    columns["crossed"] = races.str.cat(sexes, sep=", "), both
-    for key, (labels, categories) in columns.items():
+    both = [f"{race}, {sex}" for race in RACES for sex in SEXES]
+    for key, labels, categories in (
+        ("sex", sexes, SEXES),
+        ("race/ethnicity", races, RACES),
+        ("crossed", races.str.cat(sexes, sep=", "), both),
+    ):
         counts = hit.groupby(labels).agg(["size", "sum"]).reindex(categories, fill_value=0)
         counts.columns = ["# of applicants", "# selected"]
         counts["rate"] = counts["# selected"] / counts["# of applicants"]
@@ -241,11 +249,11 @@ def main(argv=None):
     if argv[:1] == ["values"]:
         return write_values(parse_args(argv[1:]))
     args = parse_args(argv)
-    scoring = check_flags(args)
+    check_flags(args)
     page = report.Report(QUESTION, args, [args.table, args.map], private=True)
     # (1) read the table
-    table, people, rule = read_people(args, scoring)
-    rows = table.loc[people.index]
+    table, people, rule = read_people(args)
+    rows, within = table.loc[people.index], bool(args.within)
     labels = group_labels(args, rows)
     kinds = {"Selected": people}
     if args.y_true:
@@ -265,31 +273,32 @@ def main(argv=None):
         why = "by --reference" if reference == args.reference else "the largest group"
         unknown = f"{label.isna().sum():,} rows of unknown group are in no comparison"
         page.limit(f"{name}: the others are compared with {reference}, {why}; {unknown}.")
-    # (3) Local Law 144
-    law = law_tables(args, rows, people, scoring) if args.ll144 else {}
-    # (4) the report: what was found, then what is open, then the rest
+    # (3) the report: what was found, then what is open, then the rest
     found.sort(key=lambda pair: ORDER.get(pair[1]["verdict"], len(ORDER)))
-    (what, first), within = found[0], bool(args.within)
-    alike = [pair for pair in found if pair[1]["verdict"] == first["verdict"]]
+    (what, first), verdicts = found[0], Counter(row["verdict"] for _, row in found)
     counted = f"of {people.person.nunique():,} people" if args.id else "each a person (no --id)"
     counted += f", compared within each {args.within}" * within
     page.answer(
-        " ".join(sentence(row, "were selected", of.lower(), within) for of, row in alike[:3]),
+        " ".join(
+            sentence(row, "were selected", of.lower(), within)
+            for of, row in found[:3]
+            if row["verdict"] == first["verdict"]
+        ),
         f"{len(people):,} rows, {counted}; selected = {rule}.",
         *(say(row, of) for of, row in found[:3]),
-        f"All comparisons: {files.counts_in_words(Counter(row['verdict'] for _, row in found))}.",
+        f"All comparisons: {files.counts_in_words(verdicts)}.",
     )
     bars = [(row["group"], row["rate"], row["group"]) for row in comparisons[what]]
     page.intervals(f"{what}: share selected{' over all roles' * within}", bars, ".1%")
-    ratio = "ratio within roles" if within else "ratio to the reference"
-    for what in comparisons:
-        page.table(what, comparisons[what], SHOWN, n="rows", ratio=ratio)
-    for title in law:
-        page.table(title, law[title], LAW)
+    note = f"Each ratio is to the reference{', within roles' * within}."
+    for title, compared in comparisons.items():
+        page.table(title, compared, SHOWN, note)
+    # (4) Local Law 144
+    for title, cells in law_tables(args, rows, people).items() if args.ll144 else ():
+        page.table(title, cells, LAW)
     page.table("Group metrics, over all groups", group_metrics, ", ".join(group_metrics[0]))
     held = tables.column_values(table, [args.y_pred, args.y_true, args.within, *args.group])
     page.table("What the columns hold", held, "column, value, rows")
-    page.limit(f"{len(table) - len(people):,} rows without decision or role are left out.", *LIMITS)
     # (5) files
     decisions = pd.DataFrame(labels)
     decisions["entity_id"] = rows[args.id] if args.id else people.person
@@ -300,7 +309,8 @@ def main(argv=None):
         decisions["score_raw"] = people.score
     file = Path(args.out) / "audit.csv"
     tables.write_csv(file, decisions, empty="unknown")
-    page.limit(f"{file} has the layout that BiasGuard reads.")
+    left_out = f"{len(table) - len(people):,} rows without decision or role are left out."
+    page.limit(left_out, *LIMITS, f"{file} has the layout that BiasGuard reads.")
     page.write()
     return int(args.fail_on_difference and first["verdict"] == FOUND)
 

@@ -24,7 +24,6 @@ Axes         B rows, T columns, V vocabulary, H hidden, N tokens
 """
 
 import contextlib
-import json
 import math
 import os
 import tempfile
@@ -38,6 +37,7 @@ from torch.utils.checkpoint import checkpoint as recompute
 
 from parts.files import UserError, brief, write_json
 from parts.lora import add_lora, lora_layers, merged_state, save_adapter
+from parts.messages import roles
 from parts.parallel import autocast, rank
 from parts.shared_prompt import shared_hidden
 
@@ -72,8 +72,7 @@ def render(tokenizer, messages, **settings):
     try:
         return tokenizer.apply_chat_template(messages, tokenize=False, **settings)
     except Exception as error:  # jinja's errors have no common base class
-        roles = [message["role"] for message in messages]
-        raise Refused(f"the chat template refuses {roles}: {brief(error)}") from None
+        raise Refused(f"the chat template refuses {roles(messages)}: {brief(error)}") from None
 
 
 def encode(tokenizer, text, rendered):
@@ -165,15 +164,23 @@ def batch_indices(n, batch_size, seed, step):
     return order[part * batch_size : (part + 1) * batch_size], epoch
 
 
-def micro_batches(indices, lengths, most_tokens):
+def micro_batches(indices, lengths, most_tokens, ranks=1):
     """Cut a batch into forwards of at most most_tokens, padded, rows of similar length together.
 
     The batch stays what it is: sums over its micro-batches are divided by the count of the whole
-    batch, so the update is that of one big forward.
+    batch, so the update is that of one big forward. Of each part a rank takes every `ranks`-th row;
+    none is left without one, for a forward of a sharded model waits for the other ranks.
     """
     parts, left = [], sorted(indices, key=lambda i: -lengths[i])
+    if 0 < len(left) < ranks:
+        raise UserError(
+            f"{ranks} processes need as many rows in each batch, and in what is held out; "
+            "raise --batch-size or --eval-fraction, or start fewer processes"
+        )
     while left:
-        rows = max(1, most_tokens // lengths[left[0]])
+        rows = max(1, most_tokens // lengths[left[0]]) * ranks
+        if 0 < len(left) - rows < ranks:  # too few for a part of their own
+            rows = len(left) - ranks if rows > ranks else len(left)
         parts, left = [*parts, left[:rows]], left[rows:]
     return parts
 
@@ -235,11 +242,11 @@ def load_model(
     load = (kind or AutoModelForCausalLM).from_pretrained
     stored = torch.float32 if trainable and not lora_rank else dtype
     model, info = opened(flag, name, load, dtype=stored, output_loading_info=True, **settings)
-    lost = [key for key in info["missing_keys"] if not key.startswith("score.")]
-    if lost:  # transformers would draw it at random
+    # transformers would draw at random what is missing
+    if lost := [key for key in info["missing_keys"] if not key.startswith("score.")]:
         raise UserError(f"{flag} {name}: its weight files lack {lost[0]} ({len(lost)} missing)")
-    head = model.get_output_embeddings() or model.score
-    head.float()  # a logit of 20 in bf16 is rounded by .06
+    # a logit of 20 in bf16 is rounded by .06
+    (model.get_output_embeddings() or model.score).float()
     model.generation_config = GenerationConfig()  # no repetition penalty that the authors ask for
     model.requires_grad_(trainable).to(device).eval()
     if trainable and lora_rank:
@@ -266,7 +273,7 @@ def spread_weights(model, seed):
         if isinstance(module, nn.Linear):
             weight = module.weight
             # bf16 has 8 bits: for 2^(e−1) ≤ |w| < 2^e the neighbours are 2^(e−8) apart
-            gap = torch.ldexp(torch.ones_like(weight), torch.frexp(weight).exponent - 8)
+            gap = 2.0 ** (torch.frexp(weight).exponent - 8)
             noise = torch.rand(weight.shape, generator=generator, device=weight.device) - 0.5
             moved = weight + noise * gap
             weight.copy_(torch.where(moved.bfloat16() == weight.bfloat16(), moved, weight))
@@ -287,7 +294,6 @@ def save_model(model, tokenizer, folder, source):
     folder.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=folder, prefix=".writing-") as temporary:
         model.save_pretrained(temporary, state_dict=state)
-        written = json.loads((Path(temporary) / "config.json").read_text(encoding="utf-8"))
         for file in Path(temporary).glob("model*"):
             os.chmod(file, 0o644)  # safetensors writes 0600, which no other user's server can read
             os.replace(file, folder / file.name)
@@ -300,22 +306,24 @@ def save_model(model, tokenizer, folder, source):
     write_json(folder / "generation_config.json", generation | {"eos_token_id": end_ids(tokenizer)})
     # transformers 4 and vLLM read words that version 5 leaves out, so the authors' own stay
     config, _ = PretrainedConfig.get_config_dict(source)
-    config |= {key: x for key, x in written.items() if key not in config or key in OURS}
+    written = model.config.to_diff_dict().items()
+    config |= {key: x for key, x in written if key not in config or key in OURS}
     write_json(folder / "config.json", config | {"dtype": "float32", "torch_dtype": "float32"})
 
 
 # ---- 4. log-probs ----
 
-CHUNK = {"cpu": 2**21, "cuda": 2**26}  # logits in memory at once, of at least 64 tokens
+CHUNK = {"cpu": 2**21}  # logits in memory at once, of at least 64 tokens; 2**26 on a GPU
 
 
-def hidden_states(model, ids, attention_mask, dtype, **cache):
-    """(B, T, H) of the trunk; a token's position is its place in its own row, however padded."""
+def hidden_states(model, ids, attention_mask, dtype, cache=None):
+    """(B, T, H) of the trunk; a token's position is its place in its own row, however padded. With a
+    `cache` of earlier tokens, which attention_mask counts, ids are the new ones alone."""
     positions = (attention_mask.long().cumsum(1) - 1).clamp(min=0)[:, -ids.shape[1] :]
     with autocast(ids.device, dtype):
         return model.base_model(
             input_ids=ids, attention_mask=attention_mask.long(), position_ids=positions,
-            **({"use_cache": False} | cache),
+            past_key_values=cache, use_cache=cache is not None,
         )[0]  # fmt: skip
 
 
@@ -356,15 +364,17 @@ class Policy(nn.Module):
         in chunks that the backward recomputes. shared: see parts/shared_prompt.py. with_hidden:
         (…, …, the (N, H) hidden states that predict the N tokens of the answers).
         """
+        predicts = answer_mask.roll(-1, 1)  # (B, T): column t−1 predicts token t
         if shared:
-            row, column = answer_mask.nonzero(as_tuple=True)
-            rows = ids, attention_mask, answer_mask, row, column - 1
-            hidden = shared_hidden(self.model, self.dtype, *rows)  # (N, H)
+            hidden = shared_hidden(
+                self.model, self.dtype, ids, attention_mask, answer_mask, predicts
+            )  # (N, H)
         else:
-            hidden = hidden_states(self.model, ids, attention_mask, self.dtype)
-            hidden = hidden[:, :-1][answer_mask[:, 1:]]  # (N, H): column t−1 predicts token t
-        most = CHUNK.get(ids.device.type, CHUNK["cuda"])
-        size = max(64, most // self.model.config.get_text_config().vocab_size)
+            hidden = hidden_states(self.model, ids, attention_mask, self.dtype)[predicts]
+        size = max(
+            64,
+            CHUNK.get(ids.device.type, 2**26) // self.model.config.get_text_config().vocab_size,
+        )
         chunks = zip(hidden.split(size), ids[answer_mask].split(size))
         parts = [
             recompute(score_chunk, self.model, h, t, temperature, use_reentrant=False)

@@ -27,8 +27,6 @@ Reference    Rafailov et al. 2023, arXiv 2305.18290, eq. 7
 Axes         B pairs of a batch, b pairs of a forward, n all pairs, T tokens
 """
 
-import math
-
 import torch
 import torch.nn.functional as F
 
@@ -41,7 +39,6 @@ from parts.parallel import add_up, gather
 from parts.shared_prompt import can_share
 
 RATES = 3e-4, 1e-5, 2e-4  # below 100 M parameters (data/tiny-base), above (SmolLM2), with LoRA
-SHOW = ("pair_loss", "rewards/accuracies", "rewards/margins", "lr", "grad_norm")
 HEADLINE = ("eval/loss", "eval/rewards/accuracies", "val/gold", "val/kl", "val/cut")
 LOSS_TYPES = ("sigmoid", "robust", "hinge", "ipo", "sigmoid_norm", "simpo")
 
@@ -106,10 +103,10 @@ def dpo_loss(
 
 
 def parse_args(argv=None):
-    example = "dpo.py --pairs FILE [FILE …] [--model MODEL] [flags]"
     parser = trainer_parser(
-        example, "DPO: preference pairs in, an aligned model out.", "runs/dpo", RATES
-    )
+        "dpo.py --pairs FILE [FILE …] [--model MODEL] [flags]",
+        "DPO: preference pairs in, an aligned model out.", "runs/dpo", RATES,
+    )  # fmt: skip
     add = parser.add_argument
     # fmt: off
     add_pair_arguments(parser)
@@ -188,8 +185,10 @@ def means(stats, pairs):
 def evaluate(run, policy, reference, pairs, answers):
     """Log held-out loss and accuracy; sample answers, their score and their KL."""
     metrics, samples = answers(policy, reference)
-    parts = run.micro_batches(pairs.held, pairs.tokens())
-    stats = [forward(run, policy, pairs, part)[2] for part in parts]
+    stats = [
+        forward(run, policy, pairs, part)[2]
+        for part in run.micro_batches(pairs.held, pairs.tokens())
+    ]
     if len(pairs.held):
         metrics |= {f"eval/{key}": x for key, x in means(stats, pairs).items()}
         metrics |= {"eval/loss": metrics.pop("eval/pair_loss"), "eval/n": len(pairs.held)}
@@ -201,7 +200,7 @@ def evaluate(run, policy, reference, pairs, answers):
 
 def main(argv=None):
     args = parse_args(argv)
-    run = runs.Run("dpo", args, SHOW, HEADLINE)
+    run = runs.Run("dpo", args, HEADLINE)
     tokenizer, config = load_tokenizer(args.model), load_config(args.model)
     # (1) read pairs; render the prompt; mark the answer tokens
     pairs = Pairs(args, tokenizer, config)
@@ -216,19 +215,19 @@ def main(argv=None):
         reference = Policy(load_model(*source), run.dtype)
     longest = pairs.batch([pairs.tokens().argmax()], run.device)
     pairs.shared = can_share(model, run.dtype, *longest)
-    per_epoch = math.ceil(len(pairs.train) / args.batch_size)
+    per_epoch = len(pairs.train) / args.batch_size
     optimizer = run.start({"policy": policy}, tokenizer, RATES, per_epoch, pairs.ids())
     if run.step == 0:
         check_policy(policy, tokenizer, *longest, f"--model {args.model}")
         # (2) reference: log-probs of both answers under the frozen start, once
-        with run.timed(len(pairs.rows) / args.batch_size / 3):  # a step takes three forwards
-            run.state["reference"] = reference_logps(run, policy, pairs)
+        run.state["reference"] = reference_logps(run, policy, pairs)
+        run.forecast(len(pairs.rows) / args.batch_size / 3)  # a step takes three forwards
         # before step one policy and reference are equal: h = 0, and the sigmoid loss is log 2
         with torch.no_grad():
             losses, _, columns = forward(run, policy, pairs, pairs.train[:4])
         if args.loss_type != "simpo":
             h = columns["rewards/margins"].mean().item() / args.beta
-            identity("h before step one", h, 0, 2e-4, run.dtype, f"--model {args.model}")
+            identity("h before step one", h, 2e-4, run.dtype, f"--model {args.model}")
         print(f"preflight  log-probs are the model's, loss before step one {losses.mean():.4f}: ok")
         evaluate(run, policy, reference, pairs, answers)
 
@@ -237,12 +236,12 @@ def main(argv=None):
         places, epoch = batch_indices(len(pairs.train), args.batch_size, args.seed, step)
         batch, stats, total = pairs.train[places], [], 0.0
         optimizer.zero_grad()
-        _, chosen_lengths, _ = pairs.lengths[:, batch]  # of prompt, chosen, rejected; (B,) each
+        chosen_tokens = pairs.lengths[1, batch].sum()  # of the whole step
         for part in run.micro_batches(batch, tokens):  # this rank's share, as memory allows
             # (3) policy: log-probs of both answers; (4) loss and implicit rewards
             losses, chosen_logps, columns = forward(run, policy, pairs, part)  # (b,) each
             # (5) update: L = mean loss + c·NLL, sums over this part ÷ counts of the whole step
-            nll = -chosen_logps.sum() / chosen_lengths.sum()
+            nll = -chosen_logps.sum() / chosen_tokens
             loss = losses.sum() / len(batch) + args.nll_coef * nll
             run.scaler.scale(loss).backward()
             total += loss.item()
@@ -260,9 +259,10 @@ def main(argv=None):
         if run.evaluates(step):
             evaluate(run, policy, reference, pairs, answers)
 
-    chat, prompts = ["--chat"] * args.chat, args.prompts or "YOUR_PROMPTS.jsonl"
-    compared = "--model", args.model, args.out
-    return run.finish("evaluate.py", "compare", *compared, *chat, "--prompts", prompts)
+    return run.finish(
+        "evaluate.py", "compare", "--model", args.model, args.out, *["--chat"] * args.chat,
+        "--prompts", args.prompts or "YOUR_PROMPTS.jsonl",
+    )  # fmt: skip
 
 
 if __name__ == "__main__":

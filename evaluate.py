@@ -22,7 +22,6 @@ Reference    Gao et al. 2022, arXiv 2210.10760 (√KL); Dubois et al. 2024, 2404
 """
 
 import itertools
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -75,7 +74,7 @@ def judged(rows):
     for row in stats.holm(rows):
         estimate = row["wins"] | {"p": row.get("p_holm")}
         row["verdict"] = VERDICTS[stats.verdict(estimate, 0.5 - ALIKE, 0.5 + ALIKE)]
-    return sorted(rows, key=lambda row: -row["wins"]["value"])
+    return sorted(rows, key=lambda row: -round(row["wins"]["value"], 9))  # last bits order nothing
 
 
 def comparisons(answers, score):
@@ -98,22 +97,19 @@ def comparisons(answers, score):
 
 
 def parse_args(argv=None):
-    argv = list(sys.argv[1:] if argv is None else argv)
-    if not argv or argv[0] not in (*COMMANDS, "-h", "--help"):
-        argv.insert(0, "compare")
     parser = files.parser("evaluate.py command [flags]", __doc__.splitlines()[0])
     parser.epilog, form = "flags: python evaluate.py compare --help", parser.formatter_class
-    commands, adders = parser.add_subparsers(dest="command", metavar="command"), {}
+    commands, adders = parser.add_subparsers(dest="command", metavar="command", required=True), {}
     for name, (function, out) in COMMANDS.items():
         text = function.__doc__.splitlines()[0]
-        adders[name] = add = commands.add_parser(name, help=text, formatter_class=form).add_argument
-        add("--out", default=out, help="folder of the report")
-        add("--overwrite", action="store_true", help="replace the report that is there")
+        command = commands.add_parser(name, help=text, formatter_class=form)
+        adders[name] = command.add_argument
+        report.add_flags(command, out)
     whole, some = number(int, at_least=0), number(int, at_least=1)
     # fmt: off
     add = adders["compare"]
     add("--model", nargs="+", required=True, metavar="MODEL", help="two or more folders or hub ids; KL is measured from the first")
-    add("--name", nargs="+", metavar="NAME", help="what the report calls them, in the same order (default: the last part of the path)")
+    add("--name", nargs="+", metavar="NAME", help="what the report calls them, in the same order (default: the last part of each path)")
     add("--prompts", metavar="FILE", help="JSONL of prompt, split, task (default: data/prompts.jsonl)")
     add("--split", default="test", help='use only prompts with this "split", where rows have one; all: every prompt')
     add("--n", type=whole, default=200, help="prompts, drawn by --seed, 50 to 800; 0: all")
@@ -136,29 +132,20 @@ def parse_args(argv=None):
     return parser.parse_args(argv)
 
 
-def names_of(args):
-    """{folder: name}: of --name, else the last part of its path."""
-    names = args.name or [Path(folder).name for folder in args.model]
-    found = dict(zip(args.model, names))
-    if not 2 <= len(args.model) <= MOST:
-        raise UserError(f"--model: name two or more models, {MOST} at most")
-    if not len(names) == len(args.model) == len(found) == len({*names}):
-        raise UserError(f"--name: expected {len(args.model)} different names, one for each --model")
-    return found
-
-
 # ---- compare ----
 
 
 def compare(args):
-    """which model is better, by how much, at what KL (the default)"""
+    """which model is better, by how much, at what KL"""
     from parts import contest
 
     # (1) prompts, and what scores the answers
     args.gold = args.gold or ("none" if args.prompts else "data/recruiter.py:reward")
     args.prompts = args.prompts or "data/prompts.jsonl"
     args.samples = args.samples if args.temperature else 1  # greedy answers are all the same
-    names = names_of(args)
+    if not 2 <= len(args.model) <= MOST:
+        raise UserError(f"--model: name two or more models, {MOST} at most")
+    names = report.names_of(args.model, args.name)
     if args.bon and (args.reward_model == "none" or not args.temperature):
         raise UserError("--bon: needs a --reward-model to choose, and a --temperature above 0")
     read = args.prompts, args.pairs, args.gold.rpartition(":")[0]
@@ -177,7 +164,7 @@ def compare(args):
         answers = answers.drop(pool.index[pool.p.duplicated()])
     # (4) is the judge to be trusted?
     scored = answers.dropna(subset=[judge])
-    checks = check_judge(scored[judge], scored.p, list(scored.response_ids), scored.finished)
+    checks = check_judge(scored[judge], scored.p, scored.response_ids, scored.finished)
     distrust, accuracy, said = any(row["wrong"] for row in checks), None, sentences(checks)
     if args.pairs and "reward" in scorers:
         pairs = contest.judge_pairs(args.pairs, scorers["reward"][0])
@@ -253,20 +240,19 @@ def means(answers, scorers):
 def headline(found):
     """The first sentence: which model is best of all, or who is better than whom, of rows of
     `judged`."""
-    wins = {row["a"]: [] for row in found}
-    for row in found:
-        wins[row["a"]] += [row["wins"]["value"]] * (row["verdict"] == "better")
-    best = max(wins, key=lambda name: len(wins[name]))
-    others = len({row["b"] for row in found} | {*wins}) - 1
-    said = []
-    if len(wins[best]) == others > 1:
-        rate = show(np.mean(wins[best]), ".1%")
-        said = [f"{best} is the best of the {others + 1}: preferred in {rate} of comparisons"]
+    better = [row["a"] for row in found if row["verdict"] == "better"]
+    models, said = {name for row in found for name in (row["a"], row["b"])}, []
+    best = max(models, key=better.count)
+    if better.count(best) == len(models) - 1 > 1:
+        rate = np.mean([row["wins"]["value"] for row in found if row["a"] == best])
+        said.append(
+            f"{best} is the best of the {len(models)}: preferred in {show(rate, '.1%')} of comparisons"
+        )
         found = [row for row in found if row["a"] != best]
     for row in found:
-        rate = show(row["wins"]["value"], ".1%")
         said.append(
-            f"{row['a']} is better than {row['b']}: preferred in {rate} of comparisons"
+            f"{row['a']} is better than {row['b']}: preferred in {show(row['wins']['value'], '.1%')} "
+            "of comparisons"
             if row["verdict"] == "better"
             else f"{row['a']} and {row['b']}: {row['verdict']}"
         )
@@ -275,15 +261,16 @@ def headline(found):
 
 def advice(args, found):
     """What to do where no difference between two models is shown, or no judge can be trusted."""
-    unclear = [row for row in found if row["verdict"] == VERDICTS[OPEN]]
-    for row in unclear:
-        yield f"{row['a']} against {row['b']}: no difference shown. {to_see_more(row['wins'])}"
-    if unclear or found[0]["verdict"] == NEVER:
+    for row in found:
+        if row["verdict"] == VERDICTS[OPEN]:
+            yield f"{row['a']} against {row['b']}: no difference shown. {to_see_more(row['wins'])}"
+    if {row["verdict"] for row in found} & {VERDICTS[OPEN], NEVER}:
         models = f"--model {args.model[-1]} --model-b {args.model[-2]} --prompts {args.prompts}"
         yield f"To let people compare them: python annotate.py draw {models} --out runs/ab"
 
 
 def to_see_more(wins):
+    """What would show a win rate of ½ + ALIKE, if prompts vary as these do."""
     more = stats.needed(wins, ALIKE) - wins["clusters"]
     if more <= 0:
         return "A preference of 55 % would probably have been seen: the two are close."
@@ -304,17 +291,18 @@ def reward(args):
     function = reward_function(args.reward_model, *pick(args.device, "auto"))
     pairs = contest.judge_pairs(args.pairs, function)
     parts = [("all", pairs)]
-    for key in [key for key in ("task", "strength") if key in pairs]:
-        parts += [(f"{key} {value}", part) for value, part in pairs.groupby(key)]
+    for key in ("task", "strength"):
+        of_key = pairs.groupby(key) if key in pairs else ()
+        parts += [(f"{key} {value}", part) for value, part in of_key]
     rows = [
-        {"pairs": name, "n": len(part), "right": stats.mean_share(part.right, part.label),
-         "longer": stats.mean_share(part.longer, part.label)}
+        {"pairs": name, "n": len(part)}
+        | {side: stats.mean_share(part[side], part.label) for side in ("right", "longer")}
         for name, part in parts
-    ]  # fmt: skip
+    ]
     gain = stats.mean(pairs.right - pairs.longer, pairs.label)
     right, longer = rows[0]["right"], rows[0]["longer"]
     some = pairs[:200]  # more would tell no more
-    ids = function.encode(list(some.prompt), list(some.chosen), function.max_length)
+    ids = function.encode(some.prompt, some.chosen, function.max_length)
     checks = check_scorer(function.scorer, *zip(*ids), pad_id(function.tokenizer))
     page.answer(
         f"The reward model is right on {show(right, '.1%')} of {len(pairs)} held-out pairs.",
@@ -355,27 +343,25 @@ def human(args):
     if len(models) != 2:
         wrong = f"expected votes on answers of two models; found {', '.join(models) or 'none'}"
         raise UserError(f"--votes {path}: {wrong}; python annotate.py draw --model A --model-b B")
-    found = judged([preference(*models, votes.wins, votes.lengths, votes.prompt)])
-    a, b, wins, word = (found[0][key] for key in ("a", "b", "wins", "verdict"))
+    (found,) = judged([preference(*models, votes.wins, votes.lengths, votes.prompt)])
+    a, wins = found["a"], found["wins"]
     votes["wins"] = votes.wins if a == models[0] else 1 - votes.wins
     others = for_other_people(votes, wins["value"])
     people = [
         {"annotator": person, "votes": len(part), "wins": stats.mean_share(part.wins, part.prompt)}
         for person, part in votes.groupby("annotator")
     ]
-    rate, equal = show(wins, ".1%"), found[0]["equal_length"] or "not measured"
     page.answer(
-        f"These {len(people)} people prefer {a} to {b}: in {rate} of comparisons."
-        if word == "better"
-        else f"{a} and {b}: {word}. {a} is preferred in {rate} of comparisons.",
-        f"{len(votes)} votes of {len(people)} people on {wins['clusters']} prompts. At equal length: "
-        f"{show(equal, '.1%')}. For other people like these: {show(others, '.1%')}.",
-        *[to_see_more(wins)] * (word == VERDICTS[OPEN]),
+        f"By {len(people)} people: {headline([found])}",
+        f"{len(votes)} votes on {wins['clusters']} prompts prefer {a} in {show(wins, '.1%')}. At equal "
+        f"length: {show(found['equal_length'] or 'not measured', '.1%')}. For other people like these: "
+        f"{show(others, '.1%')}.",
+        *[to_see_more(wins)] * (found["verdict"] == VERDICTS[OPEN]),
     )
-    lines = [(person["annotator"], person["wins"], b) for person in people]
+    lines = [(person["annotator"], person["wins"], found["b"]) for person in people]
     page.intervals(f"How often {a} is preferred", [("everyone", wins, a), *lines], ".1%", null=0.5)
-    page.table("The comparison, winner first", found, COMPARED, NOTE)
-    page.table("Each annotator", people, "annotator, votes, wins", wins=f"for {a}")
+    page.table("The comparison, winner first", [found], COMPARED, NOTE)
+    page.table("Each annotator", people, "annotator, votes, wins", f"Preferred: {a}.")
     page.limit(
         "The verdict is on these people. The interval for others, which one person alone does not "
         "have, counts annotators as a sample, too.",
@@ -383,7 +369,7 @@ def human(args):
         f"{len(every) - len(votes)} further votes do not count: on items whose better answer is known, "
         "or that do not name two models.",
     )
-    page.write(comparison=found[0], annotators=people, other_people=others)
+    page.write(comparison=found, annotators=people, other_people=others)
 
 
 def for_other_people(votes, rate):

@@ -16,7 +16,7 @@ Left out     1. decisions about people: audit.py   2. what free text says beyond
 Run          python fairness.py report --before data/tiny-base --after runs/dpo --reward-model runs/reward
              python fairness.py report --reward-model runs/reward --people data/ages.csv --group age_group --reference younger --twins data/twins_slots.jsonl
              python fairness.py report --prefs data/prefs_biased.jsonl data/screen_biased.jsonl
-             python fairness.py text answers.jsonl
+             python fairness.py report --answers answers.jsonl
 Writes       report.json, report.html, decisions-*.csv, all below --out
 Reference    Bertrand & Mullainathan 2004; Gaebler et al. 2024 (twins)
 Axes         R résumés, N people, W decision words
@@ -31,16 +31,16 @@ import pandas as pd
 from parts import files, groups, twins
 from parts.files import UserError
 from parts.messages import plain_text, prompt_key, visible
-from parts.report import Report, add_flags, show
+from parts.report import Report, add_flags, names_of, show
 from parts.risky import risky_questions
-from parts.stats import FOUND, NONE, OPEN, UNMEASURED
+from parts.stats import FOUND, NONE, OPEN
 from parts.tables import write_csv
 from parts.texts import recommendation
 from parts.twins import ANSWER, DECISION, FIELDS, MARGIN, PROFILE
 
 REFERENCES = ["Male", "White"]
 TITLE = "Are people treated differently for who they are?"
-CHANGE = f"{DECISION}, change"
+CHANGE = f"change of {DECISION}"
 LIMITS = (
     "Not legal advice. Names are proxies of what a reader may perceive; the bundled names and "
     "résumés are synthetic, US-centric and English.",
@@ -50,41 +50,38 @@ CHOSEN, HARSHER = "were chosen", "got the harsher decision"  # what a vote said 
 MOST_QUOTES = 20  # of risky questions
 UNDECIDED = "had no decision in the last line"
 EFFECTS = (  # columns, and the note below
-    "model, what, verdict, group, reference, d, places, p_holm",
+    "row, verdict, d, places, p_holm",
     f"None larger: the interval of d lies within ±{MARGIN}.",
 )
-RATES = "model, what, verdict, group, n, rate, ratio, p_holm"
+RATES = "row, verdict, n, rate, ratio, p_holm"
+ENGLISH = "The detector reads English and errs both ways: read the quotes."
 
 
 # ---- the arguments ----
 
 
 def parse_args(argv=None):
-    parser = files.parser("fairness.py {report,text} [flags]", __doc__.splitlines()[0])
-    commands = parser.add_subparsers(dest="command", required=True)
-    settings = {"formatter_class": parser.formatter_class}
-    report = commands.add_parser("report", help="twins before and after; votes", **settings)
-    text = commands.add_parser("text", help="decisions and risky questions of answers", **settings)
-    add, whole = report.add_argument, files.number(int, at_least=1)
+    parser = files.parser("fairness.py report [flags]", __doc__.splitlines()[0])
+    add, whole = parser.add_argument, files.number(int, at_least=1)
     # fmt: off
+    add("command", choices=("report",), help="twins of models before and after, votes, answers")
     add("--before", help="policy before training")
     add("--after", nargs="+", default=[], help="aligned policies")
     add("--reward-model", nargs="+", default=[], help="reward models")
+    add("--name", nargs="+", help="what the report calls these models, in this order (default: the last part of each path)")
     add("--prefs", nargs="+", type=files.existing_file, default=[], help='preference files whose rows have "candidates"')
+    add("--answers", nargs="+", type=files.existing_file, default=[], help='JSONL: "response", and where known "prompt", "group"')
     add("--twins", type=files.existing_file, default="data/twins.jsonl", help="résumés with slots such as {name}")
     add("--people", type=files.existing_file, default="data/names.csv", help="CSV with columns of groups, and of what fills the slots")
     add("--group", nargs="+", default=["sex", "race_ethnicity"], help="columns of groups, of --people and of candidates")
     add("--reference", nargs="+", default=REFERENCES, help="groups that the others of their column are compared with; else the largest")
     add("--per-cell", type=whole, default=10, help="people per combination of groups, 10 to 25")
     add("--resumes", type=whole, default=12, help="résumés, 12 to 100")
+    add("--decision-words", nargs="+", default=["advance", "hold", "reject"], help="decisions, the mildest first")
     add("--chat", action="store_true", help="a prompt given as text is a user's message, instead of text to continue")
     add("--device", default="auto", help="auto, cpu, cuda, mps")
-    text.add_argument("answers", type=files.existing_file, help='JSONL: "response", and where known "prompt", "group"')
-    for command in (report, text):
-        add = command.add_argument
-        add("--decision-words", nargs="+", default=["advance", "hold", "reject"], help="decisions, the mildest first")
-        add("--fail-on-difference", action="store_true", help="for CI: status 1 if an aligned model or a reward model differs")
-        add_flags(command, "runs/fairness")
+    add("--fail-on-difference", action="store_true", help="for CI: status 1 if an aligned model or a reward model differs")
+    add_flags(parser, "runs/fairness")
     # fmt: on
     return parser.parse_args(argv)
 
@@ -92,53 +89,57 @@ def parse_args(argv=None):
 # ---- (3) effects ----
 
 
-def study_models(args, people, rows):
-    """(effects, shares): rows of `twins.effects` with "model", "what" and "d", the estimate; of each
-    policy and group the share of twins of which the mildest word is the most probable decision."""
+def study_models(args, names, people, rows):
+    """(effects, shares): rows of `twins.effects` with "model", "what" and "row", which says both; of
+    each policy and group the share of twins of which the mildest word is the most probable decision.
+
+    names   {folder: name}
+    """
     import common
     from parts.parallel import pick
     from parts.reward_models import reward_function
 
-    policies = [("--before", args.before)] * bool(args.before)
-    policies += [("--after", folder) for folder in args.after]
-    scorers = [("--reward-model", folder) for folder in args.reward_model]
-    for flag, folder in policies + scorers:  # a wrong name ends the command at once
+    models = [(folder, "--reward-model") for folder in args.reward_model]
+    models += [(folder, "--before") for folder in [args.before] if folder]
+    models += [(folder, "--after") for folder in args.after]
+    for folder, flag in models:  # a wrong name ends the command at once
         common.load_config(folder, flag, scores=flag == "--reward-model")
     texts = {what: twins.readings(rows, what, people, args.group) for what in FIELDS}
     source, references = pick(args.device, "auto"), dict(zip(args.group, args.reference))
-    effects, shares, before, missing_before = [], [], None, None
+    effects, shares, before = [], [], None
 
     def add(folder, what, scores, missing=None, before=None):
-        for row in twins.effects(scores, people, args.group, references, before):
-            if missing:
-                row = {key: row[key] for key in ("group", "reference")}
-                row["verdict"] = f"{UNMEASURED}: {missing}"
-            d = row if "value" in row else None
-            effects.append({"model": folder, "what": what, "d": d} | row)
+        whose = {"model": names[folder], "what": what}
+        for row in twins.effects(scores, people, args.group, references, before, missing):
+            said = f"{names[folder]}’s {what}, {row['group']} compared with {row['reference']}"
+            effects.append(whose | {"row": said} | row)
 
-    for folder in args.reward_model:
-        score = reward_function(folder, *source, raw=True)
-        for what in (ANSWER, PROFILE):
-            if texts[what]:
-                matrix = twins.reward_matrix(score, texts[what], f"{folder}, {what}")
-                add(folder, what, matrix)
-    for flag, folder in policies if texts[DECISION] else ():
-        tokenizer = common.load_tokenizer(folder, flag)
-        policy = common.Policy(common.load_model(folder, *source, flag=flag), source[1])
-        given = texts[DECISION], args.decision_words, f"{folder}, {DECISION}"
-        logps = twins.decision_logps(policy, tokenizer, *given)  # (R, N, W)
-        odds, missing = twins.log_odds(logps), twins.undecided(logps)
-        if flag == "--before":
-            before, missing_before = odds, missing
-        elif before is not None:
-            add(folder, CHANGE, odds, missing or missing_before, before)
-        add(folder, DECISION, odds, missing)
-        table = decisions(args, logps.argmax(-1) == 0, texts[DECISION], people)
-        file = Path(args.out) / f"decisions-{Path(folder).name}.csv"
-        write_csv(file, table, empty="unknown")
-        for column in args.group:
-            rates = table.groupby(column).score.mean()
-            shares += [{"model": folder, "group": g, "rate": float(x)} for g, x in rates.items()]
+    for folder, flag in models:
+        if flag == "--reward-model":
+            score = reward_function(folder, *source, raw=True)
+            for what in (ANSWER, PROFILE):
+                if texts[what]:
+                    add(folder, what, twins.reward_matrix(score, texts[what], f"{folder}, {what}"))
+        elif texts[DECISION]:
+            tokenizer = common.load_tokenizer(folder, flag)
+            policy = common.Policy(common.load_model(folder, *source, flag=flag), source[1])
+            given = texts[DECISION], args.decision_words, f"{folder}, {DECISION}"
+            logps = twins.decision_logps(policy, tokenizer, *given)  # (R, N, W)
+            odds, missing = twins.log_odds(logps), twins.undecided(logps)
+            if flag == "--before":
+                before, missing_before = odds, missing
+            elif before is not None:
+                add(folder, CHANGE, odds, missing or missing_before, before)
+            add(folder, DECISION, odds, missing)
+            table = decisions(args, logps.argmax(-1) == 0, texts[DECISION], people)
+            file = Path(args.out) / f"decisions-{Path(folder).name}.csv"
+            write_csv(file, table, empty="unknown")
+            for column in args.group:
+                rates = table.groupby(column).score.mean()
+                shares += [
+                    {"model": names[folder], "group": group, "rate": rate}
+                    for group, rate in rates.items()
+                ]
     return effects, shares
 
 
@@ -181,7 +182,8 @@ def study_votes(path, columns, words):
         elif sorted(str(who.get("in")) for who in people) == ["chosen", "rejected"]:
             found += [(who, CHOSEN, who["in"] == "chosen", item) for who in people]
         elif len(people) == 1:
-            said = [decision_of(plain_text(row[side]), words) for side in ("chosen", "rejected")]
+            texts = (visible(plain_text(row[side])) for side in ("chosen", "rejected"))
+            said = [recommendation(text, words) for text in texts]
             if None in said:
                 counts["without two decisions"] += 1
             elif said[0] != said[1]:
@@ -193,38 +195,42 @@ def study_votes(path, columns, words):
     return frame, f"{path}: {files.counts_in_words(counts)}."
 
 
-def decision_of(text, words):
-    return recommendation(visible(text), words)
-
-
 def check_answer(row):
     if not isinstance(row.get("response"), str):
         raise ValueError('no text in "response"; expected the answer')
 
 
 def study_answers(path, words):
-    """(frame, {answer: [risky question]}) of a file of answers; the frame as of `study_votes`."""
-    cells, risky = [], {}
-    for n, row in enumerate(files.read_jsonl(path, check_answer, flag="answers")):
-        said, group = decision_of(row["response"], words), row.get("group") or None
+    """(frame as of `study_votes`, a sentence, [row of a risky question and how often it is asked]) of
+    a file of answers. A group may have no decision more often than another."""
+    rows = [*files.read_jsonl(path, check_answer, flag="--answers")]
+    file, cells = Path(path).name, []
+    for n, row in enumerate(rows):
+        decision, group = recommendation(visible(row["response"]), words), row.get("group") or None
         whose = str(row.get("prompt", n)), group and str(group)
-        cells.append((UNDECIDED, int(said is None), *whose))
-        if said:
-            cells.append((f"decided {words[0]}", int(said == words[0]), *whose))
-        risky[n] = [hit["sentence"] for hit in risky_questions(visible(row["response"]))]
-    return pd.DataFrame(cells, columns=["what", "hit", "person", "group"]), risky
+        cells.append((UNDECIDED, int(decision is None), *whose))
+        if decision:
+            cells.append((f"decided {words[0]}", int(decision == words[0]), *whose))
+    asked = [risky_questions(visible(row["response"])) for row in rows]
+    quotes = Counter(hit["sentence"] for hits in asked for hit in hits).most_common(MOST_QUOTES)
+    said = f"{sum(map(bool, asked))} of {len(asked)} answers in {file} ask a risky question."
+    frame = pd.DataFrame(cells, columns=["what", "hit", "person", "group"])
+    return frame, said, [{"question": quote, "of": file, "times": n} for quote, n in quotes]
 
 
 def compared(path, frame, columns, references=()):
-    """[row] of `groups.compare` for each measure and column of a file, with "model" and "what"."""
-    rows = []
+    """[row] of `groups.compare` for each measure and column of a file, with "model" (the file),
+    "what" and "row", which says both."""
+    rows, file = [], Path(path).name
     for what, part in frame.groupby("what", sort=False):
         for column in columns:
-            labels = part[column]
-            known = [group for group in references if (labels == group).any()]
-            if labels.nunique() > 1:
-                found = groups.compare(part.assign(group=labels, role=""), *known[:1])
-                rows += [{"model": path, "what": what} | row for row in found]
+            known = [group for group in references if (part[column] == group).any()]
+            if part[column].nunique() > 1:
+                found = groups.compare(part.assign(group=part[column], role=""), *known[:1])
+                rows += [
+                    {"model": file, "what": what, "row": f"{row['group']} in {file}: {what}"} | row
+                    for row in found
+                ]
     return rows
 
 
@@ -250,77 +256,60 @@ def said(rows):
 
 def effect_sentence(row):
     """
-    >>> row = {"model": "dpo", "what": DECISION, "value": -.2, "places": -7.9, "group": "B"}
+    >>> row = {"model": "DPO", "what": DECISION, "value": -.2, "places": -7.9, "group": "B"}
     >>> effect_sentence(row | {"reference": "A", "d": {"value": -.2}})
-    'dpo scores B lower than A on the same résumés (decision: d −0.20, 8 places of 100 for a candidate in the middle): a difference was found.'
+    'DPO’s recommendation is lower for B than for A on the same résumés (d −0.20, 8 places of 100 for a candidate in the middle): a difference was found.'
     """  # noqa: E501
-    verb = "has come to score" if row["what"] == CHANGE else "scores"
     way = "lower" if row["value"] < 0 else "higher"
-    size = f"d {show(row['d'], '.2f')}, {abs(row['places']):.0f} places of 100"
     return (
-        f"{row['model']} {verb} {row['group']} {way} than {row['reference']} on the same résumés "
-        f"({row['what']}: {size} for a candidate in the middle): a difference was found."
+        f"{row['model']}’s {row['what']} is {way} for {row['group']} than for {row['reference']} on the "
+        f"same résumés (d {show(row['d'], '.2f')}, {abs(row['places']):.0f} places of 100 for a candidate "
+        "in the middle): a difference was found."
     )
 
 
-def report(args):
-    """Twins of models before and after, and votes."""
-    if not (args.before or args.after or args.reward_model or args.prefs):
-        raise UserError("nothing to read: give --reward-model, --before and --after, or --prefs")
-    page = Report(TITLE, args, [args.twins, args.people, *args.prefs])
-    # read people, résumés and votes: a broken row ends the command before a model is loaded
-    rates, effects, shares = [], [], []
+def main(argv=None):
+    args = parse_args(argv)
+    models = [*filter(None, [args.before]), *args.after, *args.reward_model]
+    if not (models or args.prefs or args.answers):
+        flags = "--reward-model, --before and --after, --prefs, or --answers"
+        raise UserError(f"nothing to read: give {flags}")
+    names = names_of([*dict.fromkeys(models)], args.name)
+    page = Report(TITLE, args, [args.twins, args.people, *args.prefs, *args.answers])
+    # (1) read people, résumés, votes and answers: a broken row ends it before a model is loaded
+    rates, effects, shares, asked, quotes = [], [], [], [], []
     for path in args.prefs:
         frame, counted = study_votes(path, args.group, args.decision_words)
         rates += compared(path, frame, args.group, args.reference)
         page.limit(counted)
-    if args.before or args.after or args.reward_model:
+    for path in args.answers:
+        frame, sentence, rows = study_answers(path, args.decision_words)
+        rates += compared(path, frame, ["group"])
+        asked.append(sentence)
+        quotes += rows
+    if models:
         people = twins.load_people(args.people, args.group, args.per_cell)
         unknown = {*args.reference} - {*people[args.group].to_numpy().ravel()}
         if unknown and args.reference != REFERENCES:
             raise UserError(f"--reference {min(unknown)}: no such group in {args.people}")
         rows = twins.load_twins(args.twins, args.resumes, people, args.chat)
-        effects, shares = study_models(args, people, rows)
-    now = [row for row in effects if row["model"] != args.before]
-    page.answer(*said(now + rates))
+        effects, shares = study_models(args, names, people, rows)
+    # (5) the answer first; what a model did before its training is no finding of it
+    verdicts = [row for row in effects if row["model"] != names.get(args.before)] + rates
+    page.answer(*said(verdicts) * bool(models or args.prefs or rates), *asked)
     lines = [
-        (f"{Path(row['model']).name}, {row['what']}: {row['group']}", row["d"], row["model"])
-        for row in effects
-        if row["d"]
+        (row["row"].replace(", ", ",\n"), row["d"], row["model"]) for row in effects if row["d"]
     ]
     if lines:
         page.intervals("Effects d; 0 is none", lines, null=0)
-    if effects:
-        page.table("Effects of names", effects, *EFFECTS)
-    if shares:
-        page.table(f"Twins decided “{args.decision_words[0]}”", shares, "model, group, rate")
-    return page, rates, now + rates
-
-
-def text(args):
-    """Decisions and risky questions in given answers."""
-    page = Report("What do these answers decide and ask?", args, [args.answers])
-    frame, risky = study_answers(args.answers, args.decision_words)
-    rates = compared(args.answers, frame, ["group"])
-    page.answer(*said(rates))
-    asks = sum(map(bool, risky.values()))
-    page.answer(f"{asks} of {len(risky)} answers ask a risky question.")
-    quotes = Counter(quote for hits in risky.values() for quote in hits).most_common(MOST_QUOTES)
-    rows = [{"question": quote, "times": n} for quote, n in quotes]
-    page.table("Risky questions", rows, "question, times")
-    page.limit(
-        "A decision is read from a last line “Recommendation: …” alone; answers without one are "
-        "counted, and in no rate.",
-        "The detector of risky questions reads English and errs both ways: read the quotes.",
-    )
-    return page, rates, rates
-
-
-def main(argv=None):
-    args = parse_args(argv)
-    page, rates, verdicts = (report if args.command == "report" else text)(args)
-    if rates:
-        page.table("Rates by group", rates, RATES, model="of")
+    for caption, rows, *columns in (
+        ("Effects of names", effects, *EFFECTS),
+        (f"Twins decided “{args.decision_words[0]}”", shares, "model, group, rate"),
+        ("Rates by group", rates, RATES),
+        ("Risky questions", quotes, "question, of, times", ENGLISH),
+    ):
+        if rows:
+            page.table(caption, rows, *columns)
     page.limit(*LIMITS)
     page.write()
     return int(args.fail_on_difference and FOUND in [row["verdict"] for row in verdicts])

@@ -59,6 +59,7 @@ from parts.grading import add_ruler_arguments, order_difference
 from parts.judging import Judge, add_judge_arguments
 from parts.messages import check_text, visible
 from parts.parallel import all_sum, gather, pick, rank, world
+from parts.rollouts import training_rows
 from parts.texts import text_row
 from watch import add_watch_arguments
 
@@ -66,7 +67,6 @@ RATES = 3e-4, 1e-5, 2e-4  # below 100 M parameters (worked on data/tiny-base), a
 STEPS = 40  # of an epoch, and so of a run without --steps; seeds have no end
 VAL_SEEDS, TEST_SEEDS = 10**9, 2 * 10**9  # training seeds are drawn below 10⁹
 SHOWN = 3  # episodes that `play` prints
-SHOW = ("reward/mean", "reward/frac_mixed", "env/turns", "length/mean", "entropy")  # on the bar
 HEADLINE = ("val/score", "val/reward")
 
 
@@ -74,9 +74,11 @@ HEADLINE = ("val/score", "val/reward")
 
 
 def parse_args(argv=None):
-    example = "grpo_agent.py [play] --env my_env.py:MyEnv --out runs/agent"
-    text = "GRPO on episodes of several turns; `grpo_agent.py play --policy MODEL` prints some."
-    parser = trainer_parser(example, text, "runs/grpo_agent", RATES)
+    parser = trainer_parser(
+        "grpo_agent.py [play] --env my_env.py:MyEnv --out runs/agent",
+        "GRPO on episodes of several turns; `grpo_agent.py play --policy MODEL` prints some.",
+        "runs/grpo_agent", RATES,
+    )  # fmt: skip
     add, whole = parser.add_argument, number(int, at_least=1)
     # fmt: off
     add("command", nargs="?", choices=("train", "play"), default="train", help=argparse.SUPPRESS)
@@ -240,30 +242,6 @@ def next_prompt(tokenizer, episode):
     return ids or encode_prompt(tokenizer, shown_messages(episode.messages, history))
 
 
-def training_rows(draws):
-    """What is trained of an episode: one row where each turn's prompt begins with the row so far,
-    else a row per turn.
-
-    draws     (prompt ids, drawn ids, log-probs) of each turn
-    returns   rows {"ids", "mask", "logps"}, lists of T: mask is True for what the
-              policy drew; log-probs of other tokens are 0
-
-    >>> (row,) = training_rows([([1], [2], [-0.5]), ([1, 2, 3], [4], [-0.1])])
-    >>> row["ids"], row["mask"], row["logps"]
-    ([1, 2, 3, 4], [False, True, False, True], [0.0, -0.5, 0.0, -0.1])
-    """
-    rows = []
-    for prompt, drawn, logps in draws:
-        if not rows or rows[-1]["ids"] != prompt[: len(rows[-1]["ids"])]:
-            rows.append({"ids": [], "mask": [], "logps": []})
-        row = rows[-1]
-        context = prompt[len(row["ids"]) :]  # tokens of the environment and of the template
-        row["ids"] += context + drawn
-        row["mask"] += [False] * len(context) + [True] * len(drawn)
-        row["logps"] += [0.0] * len(context) + logps
-    return rows
-
-
 # ---- the rollout ----
 
 
@@ -295,16 +273,18 @@ def play(args, make, seeds, player, temperature=1.0, seed=0):
 
 def training_seeds(args, step):
     """The seeds of a step's N episodes, a function of --seed and step: no cursor to resume."""
-    rng = np.random.default_rng([args.seed, step])
-    seeds = rng.choice(VAL_SEEDS, args.groups_per_batch, replace=False)
+    seeds = np.random.default_rng([args.seed, step]).choice(
+        VAL_SEEDS, args.groups_per_batch, replace=False
+    )
     return seeds.repeat(args.group_size).tolist()
 
 
 def draw_turns(args, sample, policy, tokenizer, live, temperature, seed):
     """A text for each live episode; None where the context is full."""
     room = prompt_room(args, policy.model.config)
-    prompts = {episode: next_prompt(tokenizer, episode) for episode in live}
-    prompts = {episode: ids for episode, ids in prompts.items() if len(ids) <= room}
+    prompts = {
+        episode: ids for episode in live if len(ids := next_prompt(tokenizer, episode)) <= room
+    }
     drawn = sample(
         policy, tokenizer, [*prompts.values()], 1, args.max_new_tokens, temperature, seed,
         numbers=[episode.number for episode in prompts], alone=True,
@@ -326,8 +306,9 @@ def rule(args, judge, episodes):
     grades = gather([] if rank() else grpo.ruler_grades(args, judge, talks))
     for episode, grade in zip(episodes, grades, strict=True):
         episode.reward, episode.reason = grade.score, grade.reason or grade.error
-    row = judge.metrics(before) | {"judge/order_disagreement": order_difference(grades)}
-    return gather([row])[0]
+    return gather([judge.metrics(before) | {"judge/order_disagreement": order_difference(grades)}])[
+        0
+    ]
 
 
 def episode_row(episodes):
@@ -365,8 +346,10 @@ def evaluate(args, run, guard, player, make):
     env, seeds = make(), range(VAL_SEEDS, VAL_SEEDS + args.val_episodes)
     episodes = play(args, make, seeds, player, args.eval_temperature, args.seed)
     metrics = scores(episodes, env) | rollouts.val_row(*lengths(episodes))
-    shown = {"prompt": env.name, "answer": episodes[0].transcript()}
-    guard.evaluation(metrics | episode_row(episodes), [shown])
+    guard.evaluation(
+        metrics | episode_row(episodes),
+        [{"prompt": env.name, "answer": episodes[0].transcript()}],
+    )
     write_episodes(run, "validation", episodes)
 
 
@@ -404,7 +387,7 @@ def main(argv=None):
     if args.command == "play":
         return play_command(args, make)
     env, g = make(), args.group_size
-    run = runs.Run("grpo_agent", args, SHOW, HEADLINE)
+    run = runs.Run("grpo_agent", args, HEADLINE)
     judge = Judge(args, args.out) if args.reward == "ruler" else None
     tokenizer = load_tokenizer(args.model)
     policy, reference = rollouts.load_policy(args, run)
@@ -416,11 +399,11 @@ def main(argv=None):
     player = engine.sampler(args, run), policy, tokenizer
     if run.step == 0:
         seeds = training_seeds(args, 0)[: 2 * g]
-        with run.timed(1 / args.groups_per_batch):  # two groups; an update takes as long again
-            episodes = play(args, make, seeds, player, args.temperature, args.seed)
+        episodes = play(args, make, seeds, player, args.temperature, args.seed)
         rows = sum((training_rows(episode.draws) for episode in episodes), [])
         if not rows:
             raise UserError(f"--max-length {args.max_length}: no opening fits in it with a turn")
+        run.forecast(1 / args.groups_per_batch)  # two groups; an update takes as long again
         rollouts.preflight(run, policy, reference, tokenizer, rollouts.pack(rows, run.device))
         evaluate(args, run, guard, player, make)
 
@@ -453,9 +436,10 @@ def main(argv=None):
             evaluate(args, run, guard, player, make)
         guard.end_step()
 
-    given = "--env", args.env, "--env-args", args.env_args, "--policy", args.out
-    last = "--seed", str(TEST_SEEDS), "--episodes", "128"
-    return guard.finish("grpo_agent.py", "play", *given, *last)
+    return guard.finish(
+        "grpo_agent.py", "play", "--env", args.env, "--env-args", args.env_args,
+        "--policy", args.out, "--seed", str(TEST_SEEDS), "--episodes", "128",
+    )  # fmt: skip
 
 
 if __name__ == "__main__":

@@ -13,8 +13,8 @@ Algorithm    (1) rollout: G answers to each of P prompts, log-probs kept
                  weights that validate best are saved
 Conventions  an action is an answer token, end token included; answer g of prompt p stands at
              p·G + g; a reward is None (NaN in arrays) where a grader failed, never 0, and such an
-             answer is in no mean and no gradient; only the text after a closed </think> is graded. Validation is by checks
-             where every held-out row has one, else by the whole rubric
+             answer is in no mean and no gradient; only the text after a closed </think> is graded.
+             Validation is by checks where every held-out row has one, else by the whole rubric
 Left out     1. a value model, because the mean of the group is the baseline
              2. rewards of single steps, because a rubric reads the whole answer
              3. groups of equal reward drawn again (at best .02 more of validation score), other
@@ -39,7 +39,6 @@ Reference    Shao et al. 2024, arXiv 2402.03300, eq. 3 (GRPO); DAPO: 2503.14476;
 Axes         P prompts, G answers per prompt, N = P·G, T tokens
 """
 
-import math
 import random
 from dataclasses import asdict, dataclass
 
@@ -73,15 +72,16 @@ from parts.texts import text_row
 from watch import add_watch_arguments
 
 RATES = 3e-4, 1e-5, 2e-4  # below 100 M parameters, above (both run: reports/), with LoRA (a guess)
-SHOW = ("reward/mean", "reward/frac_mixed", "entropy", "length/mean", "lr")  # on the bar
 HEADLINE = ("val/score", "val/gold", "reward/mean")  # before and after
 
 # ---- the arguments ----
 
 
 def parse_args(argv=None):
-    example = "grpo_rubric.py --data FILE [--judge-base-url URL --judge-model MODEL] [flags]"
-    parser = trainer_parser(example, None, "runs/grpo_rubric", RATES)
+    parser = trainer_parser(
+        "grpo_rubric.py --data FILE [--judge-base-url URL --judge-model MODEL] [flags]",
+        "GRPO: prompts with rubrics in, an aligned model out.", "runs/grpo_rubric", RATES,
+    )  # fmt: skip
     add, share = parser.add_argument, number(above=0, below=1)
     # fmt: off
     add("--data", type=existing_file, default="data/rubrics.json", help="rubric file, JSON or JSONL: prompts with criteria")
@@ -246,7 +246,7 @@ def write_answers(run, split, b, advantages=None):
 
 def main(argv=None):
     args = parse_args(argv)
-    run = runs.Run("grpo_rubric", args, SHOW, HEADLINE)
+    run = runs.Run("grpo_rubric", args, HEADLINE)
     train, val, test = load_data(args)
     tokenizer = load_tokenizer(args.model)
     prompts, ids = read_prompts(args, tokenizer, train + val + test)
@@ -255,15 +255,15 @@ def main(argv=None):
     policy, reference = rollouts.load_policy(args, run)
     models = Models(policy, tokenizer, ids, graders, engine.sampler(args, run))
     p, g = min(args.groups_per_batch, len(train)), args.group_size
-    per_epoch, encoded = math.ceil(len(train) / p), [ids[row.task_id] for row in train]
+    per_epoch, encoded = len(train) / p, [ids[row.task_id] for row in train]
     optimizer = run.start({"policy": policy}, tokenizer, RATES, per_epoch, encoded)
     print(f"step       {p} prompts × {g} answers = {p * g}, in {args.num_substeps} optimiser steps; "
           f"validation by {graders.metric}")  # fmt: skip
     guard = rollouts.Guard(run, len(val))
     if run.step == 0:
-        with run.timed(2 / p):  # two of the step's p groups
-            b = answer(args, models, train[:2], g, args.reward, args.temperature, args.seed)
-            rollouts.preflight(run, policy, reference, tokenizer, b)
+        b = answer(args, models, train[:2], g, args.reward, args.temperature, args.seed)
+        rollouts.preflight(run, policy, reference, tokenizer, b)
+        run.forecast(2 / p)  # two of the step's p groups
         rewards_PG = torch.from_numpy(b["rewards"]).view(-1, g)
         advantages_PG = grpo.group_advantages(rewards_PG, args.scale)
         grpo.show_group(g, b["grades"], b["rewards"], advantages_PG[0])

@@ -71,14 +71,11 @@ from parts.texts import text_row
 RATES = 1e-4, 5e-6, 1e-4
 HEAD_LR = 1e-3  # of a fresh value head, which would hardly move at the trunk's rate
 GAMMA, LAM = 1.0, 0.95  # no discount within an answer; λ 1 trusts the critic less
-CLIP_LOW, VALUE_CLIP = (
-    0.2,
-    0.2,
-)  # lower end of the ratio's clip; how far a value may move per rollout
+CLIP_LOW = 0.2  # the ratio is kept above 1 − this
+VALUE_CLIP = 0.2  # how far a value may move per rollout, in deviations of the score
 VALUE_COEF = 0.1  # weight of the value loss; it matters with --critic shared
 KL_GAIN = 0.1  # of --kl-target: a rollout moves β by at most 0.1 · 0.2 = 2 %, as in the paper
 ROLLOUTS_EVERY = 5  # steps between the rollouts kept in rollouts.jsonl
-SHOW = ("reward/mean", "kl/ref", "entropy", "clip_frac", "length/mean")  # on the progress bar
 HEADLINE = ("val/score", "val/gold", "val/kl", "reward/mean")  # printed at each evaluation
 
 # ---- the math ----
@@ -216,8 +213,10 @@ def adapted_kl_coef(kl_coef, kl, target):
 
 
 def parse_args(argv=None):
-    example = "ppo.py (--reward-model FOLDER | --reward-fn FILE:FUNCTION) [--prompts FILE] [flags]"
-    parser = trainer_parser(example, "PPO: policy gradients against a reward.", "runs/ppo", RATES)
+    parser = trainer_parser(
+        "ppo.py (--reward-model FOLDER | --reward-fn FILE:FUNCTION) [--prompts FILE] [flags]",
+        "PPO: policy gradients against a reward.", "runs/ppo", RATES,
+    )  # fmt: skip
     add, reward = parser.add_argument, parser.add_mutually_exclusive_group(required=True)
     # fmt: off
     add("--prompts", type=existing_file, default="data/prompts.jsonl", help='JSONL of prompts; if rows have a "split", train and val')
@@ -299,8 +298,9 @@ def rollout(args, run, models, rows, seed):
     """
     # (1) rollout: one answer to each prompt; log π_old is the sampler's or, `rescore`, a forward's
     ids = list(map(models.encode, rows))
-    given = models.sample, models.policy, models.reference, models.tokenizer, ids, seed
-    answers, b = rollouts.draw(run, *given)
+    answers, b = rollouts.draw(
+        run, models.sample, models.policy, models.reference, models.tokenizer, ids, seed
+    )
     # (2) score: the reward model, or a function, reads the whole answer
     prompts, flag = [row["prompt"] for row in rows], reward_flag(args)
     scores = score_answers(models.reward, flag, rows, prompts, answers.texts)
@@ -368,15 +368,16 @@ def evaluate(args, guard, models, gold, rows):
     if not rows:
         return
     ids = list(map(models.encode, rows))
-    given = models.sample, models.policy, models.reference, models.tokenizer, ids, args.seed
-    answers, b = rollouts.draw(guard.run, *given)
-    given = rows, [row["prompt"] for row in rows], answers.texts
-    metrics = scored("val/score", score_answers(models.reward, reward_flag(args), *given))
+    answers, b = rollouts.draw(
+        guard.run, models.sample, models.policy, models.reference, models.tokenizer, ids, args.seed
+    )
+    answered = rows, [row["prompt"] for row in rows], answers.texts
+    metrics = scored("val/score", score_answers(models.reward, reward_flag(args), *answered))
     if gold:
-        metrics |= scored("val/gold", score_answers(gold, "--gold", *given))
+        metrics |= scored("val/gold", score_answers(gold, "--gold", *answered))
     if args.beta:
         metrics["val/kl"] = (b["logps"] - b["ref_logps"]).sum(1).mean().item()
-    samples = [{"prompt": p, "answer": a} for _, p, a in list(zip(*given))[:2]]
+    samples = [{"prompt": p, "answer": a} for _, p, a in list(zip(*answered))[:2]]
     guard.evaluation(metrics | rollouts.val_row(*rollouts.lengths_of(b)), samples)
 
 
@@ -385,7 +386,7 @@ def evaluate(args, guard, models, gold, rows):
 
 def main(argv=None):
     args = parse_args(argv)
-    run = runs.Run("ppo", args, SHOW, HEADLINE)
+    run = runs.Run("ppo", args, HEADLINE)
     # prompts and functions are read before a model is loaded
     tokenizer = load_tokenizer(args.model)
     room = prompt_room(args, load_config(args.model))
@@ -395,13 +396,13 @@ def main(argv=None):
     policy, critic = models.policy, models.critic
     modules = {"policy": policy} if critic is policy else {"policy": policy, "critic": critic}
     own_lr = {} if critic.head.weight.any() else {critic.head: HEAD_LR}  # of a fresh head
-    per_epoch = math.ceil(len(train) / args.rollouts)
+    per_epoch = len(train) / args.rollouts
     optimizer = run.start(modules, tokenizer, RATES, per_epoch, map(models.encode, train), own_lr)
     guard = rollouts.Guard(run, len(val))
     if run.step == 0:  # not resumed
         rows, _ = rollouts.prompts_of_step(train, args.rollouts, args.seed, 1)
-        with run.timed(1 / 2):  # about half of what a step takes: it has no update
-            preflight(args, run, models, rows)
+        preflight(args, run, models, rows)
+        run.forecast(1 / 2)  # about half of what a step takes: it has no update
         run.state["kl_coef"] = args.beta
         evaluate(args, guard, models, gold, val)
 
@@ -469,10 +470,12 @@ def main(argv=None):
         if run.evaluates(step):
             evaluate(args, guard, models, gold, val)
         guard.end_step()  # ends the loop if an alarm says so
-    scorer = args.gold or args.reward_fn
-    scorer = ("--gold", scorer) if scorer else ("--reward-model", args.reward_model)
-    given = *["--chat"] * args.chat, "--prompts", args.prompts, *scorer
-    return guard.finish("evaluate.py", "compare", "--model", args.model, args.out, *given)
+    gold = args.gold or args.reward_fn
+    return guard.finish(
+        "evaluate.py", "compare", "--model", args.model, args.out, *["--chat"] * args.chat,
+        "--prompts", args.prompts,
+        *(("--gold", gold) if gold else ("--reward-model", args.reward_model)),
+    )  # fmt: skip
 
 
 if __name__ == "__main__":

@@ -10,13 +10,12 @@ Left out     1. a decision: a score is a reason to read a profile, not to drop i
              2. whether the order is right: python evaluate.py reward, on pairs of profiles
              3. fairness: `python audit.py ranked.csv`, with the flags that are printed at the end
              4. blinding: take names out before; python fairness.py measures what they change
-Run          python rank.py --reward-model runs/reward --role @role.txt
+Run          python rank.py --reward-model runs/reward --role "Role: chef"
              python rank.py --reward-model runs/reward --candidates candidates.csv
 Writes       ranked.csv (mode 0600), below --out
 """
 
 import json
-import re
 import shlex
 from pathlib import Path
 
@@ -29,6 +28,7 @@ from parts.tables import read_csv, write_csv
 
 RANK_ORDER = "Which candidate fits this role?"  # first line of the task rank; data/README.md
 FIRST = ["rank", "of", "id", "role", "score"]  # columns of ranked.csv
+LINK = r"\s*(https?://|www\.)\S+\s*"  # and nothing else
 TOP = 10  # candidates that are printed
 AUDIT = "--score score --better higher --select 0.3 --within role"  # flags of audit.py
 
@@ -42,7 +42,7 @@ def parse_args(argv=None):
     add("--reward-model", default="runs/reward", help="folder, trained on pairs of profiles")
     add("--candidates", default="data/candidates.jsonl", help="CSV, or JSONL, with a column id")
     add("--text-column", default="profile", help="column of the profile")
-    add("--role", type=read_role, help="title and must-haves as text, or @FILE to read them (default: each row's own prompt or role)")
+    add("--role", help="title and must-haves (default: each row's own prompt or role)")
     add("--min-words", type=files.number(int, at_least=1), default=20, help="a profile of fewer words, or a link alone, gets no rank")
     add("--out", default="runs/rank", help="folder of ranked.csv")
     add("--overwrite", action="store_true", help="replace ranked.csv")
@@ -59,7 +59,7 @@ def load_candidates(args):
     """A frame of texts with the columns of the file, "prompt", "asked" (its text) and "role", ordered
     by their texts: last bits of a score depend on its batch, which the order of the file must not
     decide."""
-    path, place, prompts = args.candidates, f"--candidates {args.candidates}", []
+    path, place = args.candidates, f"--candidates {args.candidates}"
     if Path(path).suffix.lower() == ".csv":
         frame = read_csv(path, flag="--candidates")
         rows = dict(zip(frame.index, frame.to_dict("records")))
@@ -71,6 +71,7 @@ def load_candidates(args):
         raise UserError(f"{place}: expected a column {missing[0]!r}; there is {held}")
     if taken := {"rank", "of", "score"} & there:
         raise UserError(f"{place}: rename the column {min(taken)!r}, which ranked.csv writes")
+    prompts, ids = [], {""}
     for line, row in rows.items():
         try:
             own = None if args.role else row.get("prompt")
@@ -79,13 +80,14 @@ def load_candidates(args):
         except ValueError as error:
             raise UserError(f"{place}:{line}: {error}") from None
         prompts.append(row.pop("prompt"))
-    frame = pd.DataFrame([*rows.values()], index=[*rows], dtype=object)
+        if (name := as_text(row.get("id"))) in ids:
+            wrong = "the id is empty or there twice; give each its own"
+            raise UserError(f"{place}:{line}: {wrong}")
+        ids.add(name)
+    frame = pd.DataFrame([*rows.values()], dtype=object)
     frame = frame.where(frame.notna(), None).map(as_text)
-    if wrong := [*frame.index[(frame["id"] == "") | frame["id"].duplicated()]]:
-        raise UserError(f"{place}:{wrong[0]}: the id is empty or there twice; give each its own")
     asked = [plain_text(prompt) for prompt in prompts]
-    role = args.role or frame.get("role", asked)
-    frame = frame.assign(prompt=prompts, asked=asked, role=role)
+    frame = frame.assign(prompt=prompts, asked=asked, role=args.role or frame.get("role", asked))
     return frame.sort_values(["asked", args.text_column, "id"])
 
 
@@ -100,33 +102,17 @@ def as_text(value):
     return "" if value is None else json.dumps(value, ensure_ascii=False)
 
 
-def read_role(value):
-    """An argparse type, the text of --role: "@FILE" is read."""
-    if not value.startswith("@"):
-        return value
-    return Path(files.existing_file(value[1:])).read_text(encoding="utf-8-sig").strip()
-
-
 def role_prompt(role):
     """The prompt of the task rank for a role: a title, or lines with "Role:" and "Must have:".
 
     >>> role_prompt("chef")
     [{'role': 'user', 'content': 'Which candidate fits this role?\\nRole: chef'}]
     """
-    if not role or is_link(role):
-        raise UserError(f"the role is {role or 'empty'}; give its text in --role or a column role")
+    if not role:
+        raise UserError("the role is empty; give its text in --role or a column role")
     role = role if "role:" in role.lower() else f"Role: {role}"
     text = role if role.startswith(RANK_ORDER) else f"{RANK_ORDER}\n{role}"
     return [{"role": "user", "content": text}]
-
-
-def is_link(text):
-    """Is this a link and nothing else?
-
-    >>> is_link("https://ats.example.org/3.pdf"), is_link("www.a.org is mine")
-    (True, False)
-    """
-    return bool(re.fullmatch(r"(https?://|www\.)\S+", text))
 
 
 # ---- the run ----
@@ -143,7 +129,7 @@ def main(argv=None):
     # (1) candidates
     frame = load_candidates(args)
     texts = frame[args.text_column]
-    is_profile = (texts.str.split().str.len() >= args.min_words) & ~texts.map(is_link)
+    is_profile = (texts.str.split().str.len() >= args.min_words) & ~texts.str.fullmatch(LINK)
     if not is_profile.any():
         wrong = f"no profile of --min-words {args.min_words} words in {args.text_column!r}"
         raise UserError(f"--candidates {args.candidates}: {wrong}; name its --text-column")

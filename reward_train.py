@@ -43,7 +43,6 @@ RATES = 5e-4, 3e-5, 3e-4  # below 100 M parameters (data/tiny-base), above (Smol
 LEAST_STEPS = 6  # a small file is repeated to make so many: five passes learn 162 pairs by heart
 SCALE_PAIRS = 256  # at most: they give the scores' mean to .06 of a deviation, that itself to 4 %
 HEAD_LR = 1e-3  # of a fresh head: after 32 steps the loss is still log 2 at 1e-5, but .677 at 1e-3
-SHOW = ("loss", "accuracy", "margin", "lr", "grad_norm")
 HEADLINE = ("eval/loss", "eval/accuracy", "eval/accuracy_longer")
 
 # ---- the math ----
@@ -109,10 +108,10 @@ def pair_metrics(chosen_rewards, rejected_rewards, tie, keys):
 
 
 def parse_args(argv=None):
-    example = "reward_train.py --pairs FILE [FILE …] [--model MODEL] [flags]"
     parser = trainer_parser(
-        example, "A Bradley-Terry reward model from preference pairs.", "runs/reward", RATES
-    )
+        "reward_train.py --pairs FILE [FILE …] [--model MODEL] [flags]",
+        "A Bradley-Terry reward model from preference pairs.", "runs/reward", RATES,
+    )  # fmt: skip
     add = parser.add_argument
     # fmt: off
     add_pair_arguments(parser)
@@ -176,15 +175,16 @@ def evaluate(run, scorer, pairs, ties):
 
 def main(argv=None):
     args = parse_args(argv)
-    run = runs.Run("reward_train", args, SHOW, HEADLINE)
+    run = runs.Run("reward_train", args, HEADLINE)
     tokenizer, config = load_tokenizer(args.model), load_config(args.model, scores=None)
     # (1) read pairs; render the prompt; mark the answer tokens
     pairs = Pairs(args, tokenizer, config, keep_ties=True)
     margins, ties = (x.to(run.device) for x in read_labels(args, pairs))  # (n,) each
 
     # the trunk of --model with one output: all of it is trained, or adapters and that output
-    settings = args.model, tokenizer, run.device, run.dtype, True, args.lora_rank, args.seed
-    scorer, fresh = load_scorer(*settings, flag="--model")
+    scorer, fresh = load_scorer(
+        args.model, tokenizer, run.device, run.dtype, True, args.lora_rank, args.seed, "--model"
+    )
     longest = pairs.batch([pairs.tokens().argmax()], run.device)
     pairs.shared = can_share(scorer.model, run.dtype, *longest)
     per_epoch, tokens = math.ceil(len(pairs.train) / args.batch_size), pairs.tokens()
@@ -193,11 +193,11 @@ def main(argv=None):
     optimizer = run.start({"scorer": scorer}, tokenizer, RATES, per_epoch, pairs.ids(), own_lr)
     if run.step == 0:
         first = pairs.train[: args.batch_size]
-        with run.timed(1 / 3):  # a backward takes two forwards
-            loss = bradley_terry_loss(*score_pairs(run, scorer, pairs, first)).mean().item()
+        loss = bradley_terry_loss(*score_pairs(run, scorer, pairs, first)).mean().item()
+        run.forecast(1 / 3)  # a backward takes two forwards
         if fresh:
-            place = f"--model {args.model}"
-            identity("loss before step one", loss, math.log(2), 1e-4, run.dtype, place)
+            gap = loss - math.log(2)
+            identity("loss before step one − log 2", gap, 1e-4, run.dtype, f"--model {args.model}")
         ids = [*pairs.prompts[first[0]], *pairs.chosen[first[0]]]
         show_row("its score is read at ▮", tokenizer, ids, [False] * (len(ids) - 1) + [True])
         print(f"preflight  loss before step one {loss:.4f}: ok")

@@ -23,7 +23,6 @@ Reference    Ouyang et al. 2022, arXiv 2203.02155, section 3.5 (SFT)
 Axes         B rows of a batch, b rows of a forward, T tokens
 """
 
-import math
 from functools import partial
 
 import numpy as np
@@ -41,18 +40,18 @@ from parts.parallel import all_sum
 
 # below 100 M parameters (made the bundled base), above (reports/real-model.md), with LoRA
 RATES = 1e-3, 2e-5, 2e-4
-SHOW = ("loss", "lr", "grad_norm", "tokens_per_s")
 HEADLINE = ("eval/loss", "val/gold")
 
 # ---- the arguments ----
 
 
 def parse_args(argv=None):
-    example = "sft.py --data FILE [FILE …] [--model MODEL] [flags]"
-    parser = trainer_parser(example, "Supervised fine-tuning: imitate answers.", "runs/sft", RATES)
-    add = parser.add_argument
+    parser = trainer_parser(
+        "sft.py --data FILE [FILE …] [--model MODEL] [flags]",
+        "Supervised fine-tuning: imitate answers.", "runs/sft", RATES,
+    )  # fmt: skip
     # fmt: off
-    add("--data", nargs="+", type=existing_file, default=["data/prefs_train.jsonl"], help="JSONL files; their rows: see the header")
+    parser.add_argument("--data", nargs="+", type=existing_file, default=["data/prefs_train.jsonl"], help="JSONL files, see the header")
     add_split_arguments(parser)
     parser.set_defaults(eval_fraction=0.02)
     # fmt: on
@@ -68,10 +67,10 @@ def check_row(row):
     first answer, of a text the text. A preferred answer becomes the completion."""
     if row.get("messages"):
         check_text(row, "messages")
-        answers = [i for i, role in enumerate(roles(row["messages"])) if role == "assistant"]
-        if 0 in answers or isinstance(row["messages"], str):
+        first_answer = [*roles(row["messages"]), "assistant"].index("assistant")
+        if not first_answer:
             raise ValueError('"messages" must be a list that starts with what is answered')
-        row["prompt"] = row["messages"][: min(answers, default=1)]
+        row["prompt"] = row["messages"][:first_answer]
     elif row.get("completion"):
         check_prompt(row)
         check_answer(row, "completion")
@@ -95,15 +94,19 @@ def encode_row(row, tokenizer, max_length):
     The answers of a dialogue share one row. A row of its own has an answer that the template writes
     otherwise once the dialogue goes on (Qwen3 drops its thought), or that is cut.
     """
-    more = {"max_length": max_length, "tools": row.get("tools")}
-    if row.get("messages"):
-        turns = row["messages"]
-        places = [i for i in range(len(turns)) if roles(turns)[i] == "assistant"]
-        pairs = [(turns[:i], turns[i : i + 1]) for i in places if words(turns[i : i + 1])]
-        answers = [encode_pair(tokenizer, *pair, **more) for pair in reversed(pairs)]
-    elif row.get("completion"):
-        answers = [encode_pair(tokenizer, row["prompt"], row["completion"], **more)]
-    else:  # of a text all but the first token is the answer
+    turns = row.get("messages") or ()
+    pairs = [  # (what was said before, an answer)
+        (turns[:i], [turn])
+        for i, turn in enumerate(turns)
+        if turn["role"] == "assistant" and words([turn])
+    ]
+    if not turns and row.get("completion"):
+        pairs = [(row["prompt"], row["completion"])]
+    answers = [
+        encode_pair(tokenizer, *pair, max_length=max_length, tools=row.get("tools"))
+        for pair in reversed(pairs)
+    ]
+    if not turns and not pairs:  # of a text all but the first token is the answer
         ids, ends = encode(tokenizer, row["text"], rendered=False), end_ids(tokenizer)
         if not {*ids[-1:]} & {*ends}:  # a corpus may bring its own
             ids.append(ends[-1])
@@ -131,8 +134,8 @@ def conversations(keys):
 
 class Rows:
     """Encoded rows. ids, masks: of row i its tokens and which of them are trained, lists of T;
-    tokens, places, keys, rows: how many these are, its file and line, the key of its prompt, and the
-    row as it was read; train, held: the row numbers on each side of the split."""
+    tokens, trained: how many these are; places, keys, rows: its file and line, the key of its prompt,
+    and the row as it was read; train, held: the row numbers on each side of the split."""
 
     def __init__(self, args, tokenizer, max_length):
         encode = partial(encode_row, tokenizer=tokenizer, max_length=max_length)
@@ -142,6 +145,7 @@ class Rows:
         self.ids, self.masks, self.rows, self.places = zip(*usable)
         self.keys, self.pad = [prompt_key(row) for row in self.rows], pad_id(tokenizer)
         self.tokens = np.array([*map(len, self.ids)])
+        self.trained = np.array([*map(sum, self.masks)])
         self.train, self.held = split(conversations(self.keys), [False], args.eval_fraction)
         say_what_is_cut(self.tokens, max_length)
 
@@ -160,13 +164,11 @@ class Rows:
 def evaluate(run, policy, rows, answers):
     """Log the loss of held-out rows, per trained token; sample answers and their score."""
     metrics, samples = answers(policy)
-    loss = tokens = 0
+    loss, n = 0.0, len(rows.held)
     for part in run.micro_batches(rows.held, rows.tokens):
-        batch = rows.batch(part, run.device)
-        loss -= policy(*batch)[0].sum().item()
-        tokens += batch[-1].sum().item()
-    if len(rows.held):
-        metrics |= {"eval/loss": all_sum(loss) / all_sum(tokens), "eval/n": len(rows.held)}
+        loss -= policy(*rows.batch(part, run.device))[0].sum().item()
+    if n:
+        metrics |= {"eval/loss": all_sum(loss) / rows.trained[rows.held].sum(), "eval/n": n}
     run.evaluation(metrics, samples)
 
 
@@ -175,30 +177,31 @@ def evaluate(run, policy, rows, answers):
 
 def main(argv=None):
     args = parse_args(argv)
-    run = runs.Run("sft", args, SHOW, HEADLINE)
+    run = runs.Run("sft", args, HEADLINE)
     tokenizer, config = common.load_tokenizer(args.model), common.load_config(args.model)
     # (1) read rows; render the prompt; mark the answer tokens
     rows = Rows(args, tokenizer, min(args.max_length, common.max_positions(config)))
-    shown = [rows.rows[i] for i in (*rows.held, *rows.train)[:2]]
-    answers = Answers(run, tokenizer, config, shown, {rows.keys[i] for i in rows.train})
+    answers = Answers(run, tokenizer, config, rows.rows[:2], {rows.keys[i] for i in rows.train})
 
     # the policy: all its weights are trained, or adapters
-    source = args.model, run.device, run.dtype
-    model = common.load_model(*source, trainable=True, lora_rank=args.lora_rank, seed=args.seed)
-    policy, per_epoch = Policy(model, run.dtype), math.ceil(len(rows.train) / args.batch_size)
-    optimizer = run.start({"policy": policy}, tokenizer, RATES, per_epoch, rows.ids)
+    model = common.load_model(args.model, run.device, run.dtype, True, args.lora_rank, args.seed)
+    policy = Policy(model, run.dtype)
+    optimizer = run.start(
+        {"policy": policy}, tokenizer, RATES, len(rows.train) / args.batch_size, rows.ids
+    )
     if run.step == 0:
         check_policy(policy, tokenizer, *rows.batch(rows.train[:1], run.device), "--model")
         print("preflight  log-probs are the model's: ok")
-        with run.timed(1 / 3), torch.no_grad():  # a backward takes two forwards
+        with torch.no_grad():
             for part in run.micro_batches(rows.train[: args.batch_size], rows.tokens):
                 policy(*rows.batch(part, run.device))
+        run.forecast(1 / 3)  # a backward takes two forwards
         evaluate(run, policy, rows, answers)
 
     for step in run.steps():
         places, epoch = batch_indices(len(rows.train), args.batch_size, args.seed, step)
         batch, total = rows.train[places], 0.0
-        trained = sum(sum(rows.masks[i]) for i in batch)  # tokens of the whole step
+        trained = rows.trained[batch].sum()  # tokens of the whole step
         optimizer.zero_grad()
         for part in run.micro_batches(batch, rows.tokens):
             # (2) policy: log-probs of the answer tokens
@@ -213,14 +216,17 @@ def main(argv=None):
         lr = run.set_lr(step)  # warm-up, then --schedule
         run.scaler.step(optimizer)  # optimizer.step(); the scaler acts in fp16 alone
         run.scaler.update()
-        counts = {"tokens": rows.tokens[batch].sum(), "trained_tokens": trained}
-        run.log({"epoch": epoch, "loss": loss, "lr": lr, "grad_norm": grad_norm, **counts})
+        run.log({
+            "epoch": epoch, "loss": loss, "lr": lr, "grad_norm": grad_norm,
+            "tokens": rows.tokens[batch].sum(), "trained_tokens": trained,
+        })  # fmt: skip
         # (5) now and then: held-out loss, sample answers and their score
         if run.evaluates(step):
             evaluate(run, policy, rows, answers)
 
-    chat = ["--chat"] * args.chat
-    return run.finish("dpo.py", "--model", args.out, *chat, "--pairs", "YOUR_PAIRS.jsonl")
+    return run.finish(
+        "dpo.py", "--model", args.out, *["--chat"] * args.chat, "--pairs", "YOUR_PAIRS.jsonl"
+    )
 
 
 if __name__ == "__main__":

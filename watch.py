@@ -328,9 +328,9 @@ def main(argv=None):
     found = alarms(rows, args)
     stop = next((alarm for alarm in found if alarm.level == "stop"), None)
     # (4) the answer first
-    head = [f"Stop: {stop}." if stop else "No reason to stop."]
-    head += [*progress(path.parent, rows, stop), *validation(rows)]
-    lines = [*head, "", *map(str, found)]
+    answer = f"Stop: {stop}." if stop else "No reason to stop."
+    more = *progress(path.parent, rows, stop), *validation(rows)
+    lines = [answer, *more, "", *map(str, found)]
     if args.html:
         write_page(args, path.parent, rows, found, lines)
     else:
@@ -351,7 +351,7 @@ def write_page(args, folder, rows, found, sentences):
     for key in CHARTS:
         if curve := rows_with(rows, key):
             axes = page.chart(key, x="step")
-            steps, values = zip(*((row["step"], row[key]) for row in curve))
+            steps, values = [row["step"] for row in curve], [row[key] for row in curve]
             axes.plot(steps, values, color=page.colour(key))
             for alarm in found:
                 axes.axvline(alarm.step, color=SOFT, linestyle=":")

@@ -12,7 +12,7 @@ To use    rows = load_prompts(args)
 A judge   such as a reward model learns from whole answers. It may never have read one that was cut
           off or repeats itself, and may score it above every good one, which its accuracy on pairs
           does not show. So its scores are compared by kind of answer, within each prompt:
-          cut off against whole, repetitive against whole, longest third against shortest.
+          cut off against whole, and repetitive against whole.
           Whole: finished (it has its end token), and not repetitive
 """
 
@@ -33,7 +33,7 @@ from parts.sampling import sample
 REPEATED = 0.3  # of an answer's 4-grams stand earlier in it; no chosen one of data/ reaches it
 FEWEST = 10  # prompts with answers of both kinds, below which nothing is concluded
 LINE = 2.0  # a judge prefers a kind whose mean gap exceeds this many standard errors
-KINDS = (  # columns of a table of the rows of `likes`, and the note below it
+KINDS = (  # columns of a table of the rows of `check_judge`, and the note below it
     "kind, mean, other, mean_other, prompts, wrong",
     "Compared within prompts; –: fewer than 10 prompts have answers of both kinds.",
 )
@@ -115,16 +115,27 @@ def answer_all(args, names, rows, ids):
 
 def measure_kl(policy, reference, drawn, pad, temperature):
     """(N,) KL of each answer of a `Rollout`: the sum over its tokens of log π − log π_ref."""
-    device, pairs = policy.model.device, [*zip(drawn.prompt_ids, drawn.answer_ids)]
-    kl, budget = np.zeros(len(pairs)), 1024 if device.type == "cpu" else 8192
-    lengths = [len(prompt) + len(answer) for prompt, answer in pairs]
-    parts = common.micro_batches(range(len(pairs)), lengths, budget)
-    for part in parallel.progress(parts, "KL", delay=3):
-        batch = common.pad_rows(*zip(*(pairs[i] for i in part)), pad, device)  # (B, T) each
-        with torch.no_grad():
-            logps, ref_logps = (model(*batch, temperature)[0] for model in (policy, reference))
-        kl[part] = (logps - ref_logps).double().sum(1).cpu()
-    return kl
+
+    def kl(*batch):
+        logps, ref_logps = (model(*batch, temperature)[0] for model in (policy, reference))
+        return (logps - ref_logps).double().sum(1)
+
+    return in_batches(kl, [*zip(drawn.prompt_ids, drawn.answer_ids)], pad, policy.model.device)
+
+
+@torch.no_grad()
+def in_batches(forward, rows, pad, device, budget=None):
+    """(N, …) float64: forward(ids, attention_mask, answer_mask) of N rows (prompt ids, answer ids).
+
+    budget   padded tokens of a forward; by default what suits the device
+    """
+    budget = budget or (1024 if device.type == "cpu" else 8192)
+    parts = common.micro_batches(range(len(rows)), [len(p) + len(a) for p, a in rows], budget)
+    found = {}
+    for part in parallel.progress(parts, "reading", delay=3):
+        batch = common.pad_rows(*zip(*(rows[i] for i in part)), pad, device)  # (B, T) each
+        found |= zip(part, forward(*batch).double().cpu().numpy())
+    return np.array([found[i] for i in range(len(rows))])
 
 
 # ---- scores ----
@@ -198,43 +209,40 @@ def repeated(tokens, n=4):
 
 
 def check_judge(scores, prompts, answers, finished):
-    """One row per kind of answer, see `likes`: does the judge score it above its opposite?
+    """One row per kind of answer: does the judge score it above its opposite?
 
     scores    (N,) of a judge;  prompts  (N,) labels;  finished  (N,) bool: not cut
     answers   N lists of ids or words
+    row       {"kind", "other", "prompts" (with answers of both), "wrong"}, and of FEWEST prompts or
+              more "mean" and "mean_other", of these two kinds, over prompts; their "gap", and its
+              standard error "se"
+    wrong     gap > LINE·se for a kind that nobody wants; None of fewer prompts. A judge that likes
+              long answers is shown, and not called wrong.
     """
-    scores, prompts, finished = map(np.asarray, (scores, prompts, finished))
+    scores, prompts, finished = np.array(scores), np.array(prompts), np.array(finished, bool)
     is_loop = np.array([repeated(answer) >= REPEATED for answer in answers], bool)
-    is_whole = finished & ~is_loop
+    rows, is_whole = [], finished & ~is_loop
     place = np.argsort(np.argsort([len(answer) for answer in answers])) / len(answers)  # 0 to 1
-    rows = []
     for kind, is_kind, other, is_other in (
         ("cut off", ~finished, "whole", is_whole),
         ("repetitive", is_loop, "whole", is_whole),
         ("longest third", place >= 2 / 3, "shortest third", place < 1 / 3),
     ):
         both = np.intersect1d(prompts[is_kind], prompts[is_other])
-        means = [
-            [scores[side & (prompts == p)].mean() for p in both] for side in (is_kind, is_other)
-        ]
-        rows.append(likes(kind, other, *means))
+        row = {"kind": kind, "other": other, "prompts": len(both), "wrong": None}
+        if len(both) >= FEWEST:
+            means, others = np.array(
+                [
+                    [scores[side & (prompts == p)].mean() for p in both]
+                    for side in (is_kind, is_other)
+                ]
+            )
+            gaps = means - others
+            row |= {"mean": means.mean(), "mean_other": others.mean(), "gap": gaps.mean()}
+            row["se"] = gaps.std() / len(gaps) ** 0.5
+            row["wrong"] = bool(other == "whole" and row["gap"] > LINE * row["se"])
+        rows.append(row)
     return rows
-
-
-def likes(kind, other, scores, other_scores):
-    """The row of a kind of answer; scores, other_scores: (P,) means of a prompt's answers of either.
-
-    gap       mean over prompts of scores − other_scores;  se  its standard error
-    wrong     gap > LINE·se for a kind that nobody wants; None of fewer than FEWEST prompts. A judge
-              that likes long answers is shown, and not called wrong.
-    """
-    row = {"kind": kind, "other": other, "prompts": len(scores), "wrong": None}
-    if len(scores) >= FEWEST:
-        gaps = np.subtract(scores, other_scores)
-        row |= {"mean": np.mean(scores), "mean_other": np.mean(other_scores)}
-        row |= {"gap": gaps.mean(), "se": gaps.std() / len(gaps) ** 0.5}
-        row["wrong"] = bool(other == "whole" and row["gap"] > LINE * row["se"])
-    return row
 
 
 def spoil(answer):
@@ -253,37 +261,33 @@ def spoil(answer):
     return [*half, end], [*loop[: len(body)], end]
 
 
-@torch.no_grad()
 def check_scorer(scorer, prompts, answers, pad):
-    """Rows of `likes`, of good answers and their `spoil`ed copies.
+    """Rows of `check_judge`, of good answers and their `spoil`ed copies.
 
     scorer    `Scorer` of parts/reward_models.py;  prompts, answers  lists of ids;  pad  an id
     """
-    prompts = [prompt for prompt, answer in zip(prompts, answers) if len(answer) >= 16]
-    prompts = [prompt for prompt in prompts for _ in range(3)]
-    answers = [copy for x in answers if len(x) >= 16 for copy in (list(x), *spoil(x))]
-    scores, lengths = np.zeros(len(answers)), [len(p) + len(a) for p, a in zip(prompts, answers)]
-    for part in common.micro_batches(range(len(answers)), lengths, 2048):
-        rows = ([side[i] for i in part] for side in (prompts, answers))
-        scores[part] = scorer(*common.pad_rows(*rows, pad, scorer.model.device)).float().cpu()
-    whole, cut, loop = scores.reshape(-1, 3).T
-    return [likes("cut off", "whole", cut, whole), likes("repetitive", "whole", loop, whole)]
+    long = [(prompt, answer) for prompt, answer in zip(prompts, answers) if len(answer) >= 16]
+    copies = [(prompt, copy) for prompt, x in long for copy in ([*x], *spoil(x))]
+    scores = in_batches(scorer, copies, pad, scorer.model.device, 2048)
+    which = np.arange(len(long)).repeat(3)
+    rows = check_judge(scores, which, [x for _, x in copies], [True, False, True] * len(long))
+    return rows[:2]  # copies say nothing of length
 
 
 def sentences(rows):
     """Whether the judge can be trusted, by which scores, and what to do if not."""
     known = [row for row in rows if row["other"] == "whole" and row["wrong"] is not None]
     said = [
-        f"The judge scores {row['kind']} answers {row['mean']:.2f} on average, {row['other']} ones "
+        f"The judge scores {row['kind']} answers {row['mean']:.2f} on average, whole ones "
         f"{row['mean_other']:.2f}."
         for row in known
     ]
-    wrong = " and ".join(row["kind"] for row in known if row["wrong"])
-    if not wrong:
-        return said
-    return [
-        f"This judge cannot be trusted here: it prefers {wrong} answers to whole ones.",
-        *said,
-        "Let people compare the answers, or score them by a program (--gold), or train the reward "
-        "model again with pairs whose rejected answers are cut off or repetitive.",
-    ]
+    if wrong := " and ".join(row["kind"] for row in known if row["wrong"]):
+        said.insert(
+            0, f"This judge cannot be trusted here: it prefers {wrong} answers to whole ones."
+        )
+        said.append(
+            "Let people compare the answers, or score them by a program (--gold), or train the reward "
+            "model again with pairs whose rejected answers are cut off or repetitive."
+        )
+    return said

@@ -91,14 +91,16 @@ def equal_kl(runs):
 
     runs   {name: run}. Two are compared if reference, prompts and score are the same.
     """
-    curves, settings, rows = {}, {}, []
-    for name, run in runs.items():
-        curves[name] = [p for p in run["curve"] if math.isfinite(p["gain"] + p["root_kl"])]
-        settings[name] = [run["args"].get(key) for key in ("model", "prompts", "gold")]
-    for one, two in itertools.permutations(curves, 2):
-        reach = min(max((p["root_kl"] for p in curves[x]), default=0) for x in (one, two))
-        if reach and settings[one] == settings[two]:
-            gain = gain_at(curves[one], reach)
+    rows = []
+    for one, two in itertools.permutations(runs, 2):
+        pair = [runs[one], runs[two]]
+        settings = [[run["args"].get(key) for key in ("model", "prompts", "gold")] for run in pair]
+        own, other = (
+            [p for p in run["curve"] if math.isfinite(p["gain"] + p["root_kl"])] for run in pair
+        )
+        reach = min(max((p["root_kl"] for p in curve), default=0) for curve in (own, other))
+        if reach and settings[0] == settings[1]:
+            gain = gain_at(own, reach)
             rows.append({"model": one, "against": two, "root_kl": reach, "gain": gain})
     return rows
 

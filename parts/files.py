@@ -1,4 +1,4 @@
-"""parts/files.py: JSONL, whole-or-not writing, model cards, errors in one line, and flags: their types
+"""parts/files.py: JSONL, whole-or-not writing, errors in one line, and flags: their types
 and those that all trainers share; no torch."""
 
 import contextlib
@@ -6,7 +6,6 @@ import json
 import math
 import os
 import runpy
-import shlex
 import sys
 import tempfile
 from argparse import ArgumentDefaultsHelpFormatter, ArgumentParser, ArgumentTypeError
@@ -171,7 +170,7 @@ def replacing(path, mode=0o644):
         Path(temporary).unlink(missing_ok=True)
 
 
-# ---- what a run shows, and its model card ----
+# ---- what a run shows ----
 
 
 def shown_value(row, key):
@@ -187,35 +186,6 @@ def shown_value(row, key):
     return "none" if value is None else f"{value:z.3f}{interval}"
 
 
-def write_card(folder, record, numbers, step, ended):
-    """README.md of a run folder, the model card that the hub and reviewers read."""
-    stage, model = record["stage"], record["args"]["model"]
-    numbers = "\n    ".join(numbers) or "Nothing was held out."
-    text = f"""---
-library_name: transformers
-base_model: {model}
-tags: [feedbackloop, {stage}]
----
-
-# {folder.resolve().name}
-`{model}` after step {step} of `{stage}.py`.{f" The run ended early: {ended}." if ended else ""} Its
-licence is that of its base; the licence of the data is for you to state.
-
-    python {shlex.join(record["command"])}
-
-## Numbers
-`eval/` is of held-out rows, `val/` of answers to prompts; docs/metrics.md says what each is.
-
-    {numbers}
-
-## What was not measured
-Whether it treats people alike, and how it does on prompts unlike those of its data. It decides
-nothing about a person: someone who can answer for it has to do that.
-"""
-    with replacing(folder / "README.md") as file:
-        file.write(text.encode())
-
-
 # ---- flags ----
 
 
@@ -224,16 +194,12 @@ def parser(usage, description):
     return ArgumentParser(
         usage=f"python {usage}",
         description=description,
-        formatter_class=lambda prog: _Help(prog, max_help_position=33, width=118),
+        formatter_class=lambda prog: _Help(prog, max_help_position=36, width=118),
     )
 
 
 class _Help(ArgumentDefaultsHelpFormatter):
-    """--reward-model MODEL, --max-new-tokens TOKENS; a default is shown where there is one."""
-
-    def _get_default_metavar_for_optional(self, action):
-        word = action.dest.split("_")[-1].upper()
-        return word if len(word) < 9 else "N"
+    """A default is shown where there is one."""
 
     def _get_help_string(self, action):
         is_said = action.nargs == 0 or action.default in (None, "", []) or "default" in action.help
@@ -281,13 +247,13 @@ def trainer_parser(example, description, out, rates):
     add("--batch-size", type=whole, default=32, help="rows per optimiser step, 8 to 128")
     add("--micro-tokens", type=whole, help="padded tokens per forward: memory and speed (default: CPU 512, GPU 8192)")
     add("--lr", type=number(above=0), help="learning rate (default: {:g} below 100 M parameters, else {:g}; LoRA {:g})".format(*rates))
-    add("--schedule", metavar="NAME", choices=("constant", "linear", "cosine"), default="cosine", help="constant, linear or cosine")
+    add("--schedule", choices=("constant", "linear", "cosine"), default="cosine", help="how --lr falls after the warm-up")
     add("--warmup", type=number(at_least=0, below=1), default=0.05, help="share of the steps during which --lr rises")
     add("--max-length", type=number(int, above=1), default=1024, help="most tokens of prompt and answer together")
     add("--seed", type=number(int, at_least=0, below=2**63), default=0, help="seed of every random choice")
     add("--lora-rank", type=number(int, at_least=0), default=0, help="train adapters of this rank, 8 to 64, instead of all weights")
     add("--grad-checkpoint", action="store_true", help="recompute activations: less memory, some 30 %% more time")
-    add("--dtype", metavar="NAME", choices=("auto", "fp32", "bf16", "fp16"), default="auto", help="default: fp32 on a CPU, bf16 on a GPU")
+    add("--dtype", choices=("auto", "fp32", "bf16", "fp16"), default="auto", help="precision; auto: fp32 on a CPU, bf16 on a GPU")
     add("--device", default="auto", help="auto, cpu, cuda, cuda:1, mps")
     add("--fsdp", action="store_true", help="under torchrun: shard weights, gradients and moments over the GPUs")
     add("--eval-every", type=number(int, at_least=0), default=50, help="steps between evaluations; 0: at the end alone")

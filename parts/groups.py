@@ -16,8 +16,6 @@ People       with several rows are clusters: V is multiplied, and exact tables a
              design effect, the variance clustered by person over that of rows      [Rao & Scott 1992]
 """
 
-import functools
-
 import numpy as np
 from scipy.optimize import brentq
 from scipy.stats import hypergeom, norm, t
@@ -59,7 +57,7 @@ def compare(frame, reference=None):
            highest rate), "reference", "against" (its rate), "verdict" (with the reason, where
            nothing is tested)}, and but for the reference "p_holm" and the keys of `contrast`
     """
-    rows, frame = [], frame.astype({"group": "category"})  # compared by number, and quickly
+    rows, frame = [], frame.astype({"group": "category", "role": "category"})  # by number, quickly
     for name, part in frame.groupby("group", observed=True):
         n, k, people = len(part), int(part.hit.sum()), part.person.nunique()
         rate = share(k, n) if people == n else mean_share(part.hit, part.person)
@@ -98,33 +96,37 @@ def contrast(frame, group, reference, n_tests):
     k, n, l, m = table = shared.to_numpy(float).T  # (roles,) each
     N, selected, everybody = n + m, k + l, pair.person.nunique()
     row = {"compared": int(N.sum()), "of": len(pair), "ratio": {"value": None}, "p": None}
-    pair = pair[pair.role.isin(shared.index)]
+    pair, why = pair[pair.role.isin(shared.index)], None
     people = [pair.person[pair.group == side].nunique() for side in (group, reference)]
     if min(people) < FEWEST_PEOPLE:
         same = " in the same roles" * (row["compared"] < row["of"])
-        return row | {"verdict": f"{UNMEASURED}: fewer than {FEWEST_PEOPLE} people{same}"}
-    if pair.hit.nunique() < 2:
-        return row | {"verdict": f"{UNMEASURED}: nobody or everybody was selected"}
+        why = f"fewer than {FEWEST_PEOPLE} people{same}"
+    elif pair.hit.nunique() < 2:
+        why = "nobody or everybody was selected"
+    if why:
+        return row | {"verdict": f"{UNMEASURED}: {why}"}
     root, freedom = 1.0, np.inf  # of the design effect
     if pair.person.nunique() < len(pair):
+        x = pair.group == group
         by_person, by_row = (
-            regress(pair.hit, pair.group == group, clusters, pair.role)[0]["se"]
-            for clusters in (pair.person, None)
+            regress(pair.hit, x, clusters, pair.role)[0]["se"] for clusters in (pair.person, None)
         )
         root, freedom = max(1.0, by_person / by_row), min(people) - 1
-    expected = (n * selected / N).sum()
-    least, most = np.maximum(0, selected - m).sum(), np.minimum(n, selected).sum()
-    if min(expected - least, most - expected) < 5 * root**2:
-        p, ends = exact_p(*np.rint(table / root**2).astype(int)), {}
-        z = norm.isf(p / 2)
-    else:
-        z, p, ends = score(table, root, freedom)
     up, down = (k * m / N).sum(), (l * n / N).sum()
+    row |= {"ratio": {"value": up / down if down else None}, "shortfall": down - up}
     q = np.minimum(1, selected / (FOUR_FIFTHS * n + m))
     variation = {"se": root * deviation(1.0, *table), "clusters": everybody}
     enough = needed(variation, (1 - FOUR_FIFTHS) * (q * n * m / N).sum(), n_tests)
-    row |= {"ratio": {"value": up / down if down else None} | ends, "p": p, "deviations": z}
-    return row | {"shortfall": down - up, "needed": max(everybody, enough) if down else None}
+    row["needed"] = max(everybody, enough) if down else None
+    least, most = np.maximum(0, selected - m).sum(), np.minimum(n, selected).sum()
+    expected = (n * selected / N).sum()
+    if min(expected - least, most - expected) < 5 * root**2:
+        row["p"] = exact_p(*np.rint(table / root**2).astype(int))
+        row["deviations"] = norm.isf(row["p"] / 2)
+    else:
+        row["deviations"], row["p"], ends = score(table, root, freedom)
+        row["ratio"] |= ends
+    return row
 
 
 def deviation(ratio, k, n, l, m):
@@ -168,14 +170,9 @@ def exact_p(k, n, l, m):
     >>> print(round(exact_p(*np.array([[2], [2], [0], [2]])), 4))
     0.3333
     """
-    least, most = np.maximum(0, k + l - m), np.minimum(n, k + l)
-    chances = functools.reduce(
-        np.convolve,
-        [
-            hypergeom.pmf(np.arange(a, b + 1), N, of_group, selected)
-            for a, b, N, of_group, selected in zip(least, most, n + m, n, k + l)
-        ],
-    )
+    chances, least = np.ones(1), np.maximum(0, k + l - m)
+    for low, high, *role in zip(least, np.minimum(n, k + l), n + m, n, k + l):
+        chances = np.convolve(chances, hypergeom.pmf(np.arange(low, high + 1), *role))
     here = chances[(k - least).sum()]
     return min(1.0, chances[chances <= here * (1 + 1e-7)].sum())
 

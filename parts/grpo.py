@@ -163,7 +163,7 @@ def update(args, run, policy, reference, optimizer, b, groups, advantages, names
                 drawn = old_logps, rollouts.drawn_logps(mb), mb["mask"]
                 weights = is_weights(*drawn, args.is_clip)  # (n, T)
             if args.beta:
-                with torch.no_grad(), adapter_off(reference):
+                with torch.no_grad(), adapter_off():
                     ref_logps, _ = reference(*given)
             loss, columns = grpo_loss(
                 logps, old_logps, advantages[part].to(logps), mb["mask"], ref_logps,

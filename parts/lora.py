@@ -25,12 +25,13 @@ SCALE = 2.0  # α/r
 class LoraLinear(nn.Module):
     """A linear layer with its weight frozen and an adapter beside it; takes the layer's place."""
 
-    def __init__(self, linear, rank, generator):
+    adapter_on = True  # in all layers, see `adapter_off`
+
+    def __init__(self, linear, rank):
         super().__init__()
-        self.weight, self.bias, self.adapter_on = linear.weight, linear.bias, True
+        self.weight, self.bias = linear.weight, linear.bias
         self.lora_A = nn.Linear(linear.in_features, rank, bias=False)
         self.lora_B = nn.Linear(rank, linear.out_features, bias=False)
-        nn.init.kaiming_uniform_(self.lora_A.weight, 5**0.5, generator=generator)
         nn.init.zeros_(self.lora_B.weight)
 
     def forward(self, x):
@@ -46,12 +47,12 @@ def lora_layers(model):
 
 def add_lora(model, rank, seed):
     """Freeze the model and put a `LoraLinear` in the place of each linear layer of the trunk: A
-    (r, in) random by the seed, B (out, r) zero. A score head stays trained."""
-    generator = torch.Generator().manual_seed(seed)
+    (r, in) as torch starts a layer, by the seed, B (out, r) zero. A score head stays trained."""
+    torch.manual_seed(seed)
     model.requires_grad_(False)
     for path, module in list(model.base_model.named_modules()):
         if type(module) is nn.Linear:
-            model.base_model.set_submodule(path, LoraLinear(module, rank, generator))
+            model.base_model.set_submodule(path, LoraLinear(module, rank))
     if not lora_layers(model):
         raise UserError("--lora-rank: this model has no linear layers of torch to adapt")
     if hasattr(model, "score"):
@@ -60,16 +61,13 @@ def add_lora(model, rank, seed):
 
 
 @contextlib.contextmanager
-def adapter_off(model):
-    """In this context the model is its own reference; without adapters nothing changes."""
-    layers = lora_layers(model)
-    for _, module in layers:
-        module.adapter_on = False
+def adapter_off():
+    """In this context a model with adapters is its own reference; any other stays what it is."""
+    LoraLinear.adapter_on = False
     try:
         yield
     finally:
-        for _, module in layers:
-            module.adapter_on = True
+        LoraLinear.adapter_on = True
 
 
 @torch.no_grad()
@@ -96,7 +94,7 @@ def save_adapter(model, folder, source):
         if weight.requires_grad
     }
     folder.mkdir(exist_ok=True)
-    save_file(state, folder / "adapter_model.safetensors", metadata={"format": "pt"})
+    save_file(state, folder / "adapter_model.safetensors")
     rank, head = layers[0][1].lora_A.out_features, ["score"] if hasattr(model, "score") else None
     config = dict(
         peft_type="LORA", task_type="SEQ_CLS" if head else "CAUSAL_LM",

@@ -38,7 +38,7 @@ def check_prompt(row):
 def check_answer(row, key):
     """ValueError unless row[key] is one answer of the prompt's kind."""
     check_text(row, key)
-    if isinstance(row[key], str) != isinstance(row["prompt"], str):
+    if type(row[key]) is not type(row["prompt"]):
         raise ValueError(f'"prompt" and "{key}" must both be text or both be lists of messages')
     if roles(row[key]) not in ([], ["assistant"]):
         raise ValueError(f'"{key}" must be one message of the assistant')
@@ -76,9 +76,8 @@ def plain_text(prompt):
     return prompt if isinstance(prompt, str) else "\n".join(m["content"] for m in prompt)
 
 
-def words(text_or_messages):
+def words(text):
     """The characters of a text, or of all messages and tool calls, without blanks and case."""
-    text = text_or_messages
     if not isinstance(text, str):
         text = "".join(f"{turn['content']}{turn.get('tool_calls') or ''}" for turn in text)
     return "".join(text.split()).casefold()
@@ -99,10 +98,10 @@ def prompt_key(row):
     prompt = row["prompt"] if row.get("group") is None else row["group"]
     if not isinstance(prompt, list):
         return words(str(prompt))
-    first = next((n for n, role in enumerate(roles(prompt), 1) if role == "user"), None)
-    return words(prompt[:first])
+    first = [*roles(prompt), "user"].index("user")
+    return words(prompt[: first + 1])
 
 
 def hash_fraction(key):
     """A number from 0 to 1 by the key's hash: what is chosen by it is the same in every file."""
-    return int.from_bytes(hashlib.sha256(key.encode()).digest()[:8], "big") / 2**64
+    return int(hashlib.sha256(key.encode()).hexdigest()[:16], 16) / 2**64

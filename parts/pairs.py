@@ -11,18 +11,16 @@ from functools import partial
 
 import numpy as np
 
-from common import Refused, encode_pair, max_positions, pad_id, pad_rows
+from common import Refused, encode_pair, max_positions, micro_batches, pad_id, pad_rows
 from parts.files import UserError, counts_in_words, existing_file, number, read_jsonl
 from parts.messages import as_chat, check_answer, check_prompt, hash_fraction, prompt_key
-from parts.parallel import share
-
-SIDES = ("prompt", "chosen", "rejected")
+from parts.parallel import world
 
 
-def add_pair_arguments(parser, default="data/prefs_train.jsonl"):
+def add_pair_arguments(parser):
     add = parser.add_argument
     # fmt: off
-    add("--pairs", nargs="+", type=existing_file, default=[default], help="JSONL files with rows of prompt, chosen and rejected")
+    add("--pairs", nargs="+", type=existing_file, default=["data/prefs_train.jsonl"], help="JSONL files of prompt, chosen, rejected")
     add("--eval-pairs", nargs="+", type=existing_file, default=[], help="held-out pairs, in place of a share of --pairs")
     add_split_arguments(parser)
     # fmt: on
@@ -83,22 +81,16 @@ def encoded_rows(args, tokenizer, files, check, encode):
 # ---- the split ----
 
 
-def held_out(key, fraction):
-    """Is the prompt of this key held out? Its hash decides, so every file splits it alike."""
-    return hash_fraction(key) < fraction
-
-
 def split(keys, is_eval, fraction):
     """(train, held) row numbers, (n,) arrays: no key is on both sides.
 
     is_eval   of each row, whether it comes from a file of held-out rows; without such a file
-              `fraction` of the keys is held out
+              `fraction` of the keys is held out, by their hash, so every file splits them alike
     """
-    held = np.array(is_eval if any(is_eval) else [held_out(key, fraction) for key in keys])
-    held_keys = {key for key, is_held in zip(keys, held) if is_held}
+    held = np.array(is_eval if any(is_eval) else [hash_fraction(key) < fraction for key in keys])
+    held_keys = {keys[i] for i in np.flatnonzero(held)}
     train = np.array([key not in held_keys for key in keys])
-    n = len(keys) - train.sum() - held.sum()
-    if n:
+    if n := len(keys) - train.sum() - held.sum():
         print(f"data       {n} rows have a prompt of --eval-pairs and are not trained on")
     if not train.any():
         raise UserError("every prompt is held out, none is left to train on: --eval-fraction 0")
@@ -122,10 +114,10 @@ def share_interval(right, keys):
     >>> share_interval([1, 1, 0, 0], "aabb") == share_interval([1, 0], "ab")
     True
     """
-    rows, p, z = Counter(keys).values(), sum(right) / len(right), 1.959964
-    n = sum(rows) ** 2 / sum(x * x for x in rows)
-    middle, spread = p + z * z / (2 * n), z * math.sqrt(p * (1 - p) / n + (z / (2 * n)) ** 2)
-    return (middle - spread) / (1 + z * z / n), (middle + spread) / (1 + z * z / n)
+    rows, p = Counter(keys).values(), sum(right) / len(right)
+    a = 1.959964**2 * sum(x * x for x in rows) / sum(rows) ** 2  # z²/n
+    half = math.sqrt(a * p * (1 - p) + a * a / 4)
+    return (p + a / 2 - half) / (1 + a), (p + a / 2 + half) / (1 + a)
 
 
 # ---- pairs ----
@@ -133,7 +125,7 @@ def share_interval(right, keys):
 
 def encode_sides(row, tokenizer, max_length, keep_ties=False):
     """Ids of prompt, chosen and rejected answer, int32 arrays."""
-    sides = [row[side] for side in SIDES]
+    sides = row["prompt"], row["chosen"], row["rejected"]
     sides = encode_pair(tokenizer, *sides, max_length=max_length, tools=row.get("tools"))
     if sides[1] == sides[2]:
         raise Refused("equal answers")
@@ -159,14 +151,15 @@ class Pairs:
             *encoded_rows(args, tokenizer, files, check_pair, encode)
         )
         self.prompts, self.chosen, self.rejected = zip(*sides)
-        self.keys = [prompt_key(row) for row in self.rows]
+        self.keys = [*map(prompt_key, self.rows)]
         self.lengths = np.array([[*map(len, ids)] for ids in sides]).T
-        is_eval = [flag == "--eval-pairs" for flag in flags]
-        self.train, self.held = split(self.keys, is_eval, args.eval_fraction)
+        self.train, self.held = split(
+            self.keys, [flag == "--eval-pairs" for flag in flags], args.eval_fraction
+        )
         say_what_is_cut(self.lengths[0] + self.lengths[1:].max(0), max_length)
         self.pad, self.shared = pad_id(tokenizer), False
         for rows in (len(self.train) % args.batch_size, len(self.held)):
-            share([[*range(rows)]] * (rows > 0))  # a short last batch must not end a run
+            micro_batches(range(rows), self.tokens(), 1, world())  # too short for all ranks?
 
     def ids(self):
         """All ids, by which a resumed run knows that it has the same rows."""

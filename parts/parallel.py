@@ -1,12 +1,10 @@
 """parts/parallel.py: device and precision, the processes of torchrun, sharded weights (FSDP2).
 
 Every process reads all rows and computes its share of each batch; gradients are summed, so the
-update is that of one process. A forward of a sharded model is a collective: `share` therefore gives
-every process as many forwards as every other.
+update is that of one process.
 """
 
 import contextlib
-import math
 import os
 import sys
 
@@ -45,7 +43,7 @@ def pick(device, dtype):
     try:
         torch.ones(1, device=device).item()
     except (RuntimeError, AssertionError) as error:  # torch built without CUDA asserts
-        raise UserError(f"--device {device}: {brief(error, 200)}") from None
+        raise UserError(f"--device {device}: {brief(error)}") from None
     device = torch.device(device)
     on_gpu = device.type == "cuda"
     if dtype == "auto":  # is_bf16_supported() says True on a T4, because it counts emulation
@@ -60,17 +58,17 @@ def start(args):
     """(device, compute dtype) of a trainer; joins the other processes of torchrun, each on the GPU
     of its number, of which rank 0 prints."""
     if "RANK" in os.environ and not dist.is_initialized():
-        on_gpu = torch.cuda.is_available() and args.device != "cpu"
-        if on_gpu:
+        if torch.cuda.is_available() and args.device != "cpu":
             torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))  # what "cuda" means from here on
-        dist.init_process_group("cpu:gloo,cuda:nccl" if on_gpu else "gloo")
+        dist.init_process_group()  # gloo between CPUs, nccl between GPUs
         if rank():
             sys.stdout = open(os.devnull, "w")  # errors go to stderr, from every rank
     device, dtype = pick(args.device, args.dtype)
-    half = dtype == torch.float16
-    if args.fsdp and (half or args.lora_rank or not dist.is_initialized()):
-        wrong = "shards full weights in bf16 or fp32, without --lora-rank or fp16"
-        raise UserError(f"--fsdp: {wrong}; start it as torchrun --nproc-per-node 2 STAGE.py …")
+    if args.fsdp and (dtype == torch.float16 or args.lora_rank or not dist.is_initialized()):
+        raise UserError(
+            "--fsdp: shards full weights in bf16 or fp32, without --lora-rank or fp16; "
+            "start it as torchrun --nproc-per-node 2 STAGE.py …"
+        )
     return device, dtype
 
 
@@ -81,10 +79,10 @@ def autocast(device, dtype):
 
 def progress(rows, name, total=None, initial=0, delay=0):
     """A bar on rank 0; in a log file a line per minute."""
-    every = 0.1 if sys.stderr.isatty() else 60
     return tqdm(
-        rows, name, total, initial=initial, mininterval=every, delay=delay, disable=rank() > 0
-    )
+        rows, name, total, initial=initial, delay=delay, disable=rank() > 0,
+        mininterval=0.1 if sys.stderr.isatty() else 60,
+    )  # fmt: skip
 
 
 def say(line):
@@ -111,11 +109,11 @@ def all_sum(number):
 
 def gather(values):
     """All ranks' lists as one."""
-    parts = [list(values)]
-    if world() > 1:
-        parts = [None] * world()
-        dist.all_gather_object(parts, list(values))
-    return [value for part in parts for value in part]
+    if world() == 1:
+        return list(values)
+    parts = [None] * world()
+    dist.all_gather_object(parts, list(values))
+    return sum(parts, [])
 
 
 def add_up(tensors):
@@ -123,26 +121,6 @@ def add_up(tensors):
     if world() > 1:
         for tensor in tensors:
             dist.all_reduce(tensor)
-
-
-def share(parts):
-    """This rank's micro-batches, each a list of rows: as many on every rank. Where they do not
-    divide, the largest are split, or, of single rows, the shortest joined; the update is a sum over
-    rows, so it stays the same."""
-    rows = sum(map(len, parts))
-    n = min(math.ceil(len(parts) / world()), rows // world()) * world()  # forwards of all ranks
-    if rows and not n:
-        raise UserError(
-            f"{world()} processes need as many rows in each batch, and in what is held out; "
-            "raise --batch-size or --eval-fraction, or start fewer processes"
-        )
-    while len(parts) != n:
-        parts.sort(key=len, reverse=True)  # those of equal length stay in order, the longest first
-        if len(parts) > n:
-            parts[-2:] = [parts[-2] + parts[-1]]
-        else:
-            parts[:1] = parts[0][::2], parts[0][1::2]
-    return parts[rank() :: world()]
 
 
 # ---- sharded weights ----
@@ -186,22 +164,27 @@ def decoding(policy):
 
 def full_state(model, trained=False):
     """{name: whole tensor on the CPU}, if `trained` without frozen weights; on rank 0 alone."""
-    options = StateDictOptions(
-        full_state_dict=True, cpu_offload=True, ignore_frozen_params=trained
-    )  # fmt: skip
-    return get_model_state_dict(model, options=options)
+    return get_model_state_dict(
+        model,
+        options=StateDictOptions(
+            full_state_dict=True, cpu_offload=True, ignore_frozen_params=trained
+        ),
+    )
 
 
 def checkpoint_state(module, optimizer):
     """(trained weights, moments) by name, whole and on the CPU; on rank 0 alone."""
-    options = StateDictOptions(full_state_dict=True, cpu_offload=True, ignore_frozen_params=True)
-    return get_state_dict(module, optimizer, options=options)
+    return get_state_dict(
+        module,
+        optimizer,
+        options=StateDictOptions(full_state_dict=True, cpu_offload=True, ignore_frozen_params=True),
+    )
 
 
 def load_checkpoint_state(module, optimizer, saved):
     """Put back what `checkpoint_state` returned, over any number of processes."""
-    options = StateDictOptions(full_state_dict=True, ignore_frozen_params=True, strict=False)
     weights, moments = saved
     set_state_dict(
-        module, optimizer, model_state_dict=weights, optim_state_dict=moments, options=options
-    )
+        module, optimizer, model_state_dict=weights, optim_state_dict=moments,
+        options=StateDictOptions(full_state_dict=True, ignore_frozen_params=True, strict=False),
+    )  # fmt: skip

@@ -39,6 +39,14 @@ def add_flags(parser, out):
     parser.add_argument("--overwrite", action="store_true", help="replace the report that is there")
 
 
+def names_of(folders, given=None):
+    """{folder: what a report calls it}: the name given for it, else the last part of its path."""
+    names = given or [Path(folder).resolve().name for folder in folders]
+    if not len({*folders}) == len(names) == len({*names}):
+        raise UserError(f"--name: expected {len(folders)} different names, one for each model")
+    return dict(zip(folders, names))
+
+
 class Report:
     """Filled from top to bottom, then written: `answer`, `chart`, `table`, `limit`, `write`."""
 
@@ -86,7 +94,7 @@ class Report:
         self.charts.append((caption, figure))
         return figure.add_subplot(xlabel=x, ylabel=y)
 
-    def intervals(self, caption, rows, form=".2f", null=None):
+    def intervals(self, caption, rows, form="z.2f", null=None):
         """A chart of estimates, one line each from top to bottom: a dot, its 95 % interval, its number.
 
         rows  (text, estimate, whose colour);  null: where a line stands for no effect, or None
@@ -106,15 +114,13 @@ class Report:
         if null is not None:
             axes.axvline(null, color=SOFT, linewidth=1, linestyle="--")
 
-    def table(self, caption, rows, columns, note="", appendix=False, **headers):
-        """rows: dicts with unrounded values;  columns: their keys, "model wins p_holm".
+    def table(self, caption, rows, columns, note="", appendix=False):
+        """rows: dicts with unrounded values;  columns: their keys, "model, wins, p_holm".
 
-        COLUMNS has the header of a key and the format of its numbers and estimates; headers: of keys
-        whose header differs here. `appendix`: below the limits, and on the page alone.
+        COLUMNS has the header of a key and the format of its numbers and estimates. `appendix`: below
+        the limits, and on the page alone.
         """
-        columns = {key: [*COLUMNS.get(key, [key, ""])] for key in columns.split(", ")}
-        for key, header in headers.items():
-            columns[key][0] = header
+        columns = {key: COLUMNS.get(key, [key, ""]) for key in columns.split(", ")}
         table = {"caption": caption, "rows": rows, "columns": columns, "note": note}
         self.tables.append(table | {"appendix": appendix})
 

@@ -17,7 +17,7 @@ import torch
 from torch import nn
 
 import common
-from common import Policy, encode_pair, hidden_states, micro_batches, pad_id, pad_rows
+from common import Policy, encode_pair, end_ids, hidden_states, micro_batches, pad_id, pad_rows
 from parts.files import UserError, read_record
 from parts.messages import as_chat
 from parts.parallel import progress, say
@@ -40,13 +40,14 @@ class Scorer(nn.Module):
     def forward(self, ids, attention_mask, answer_mask=None, shared=False):
         """(B,) fp32 scores of rows (B, T), each read at the last token of its row, however padded.
         shared: the rows are those of `Pairs.batch`, see parts/shared_prompt.py."""
-        last = attention_mask.long().cumsum(1).argmax(1)  # (B,) the first column that counts all
-        row = torch.arange(len(last), device=last.device)
+        counted = attention_mask.long().cumsum(1)
+        last = attention_mask & (counted == counted[:, -1:])  # (B, T)
         if shared:
-            rows = ids, attention_mask, answer_mask, row, last
-            hidden = shared_hidden(self.model, self.dtype, *rows)  # (B, H)
+            hidden = shared_hidden(
+                self.model, self.dtype, ids, attention_mask, answer_mask, last
+            )  # (B, H)
         else:
-            hidden = hidden_states(self.model, ids, attention_mask, self.dtype)[row, last]
+            hidden = hidden_states(self.model, ids, attention_mask, self.dtype)[last]
         return self.model.score(hidden.float()).squeeze(-1)
 
 
@@ -110,19 +111,20 @@ class RewardFunction:
 
     @torch.no_grad()
     def __call__(self, prompts, answers, rows=None):
-        whole, read = (self.encode(prompts, answers, n) for n in (None, self.max_length))
+        read, ends = self.encode(prompts, answers, self.max_length), end_ids(self.tokenizer)
         scores, lengths = torch.zeros(len(read)), [len(p) + len(a) for p, a in read]
         parts = micro_batches(range(len(read)), lengths, self.micro_tokens)
         for part in progress(parts, "scoring", delay=3):
             rows = pad_rows(*zip(*(read[i] for i in part)), pad_id(self.tokenizer))
             scores[part] = self.scorer(*(x.to(self.scorer.model.device) for x in rows)).cpu()
-        cut = sum(a != b for a, b in zip(whole, read))
+        cut = sum(n >= (self.max_length or math.inf) for n in lengths)
         if cut and not self.told:
             self.told = True
-            say(f"reward     the model reads {self.max_length} tokens, so {cut} of {len(read)} rows in "
-                "part; an answer that loses its end has no score")  # fmt: skip
+            say(f"reward     the model reads {self.max_length} tokens; {cut} of {len(read)} rows are cut "
+                "to it, or just as long, and an answer that loses its end has no score")  # fmt: skip
         scores = ((scores.double() - self.mean) / self.std).tolist()
-        return [x if a == b else None for x, (_, a), (_, b) in zip(scores, whole, read)]
+        # an answer that was not cut ends in an end id
+        return [x if answer[-1] in ends else None for x, (_, answer) in zip(scores, read)]
 
     def encode(self, prompts, answers, max_length):
         """[(prompt ids, answer ids)]"""
@@ -170,7 +172,7 @@ class Critic(nn.Module):
     def forward(self, ids, attention_mask, mask, temperature=1.0):
         """(values,), (B, T), 0 outside mask; the temperature changes none."""
         hidden = hidden_states(self.model, ids, attention_mask, self.dtype)  # (B, T, H)
-        return (self.head(hidden[:, :-1][mask[:, 1:]], mask),)
+        return (self.head(hidden[mask.roll(-1, 1)], mask),)
 
 
 class PolicyWithValues(Policy):

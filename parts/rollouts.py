@@ -26,8 +26,8 @@ from parts import engine, parallel, runs
 from parts.answers import MOST_PROMPTS, check_policy, identity, read_prompts, some_prompts
 from parts.files import UserError, number
 from parts.lora import adapter_off
-from parts.messages import as_chat, prompt_key
-from parts.pairs import held_out, say_how_text_is_read
+from parts.messages import as_chat, hash_fraction, prompt_key
+from parts.pairs import say_how_text_is_read
 
 MANY_CUT = 0.05  # share of cut answers beyond which the limit should be raised
 LEAST_VALIDATION = 8  # answers; fewer are no ground to choose weights by
@@ -62,7 +62,7 @@ def split_prompts(args, tokenizer):
     else:
         train, each = rows, {prompt_key(row): row for row in rows}  # each prompt once
         least = min(LEAST_VALIDATION, len(each) // 2) if args.eval_fraction else 0
-        n = max(least, sum(held_out(key, args.eval_fraction) for key in each))
+        n = max(least, sum(hash_fraction(key) < args.eval_fraction for key in each))
         val = some_prompts(each.values(), n)
     val = some_prompts(val, MOST_PROMPTS)
     held = [*map(prompt_key, val)]
@@ -115,11 +115,32 @@ def draw(run, sample, policy, reference, tokenizer, prompt_ids, seed):
 
 def rollout_tensors(rollout, device):
     """{"ids", "attention_mask", "mask", "logps"}, each (N, T), of a `sampling.Rollout`."""
+    draws = zip(rollout.prompt_ids, rollout.answer_ids, rollout.logps)
+    return pack([row for draw in draws for row in training_rows([draw])], device)
+
+
+def training_rows(draws):
+    """What is trained of an episode: one row where each turn's prompt begins with the row so far,
+    else a row per turn.
+
+    draws     (prompt ids, drawn ids, log-probs) of each turn
+    returns   rows {"ids", "mask", "logps"}, lists of T: mask is True for what the
+              policy drew; log-probs of other tokens are 0
+
+    >>> (row,) = training_rows([([1], [2], [-0.5]), ([1, 2, 3], [4], [-0.1])])
+    >>> row["ids"], row["mask"], row["logps"]
+    ([1, 2, 3, 4], [False, True, False, True], [0.0, -0.5, 0.0, -0.1])
+    """
     rows = []
-    for prompt, answer, logps in zip(rollout.prompt_ids, rollout.answer_ids, rollout.logps):
-        mask = [False] * len(prompt) + [True] * len(answer)
-        rows.append({"ids": prompt + answer, "mask": mask, "logps": [0.0] * len(prompt) + logps})
-    return pack(rows, device)
+    for prompt, drawn, logps in draws:
+        if not rows or rows[-1]["ids"] != prompt[: len(rows[-1]["ids"])]:
+            rows.append({"ids": [], "mask": [], "logps": []})
+        row = rows[-1]
+        context = prompt[len(row["ids"]) :]  # tokens of the environment and of the template
+        row["ids"] += context + drawn
+        row["mask"] += [False] * len(context) + [True] * len(drawn)
+        row["logps"] += [0.0] * len(context) + logps
+    return rows
 
 
 def pack(rows, device):
@@ -153,7 +174,7 @@ def reference_logps(run, reference, b):
     """(N, T) log π_ref of the actions, with the adapter of LoRA off; without a reference log π_old."""
     if not reference:
         return b["logps"]
-    with adapter_off(reference):
+    with adapter_off():
         return teacher_forced(run, reference, b)
 
 
@@ -179,7 +200,7 @@ def preflight(run, policy, reference, tokenizer, b):
     start = reference_logps(run, reference, b)
     for name, other in (("sampler and forward", sampled), ("policy and reference", start)):
         gap = (logps - other)[b["mask"]].abs().mean().item()
-        identity(f"gap between {name}", gap, 0, 1e-4, run.dtype, flag)
+        identity(f"gap between {name}", gap, 1e-4, run.dtype, flag)
     print("preflight  log-probs are the model's, the sampler's and the reference's: ok")
 
 
@@ -278,7 +299,8 @@ class Guard:
         """Log an evaluation; keep a copy of the weights if it is the best so far."""
         run = self.run
         run.evaluation(metrics, samples)
-        best_step = parallel.gather([watch.best_step(run.rows())])[0]  # rank 0 has written the rows
+        rows = [] if parallel.rank() else run.rows()  # rank 0 has written them
+        best_step = parallel.gather([watch.best_step(rows)])[0]
         if self.restore == "best" and best_step == run.step:
             weights = copy.deepcopy(parallel.full_state(run.policy, trained=True))
             run.state["best"] = {"step": run.step, "weights": weights}
@@ -288,7 +310,7 @@ class Guard:
         dearest of the last three rows would exceed --judge-budget. To be asked when all rows of the
         step are in."""
         run = self.run
-        rows, budget = run.rows(), vars(run.args).get("judge_budget")
+        rows, budget = [] if parallel.rank() else run.rows(), vars(run.args).get("judge_budget")
         for alarm in watch.alarms(rows, run.args):
             if alarm.step == run.step:
                 parallel.say(str(alarm))

@@ -2,7 +2,7 @@
 
 A stage's `main` shows its algorithm; `Run` is the rest, and calls no loss, sampler or evaluation.
 
-    run = Run("dpo", args, show, headline)           # seed, device, ranks; --out is checked
+    run = Run("dpo", args, headline)                 # seed, device, ranks; --out is checked
     optimizer = run.start({"policy": policy}, …)     # AdamW; with --resume the checkpoint
     for step in run.steps():                         # bar, Ctrl-C, checkpoints
         optimizer.zero_grad()
@@ -22,7 +22,6 @@ Writes       args.json, metrics.jsonl, samples.jsonl, checkpoint/step-N.pt (the 
              end the model, its card README.md, with LoRA adapter/. Left out: weight decay
 """
 
-import contextlib
 import hashlib
 import math
 import os
@@ -47,16 +46,23 @@ from parts.files import (
     read_record,
     replacing,
     shown_value,
-    write_card,
     write_json,
     write_jsonl,
 )
 from parts.parallel import all_sum, gather, rank
 
 LEAST_STEPS = 24  # without --epochs, a small file is repeated until it makes this many steps
+ON_THE_BAR = (
+    "loss",
+    "rewards/accuracies",
+    "accuracy",
+    "reward/mean",
+    "kl/ref",
+    "grad_norm",
+    "lr",
+)  # what a step logs of these
 MAX_GRAD_NORM = 1.0
 LOSS_SCALE = 2.0**10  # of fp16; torch's 65536 overflows in the first steps of most models
-MICRO_TOKENS = {"cpu": 512}  # by default; 8192 elsewhere
 CHECKPOINTS = "checkpoint/step-*.pt"
 LOGS = "metrics.jsonl", "samples.jsonl", "rollouts.jsonl"
 WRITTEN = *LOGS, "checkpoint", "adapter", "model*.safetensors*"  # what --overwrite removes
@@ -84,33 +90,30 @@ def lr_factor(step, steps, warmup, schedule):
 class Run:
     """One training run: see the top of this file.
 
-    show       the numbers on the bar, keys of metrics.jsonl
     headline   the numbers printed at each evaluation and, before and after, at the end
     state      what a resumed run needs back beside weights and moments: numbers and tensors;
                state["ended"], a reason, ends the run after its step
     """
 
-    def __init__(self, stage, args, show, headline):
-        self.args, self.out, self.show, self.headline = args, Path(args.out), show, headline
+    def __init__(self, stage, args, headline):
+        self.args, self.out, self.headline = args, Path(args.out), headline
         self.device, self.dtype = parallel.start(args)
-        args.micro_tokens = args.micro_tokens or MICRO_TOKENS.get(self.device.type, 8192)
-        half = self.dtype == torch.float16
-        self.scaler = torch.amp.GradScaler(self.device.type, LOSS_SCALE, enabled=half)
+        args.micro_tokens = args.micro_tokens or (512 if self.device.type == "cpu" else 8192)
+        self.scaler = torch.amp.GradScaler(
+            self.device.type, LOSS_SCALE, enabled=self.dtype == torch.float16
+        )
         self.step = self.caught = 0
         self.state, self.wandb, self.is_open = {}, None, False
         self.bar, self.last = tqdm(disable=True), time.perf_counter()
         torch.manual_seed(args.seed)
-        versions = {name: version(name) for name in ("torch", "transformers", "tokenizers")}
-        self.record = dict(stage=stage, command=sys.argv, args=vars(args), versions=versions)
-        self.old = read_record(self.out, "--out")
-        self._check_out()
-
-    def _check_out(self):
-        """Refuse an --out in use, and a --resume of another run, whose flags are those that --resume
-        leaves out. Nothing in --out is touched."""
-        args, out, old, now = self.args, self.out, self.old, vars(self.args)
+        self.record = dict(
+            stage=stage, command=sys.argv, args=vars(args),
+            versions={name: version(name) for name in ("torch", "transformers", "tokenizers")},
+        )  # fmt: skip
+        # refuse an --out in use, and a --resume of another run; what --resume leaves out is as it was
+        out, now, old = self.out, vars(args), read_record(self.out, "--out")
+        self.old = old
         if args.resume:
-            stage = self.record["stage"]
             if not old or old["stage"] != stage or not any(out.glob(CHECKPOINTS)):
                 raise UserError(f"--resume: {out} holds no run of {stage}.py with a checkpoint")
             for key, was in old["args"].items():
@@ -119,11 +122,11 @@ class Run:
                 if now.get(key) is None:
                     now[key] = was
                 elif now[key] != was and key not in GOES_ON:
-                    flag = f"--{key.replace('_', '-')}"
-                    raise UserError(f"--resume: {flag} was {was!r}, is {now[key]!r}")
+                    raise UserError(
+                        f"--resume: --{key.replace('_', '-')} was {was!r}, is {now[key]!r}"
+                    )
         elif old and not args.overwrite:
-            ways = "--resume, --overwrite or another --out"
-            raise UserError(f"--out {out}: holds a run; pass {ways}")
+            raise UserError(f"--out {out}: holds a run; pass --resume, --overwrite or another")
         elif not old and out.exists() and any(out.iterdir()):
             raise UserError(f"--out {out}: holds files that are no run; choose another folder")
         elif Path(args.model).resolve() == out.resolve():
@@ -135,7 +138,7 @@ class Run:
 
         modules     {name: nn.Module}; the model of the first one is written at the end
         rates       default learning rates, see `files.trainer_parser`
-        per_epoch   optimiser steps, or rollouts, that an epoch has
+        per_epoch   optimiser steps, or rollouts, that an epoch has, rounded up here
         encoded     arrays of ids that are trained on; a resumed run must have the same
         own_lr      {module: rate} of a fresh head, which hardly moves at the trunk's rate
         """
@@ -143,12 +146,16 @@ class Run:
         self.modules, (self.policy, *_) = nn.ModuleDict(modules), modules.values()
         ids = np.concatenate([*encoded, [common.pad_id(tokenizer)]]).astype(np.int32)
         if ids.max() >= self.policy.model.get_input_embeddings().num_embeddings:
-            wrong = f"--model: token {ids.max()} of the tokenizer has no row in its embedding"
-            raise UserError(f"{wrong}; call resize_token_embeddings, and save the model")
+            raise UserError(
+                f"--model: token {ids.max()} of the tokenizer has no row in its embedding; "
+                "call resize_token_embeddings, and save the model"
+            )
         self.record["encoded"] = hashlib.sha256(ids).hexdigest()
         if args.resume and self.old.get("encoded") != self.record["encoded"]:
-            wrong = "the rows are other tokens now: the data, the tokenizer or its library changed"
-            raise UserError(f"--resume: {wrong}")
+            raise UserError(
+                "--resume: the rows are other tokens now: "
+                "the data, the tokenizer or its library changed"
+            )
         for module in modules.values():
             if args.grad_checkpoint:
                 parallel.recompute_activations(module.model)
@@ -163,14 +170,28 @@ class Run:
             for lr in {args.lr, *rate.values()}
         ]
         self.optimizer = torch.optim.AdamW(groups, weight_decay=0.0, fused=True)
-        epochs = args.epochs or math.ceil(LEAST_STEPS / per_epoch)
-        self.planned = args.steps or epochs * per_epoch
+        per_epoch = math.ceil(per_epoch)
+        self.planned = args.steps or per_epoch * (args.epochs or math.ceil(LEAST_STEPS / per_epoch))
         if args.resume:
-            self._load_checkpoint()
-        print(f"plan       {self.planned} steps, {per_epoch} per epoch, lr {args.lr:g}, "
-              f"on {self.device} in {self.dtype}")  # fmt: skip
+            self.step, self.state, weights, scaler = common.opened(
+                "--resume", max(self.out.glob(CHECKPOINTS)), torch.load,
+                map_location="cpu", weights_only=True,
+            )  # fmt: skip
+            parallel.load_checkpoint_state(self.modules, self.optimizer, weights)
+            self.scaler.load_state_dict(scaler)
+            print(f"resumed    at step {self.step}")
+        print(
+            f"plan       {self.planned} steps, {per_epoch} per epoch, lr {args.lr:g}, "
+            f"on {self.device} in {self.dtype}"
+        )
         all_sum(0)  # all ranks have looked at the folder as it was
+        self.last = time.perf_counter()
         return self.optimizer
+
+    def forecast(self, steps):
+        """Print how long the run will take, if so many steps take the time since `start`."""
+        minutes = (time.perf_counter() - self.last) / 60 / steps / parallel.world() * self.planned
+        print(f"time       {self.planned} steps, about {minutes:.0f} min without evaluations")
 
     def open(self):
         """Before the first row: remove what the run before wrote, with --overwrite; or cut its logs
@@ -188,24 +209,16 @@ class Run:
         (out / "checkpoint").mkdir(parents=True, exist_ok=True)
         (out / "config.json").unlink(missing_ok=True)  # until the run ends it is no model
         write_json(out / "args.json", self.record)
-        for name, size in self.state.get("bytes", {}).items():
-            os.truncate(out / name, size)
-
-    @contextlib.contextmanager
-    def timed(self, steps):
-        """Around what takes as long as so many steps: print how long the run will take."""
-        start = time.perf_counter()
-        yield
-        seconds = (time.perf_counter() - start) / steps * self.planned / parallel.world()
-        minutes = f"about {math.ceil(seconds / 60)} min"
-        parallel.say(f"time       {self.planned} steps, {minutes} without evaluations")
+        for log in filter(Path.is_file, map(out.joinpath, LOGS)):
+            rows = [row for row in read_jsonl(log, log=True) if row["step"] <= self.step]
+            write_jsonl(log, rows)
 
     def steps(self):
         """Yield each remaining step; save checkpoints, and stop when asked."""
+        self.open()  # logs are cut to the step that was resumed
         last = self.step if self.state.get("ended") else self.planned
         before = {n: signal.signal(n, self._catch) for n in (signal.SIGINT, signal.SIGTERM)}
-        left = range(self.step + 1, last + 1)
-        self.bar = parallel.progress(left, "training", last, self.step)
+        self.bar = parallel.progress(range(self.step + 1, last + 1), "training", last, self.step)
         self.last = time.perf_counter()
         for step in self.bar:
             self.step = step
@@ -235,7 +248,9 @@ class Run:
 
     def micro_batches(self, rows, lengths):
         """This rank's forwards for a batch, lists of row numbers; without gradient, with a bar."""
-        parts = parallel.share(common.micro_batches(rows, lengths, self.args.micro_tokens))
+        ranks = parallel.world()
+        parts = common.micro_batches(rows, lengths, self.args.micro_tokens, ranks)
+        parts = [part[rank() :: ranks] for part in parts]
         return parts if torch.is_grad_enabled() else parallel.progress(parts, "scoring", delay=3)
 
     def clip(self, loss, rows):
@@ -247,12 +262,15 @@ class Run:
         if not self.args.fsdp:  # which has summed its shards already
             parallel.add_up([weight.grad for weight in weights if weight.grad is not None])
         self.scaler.unscale_(self.optimizer)
-        clip = nn.utils.clip_grad_norm_
-        norm, *_ = [clip(m.parameters(), MAX_GRAD_NORM) for m in self.modules.values()]
+        norm, *_ = [
+            nn.utils.clip_grad_norm_(m.parameters(), MAX_GRAD_NORM) for m in self.modules.values()
+        ]
         norm = (norm.full_tensor() if hasattr(norm, "full_tensor") else norm).item()
         if not math.isfinite(loss + norm) and self.scaler.get_scale() <= 1:  # 1 but in fp16
-            wrong = f"loss {loss:g}, gradient norm {norm:g}: not finite"
-            raise UserError(f"{wrong}; rows {rows}. Lower --lr, or look at these rows")
+            raise UserError(
+                f"loss {loss:g}, gradient norm {norm:g}: not finite; rows {rows}. "
+                "Lower --lr, or look at these rows"
+            )
         return loss, norm
 
     def set_lr(self, step):
@@ -268,14 +286,12 @@ class Run:
         """One row of metrics.jsonl, with the step, and the seconds since the last row."""
         now = time.perf_counter()
         row, self.last = {**row, "time_s": round(now - self.last, 4)}, now
-        if "tokens" in row:
-            row["tokens_per_s"] = round(row["tokens"] / max(row["time_s"], 1e-4))
         if self.device.type == "cuda":
             row["peak_mem_mb"] = torch.cuda.max_memory_allocated() // 2**20
         self.write("metrics.jsonl", [row])
         if self.wandb:
             self.wandb.log(row, step=self.step)
-        self.bar.set_postfix({key: row[key] for key in self.show if key in row}, refresh=False)
+        self.bar.set_postfix({key: row[key] for key in ON_THE_BAR if key in row}, refresh=False)
 
     def write(self, name, rows):
         """Append rows to one of the run's logs."""
@@ -285,8 +301,8 @@ class Run:
 
     def rows(self):
         """The rows of metrics.jsonl up to this step."""
-        rows = read_jsonl(self.out / "metrics.jsonl")
-        return [row for row in rows if row["step"] <= self.step]
+        log = self.out / "metrics.jsonl"
+        return [row for row in read_jsonl(log) if row["step"] <= self.step]
 
     def evaluates(self, step):
         return step == self.planned or step % (self.args.eval_every or self.planned) == 0
@@ -295,8 +311,7 @@ class Run:
         """Log one evaluation and print its headline; samples: [{"prompt", "answer"}]."""
         self.log(metrics)
         shown = [f"{key} {shown_value(metrics, key)}" for key in self.headline if key in metrics]
-        if shown:
-            parallel.say(f"step {self.step}: {'  '.join(shown)}")
+        parallel.say(f"step {self.step}: {'  '.join(shown)}")
         self.write("samples.jsonl", samples)
 
     # ---- checkpoint, end ----
@@ -305,23 +320,11 @@ class Run:
         """checkpoint/step-N.pt, with whole weights, so that another number of ranks can go on."""
         weights = parallel.checkpoint_state(self.modules, self.optimizer)
         if not rank():
-            files = map(self.out.joinpath, LOGS)
-            logs = {file.name: file.stat().st_size for file in files if file.exists()}
-            saved = self.step, self.state | {"bytes": logs}, weights, self.scaler.state_dict()
             with replacing(self.out / "checkpoint" / f"step-{self.step:07d}.pt") as file:
-                torch.save(saved, file)
+                torch.save((self.step, self.state, weights, self.scaler.state_dict()), file)
             for old in sorted(self.out.glob(CHECKPOINTS))[:-2]:
                 old.unlink()
         all_sum(0)
-
-    def _load_checkpoint(self):
-        self.step, self.state, weights, scaler = common.opened(
-            "--resume", max(self.out.glob(CHECKPOINTS)), torch.load,
-            map_location="cpu", weights_only=True,
-        )  # fmt: skip
-        parallel.load_checkpoint_state(self.modules, self.optimizer, weights)
-        self.scaler.load_state_dict(scaler)
-        print(f"resumed    at step {self.step}")
 
     def finish(self, *next, step=math.inf):
         """Write the model and its card, print each headline number before and after, and the
@@ -329,11 +332,11 @@ class Run:
         Returns the exit status: 0, or 128 + the number of the signal that stopped the run."""
         common.save_model(self.policy.model, self.tokenizer, self.out, self.args.model)
         all_sum(0)  # no rank leaves before the folder is complete
-        if self.wandb:
-            self.wandb.finish()
         if self.unfinished():
-            at = f"step {self.step} of {self.planned}; its weights are in {self.out}"
-            print(f"stopped after {at}\ncontinue with the same command and --resume")
+            print(
+                f"stopped after step {self.step} of {self.planned}; its weights are in {self.out}\n"
+                "continue with the same command and --resume"
+            )
             return self.caught and 128 + self.caught
         self.step, numbers = min(step, self.step), []
         rows = self.rows()
@@ -341,10 +344,38 @@ class Run:
             values = [shown_value(row, key) for row in rows if row.get(key) is not None]
             if values:
                 numbers.append(f"{key:24} before {values[0]}  after {values[-1]}")
-        if numbers:
-            print("\n".join(numbers))
+                print(numbers[-1])
         if not rank():
-            write_card(self.out, self.record, numbers, self.step, self.state.get("ended"))
-        print(f"wrote {self.out}: the model, README.md, args.json, logs, checkpoint/")
-        print(f"next: python {shlex.join(next)}")
+            self._write_card(numbers)
+        print(
+            f"wrote {self.out}: the model, README.md, args.json, logs, checkpoint/\n"
+            f"next: python {shlex.join(next)}"
+        )
         return 0
+
+    def _write_card(self, numbers):
+        """README.md, the model card that the hub and reviewers read."""
+        numbers = "\n    ".join(numbers)
+        text = f"""---
+library_name: transformers
+base_model: {self.args.model}
+tags: [feedbackloop, {self.record["stage"]}]
+---
+
+# {self.out.resolve().name}
+`{self.args.model}` after step {self.step} of `{self.record["stage"]}.py`.
+Ended: {self.state.get("ended") or "as planned"}.
+Its licence is that of its base; the licence of the data is for you to state.
+
+    python {shlex.join(sys.argv)}
+
+## Numbers
+`eval/` is of held-out rows, `val/` of answers to prompts; docs/metrics.md says what each is.
+
+    {numbers}
+
+## What was not measured
+Whether it treats people alike, and how it does on prompts unlike those of its data. It decides
+nothing about a person: someone who can answer for it has to do that.
+"""
+        (self.out / "README.md").write_text(text, encoding="utf-8")

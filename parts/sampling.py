@@ -79,24 +79,19 @@ def rollout_of(tokenizer, prompt_ids, n, ids, logps):
 
 
 class RoomyLayer(DynamicLayer):
-    """DynamicLayer copies all keys and values at every token. Here a fork of the prompts takes the
-    memory for `more` tokens at once, and they are written into it; rows that leave move no other.
+    """DynamicLayer copies all keys and values at every token. This one, made of such a layer, takes
+    the memory for `more` tokens at once and writes them into it; rows that leave move no other.
 
-    keys, values   (R, heads, tokens so far, dimension), after the fork views of that memory
+    keys, values   (R, heads, tokens so far, dimension), views of that memory
     """
 
-    def __init__(self, more):
+    def __init__(self, layer, more):
         super().__init__()
-        self.more, self.memory = more, None
-
-    def batch_repeat_interleave(self, repeats):
-        super().batch_repeat_interleave(repeats)
-        self.memory = [F.pad(x, (0, 0, 0, self.more)) for x in (self.keys, self.values)]
-        self.keys, self.values = (memory[:, :, : -self.more] for memory in self.memory)
+        self.lazy_initialization(layer.keys, layer.values)
+        self.memory = [F.pad(x, (0, 0, 0, more)) for x in (layer.keys, layer.values)]
+        self.keys, self.values = (memory[:, :, :-more] for memory in self.memory)
 
     def update(self, keys, values, *args, **kwargs):
-        if not self.memory:
-            return super().update(keys, values)
         start, end = self.keys.shape[2], self.keys.shape[2] + keys.shape[2]
         for memory, new in zip(self.memory, (keys, values)):
             memory[: len(new), :, start:end] = new
@@ -111,30 +106,26 @@ class RoomyLayer(DynamicLayer):
         self.keys, self.values = self.keys[:n], self.values[:n]
 
 
-def roomy_cache(config, more):
-    """A DynamicCache whose layers have room for `more` tokens; those of a sliding window stay."""
-    cache = DynamicCache(config=config)
-    cache.layers = [RoomyLayer(more) if type(x) is DynamicLayer else x for x in cache.layers]
-    return cache
-
-
 def decode(policy, prompts, n, uniform, ends, temperature):
     """(ids, logps) of R = n·len(prompts) answers, lists of R lists.
 
     uniform   (R, most) float64: one number for each token to draw
     """
-    model, device = policy.model, policy.model.device
+    model, device, most = policy.model, policy.model.device, uniform.shape[1]
     home = "cpu" if device.type == "mps" else device  # mps has no float64
     uniform, stops = uniform.to(home), torch.tensor(ends, device=device)
     ids, mask, _ = pad_rows(prompts, [()] * len(prompts), 0, device, "left")  # (P, T) each
     # (1) each prompt passes once, and its keys and values are forked for its n answers
-    cache = {"past_key_values": roomy_cache(model.config, uniform.shape[1]), "use_cache": True}
-    hidden = hidden_states(model, ids, mask, policy.dtype, **cache)[:, -1]  # (P, H)
+    cache = DynamicCache(config=model.config)
+    hidden = hidden_states(model, ids, mask, policy.dtype, cache)[:, -1]  # (P, H)
     hidden, mask = hidden.repeat_interleave(n, 0), mask.repeat_interleave(n, 0)  # (R, …)
-    cache["past_key_values"].batch_repeat_interleave(n)
+    cache.batch_repeat_interleave(n)
+    cache.layers = [  # those of a sliding window stay
+        RoomyLayer(layer, most) if type(layer) is DynamicLayer else layer for layer in cache.layers
+    ]
     row = torch.arange(len(hidden), device=device)  # which answer lives in which row
     answers, scores = [[] for _ in row], [[] for _ in row]
-    for t in progress(range(uniform.shape[1]), "drawing answers", delay=3):
+    for t in progress(range(most), "drawing answers", delay=3):
         # (2) one token for each live row
         logits = head_logits(model, hidden) / (temperature or 1.0)  # (R, V) fp32
         if temperature:
@@ -148,15 +139,15 @@ def decode(policy, prompts, n, uniform, ends, temperature):
         # (3) rows that have ended leave; the last ones take their places
         is_live = ~torch.isin(token, stops)
         n_live = int(is_live.sum())
-        if not n_live or t == uniform.shape[1] - 1:
+        if not n_live or t == most - 1:
             break
         if n_live < len(row):
             live = torch.arange(n_live, device=device)
             live[~is_live[:n_live]] = is_live[n_live:].nonzero().squeeze(1) + n_live
             row, token, mask = row[live], token[live], mask[live]
-            cache["past_key_values"].batch_select_indices(live)
+            cache.batch_select_indices(live)
         mask = torch.cat([mask, mask.new_ones(len(row), 1)], 1)
-        hidden = hidden_states(model, token[:, None], mask, policy.dtype, **cache)[:, -1]
+        hidden = hidden_states(model, token[:, None], mask, policy.dtype, cache)[:, -1]
     return answers, scores
 
 

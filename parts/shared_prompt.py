@@ -18,10 +18,11 @@ import torch
 from parts.parallel import autocast
 
 
-def shared_hidden(model, dtype, ids, attention_mask, answer_mask, row, column):
-    """(N, H) hidden states at (row, column) of the rows, (N,) each; each prompt is computed once.
+def shared_hidden(model, dtype, ids, attention_mask, answer_mask, wanted):
+    """(N, H) hidden states at the N places of the rows that are wanted; each prompt passes once.
 
     ids, attention_mask, answer_mask   (2b, T) of `pad_rows`: b chosen rows, then b rejected
+    wanted                             (2b, T) bool
     """
     b, T = len(ids) // 2, ids.shape[1]
     prompt = (attention_mask & ~answer_mask).sum(1)[:b, None]  # (b, 1) its tokens
@@ -38,6 +39,7 @@ def shared_hidden(model, dtype, ids, attention_mask, answer_mask, row, column):
         hidden = model.base_model(
             input_ids=row_ids, attention_mask=masks, position_ids=position, use_cache=False
         )[0]  # (b, S, H)
+    row, column = wanted.nonzero(as_tuple=True)  # (N,) each
     pair = row % b
     after = (row >= b) & (column >= prompt[pair, 0])  # a rejected token comes after the chosen ones
     return hidden[pair, column + after * chosen[pair, 0]]
@@ -54,8 +56,7 @@ def layer_masks(model, sees, position):
     near = sees & (position[..., None] - position[:, None] < (window or 2**31))
     masks = {kind: (near if kind == "sliding_attention" else sees)[:, None] for kind in kinds}
     if model.config._attn_implementation != "sdpa":  # eager attention adds it to its scores
-        least = torch.finfo(torch.float32).min
-        masks = {kind: torch.where(mask, 0.0, least) for kind, mask in masks.items()}
+        masks = {kind: torch.where(mask, 0.0, -1e9) for kind, mask in masks.items()}
     return masks if len(masks) > 1 else masks.popitem()[1]
 
 
@@ -66,14 +67,13 @@ def can_share(model, dtype, ids, attention_mask, answer_mask):
 
     Exact: within 1e-4 of a hidden state's norm in fp32 (rounding is 2e-6), 5e-2 in fp16 and bf16.
     """
-    row, column = answer_mask.nonzero(as_tuple=True)
     try:
         with autocast(ids.device, dtype):
             hidden = model.base_model(input_ids=ids, attention_mask=attention_mask.long())[0]
-        alone = hidden[row, column].float()  # (N, H)
-        shared = shared_hidden(model, dtype, ids, attention_mask, answer_mask, row, column)
+        alone = hidden[answer_mask].float()  # (N, H)
+        shared = shared_hidden(model, dtype, ids, attention_mask, answer_mask, answer_mask)
         gap = ((shared - alone).norm(dim=1) / alone.norm(dim=1)).max()
-    except (ValueError, RuntimeError, TypeError, IndexError):  # a family that takes no such masks
+    except Exception:  # a family that takes no such masks
         gap = math.inf
     exact = bool(gap < (1e-4 if dtype == torch.float32 else 5e-2))
     if not exact:

@@ -1,4 +1,4 @@
-"""parts/stats.py: how sure is a number? Intervals and tests, by statsmodels.
+"""parts/stats.py: how sure is a number? Intervals and tests.
 
 Estimator      one of means and differences: least squares with clustered errors. Rows that
                share a prompt, a name, a résumé or a person belong to one cluster, and only clusters
@@ -20,10 +20,8 @@ import pandas as pd
 from scipy.stats import norm, t
 from statsmodels.genmod.families import Binomial
 from statsmodels.genmod.generalized_linear_model import GLM
-from statsmodels.regression.linear_model import OLS
 from statsmodels.stats.multitest import multipletests
 from statsmodels.stats.proportion import proportion_confint
-from statsmodels.stats.sandwich_covariance import cov_cluster, cov_cluster_2groups
 
 LEVEL = 0.05  # a p below it is a finding; intervals cover 1 − LEVEL
 FEWEST_CLUSTERS = 20  # below which an estimate gets no verdict
@@ -62,18 +60,24 @@ def regress(y, x=None, clusters=None, within=None):
     n_clusters = int(np.max(codes, 1).min()) + 1
     rounding = abs(y).max() * 1e-12 + 1e-300  # a standard error below it is none
     if within is not None:
-        means = pd.DataFrame(np.c_[y, x]).groupby(np.asarray(within)).transform("mean")
-        y, x = y - means[0], x - means.drop(columns=0)
-    fit = OLS(y, x).fit()
+        means = pd.DataFrame(np.c_[y, x]).groupby(np.asarray(within)).transform("mean").to_numpy()
+        y, x = y - means[:, 0], x - means[:, 1:]
+    inverse = np.linalg.inv(x.T @ x)
+    values = inverse @ x.T @ y  # (k,)
     if n_clusters < 2:
-        return [estimate(value, None, n, n_clusters) for value in fit.params]
-    covariances = (
-        cov_cluster_2groups(fit, *codes) if len(codes) == 2 else [cov_cluster(fit, *codes)]
-    )
-    # V₁ + V₂ − V₁₂ may be below 0: the larger of V₁, V₂ counts
-    errors = np.max([np.diag(V) for V in covariances], 0) ** 0.5
-    rows = zip(fit.params, errors.clip(rounding))
-    return [estimate(value, se, n, n_clusters) for value, se in rows]
+        return [estimate(value, None, n, n_clusters) for value in values]
+    influence = pd.DataFrame(x * (y - x @ values)[:, None] @ inverse)  # (n, k): of a row on values
+
+    def variances(*codes):
+        sums = influence.groupby([*codes], sort=False).sum()  # (G, k)
+        G = len(sums)
+        return (sums**2).sum() * G / (G - 1) * (n - 1) / (n - len(values))
+
+    found = [variances(of_kind) for of_kind in codes]
+    if len(codes) == 2:  # V₁ + V₂ − V₁₂ may be below 0: the larger of V₁, V₂ counts
+        found.append(sum(found) - variances(*codes))
+    errors = (np.max(found, 0) ** 0.5).clip(rounding)
+    return [estimate(value, se, n, n_clusters) for value, se in zip(values, errors)]
 
 
 def estimate(value, se, n, clusters):

@@ -55,8 +55,8 @@ def read_csv(path, needed=(), flag="table"):
             fix = "remove rows below the table, and quote cells that hold the separator"
             cells = f"{len(row)} cells below a header of {len(header)}"
             raise UserError(f"{flag} {path}:{line}: {cells}; {fix}")
-    places = {name: header.index(name) for name in needed or header if name}
-    columns = {name: [row[n].strip() for row in rows.values()] for name, n in places.items()}
+    columns = dict(zip(header, zip(*rows.values())))
+    columns = {name: [*map(str.strip, columns[name])] for name in needed or filter(None, columns)}
     return pd.DataFrame(columns, index=[*rows], dtype=object)
 
 
@@ -73,23 +73,22 @@ def check_last_rows(table, columns, path):
         raise UserError(f"{path}:{table.index[empty].min()}: {wrong}; {fix}")
 
 
-def read_map(path, flag):
+def read_map(path):
     """{label: what it stands for} of a CSV as `write_map` writes it."""
-    table = read_csv(path, MAP, flag)
+    table = read_csv(path, MAP, "--map")
     return dict(zip(table[MAP[0]].map(csv_cell), table[MAP[1]]))
 
 
-def categories(cells, mapping, allowed, unknown, flag):
+def categories(cells, mapping, allowed, flag):
     """(n,) categories: what the map says, else the cell itself; None for unknown. UserError
     for one that is none of the allowed, in the map's spelling or in small letters."""
-    named = {value: mapping.get(csv_cell(value), value) for value in {*cells}}
-    named |= dict.fromkeys(["", *unknown])
+    named = {value: mapping.get(csv_cell(value), value) for value in cells.dropna().unique()}
     for value, name in named.items():
-        if name and {name, name.lower()}.isdisjoint(allowed):
+        if {name, name.lower()}.isdisjoint(["", *allowed]):
             fix = "map it in --map FILE, which `audit.py values` writes, or add it to --unknown"
             wrong = f"{flag} {cells.name}: {value!r} is none of {', '.join(allowed)}"
             raise UserError(f"{wrong}; {fix}")
-    return cells.map(named).replace("", None)
+    return cells.map(named).replace("", None).astype(object)  # where all are unknown, too
 
 
 def write_map(path, values, allowed):

@@ -16,14 +16,13 @@ from collections import Counter
 from statistics import NormalDist
 
 import numpy as np
-from tqdm import tqdm
 
 from parts.files import UserError, counts_in_words, read_jsonl
 from parts.messages import as_chat, check_text, plain_text
 from parts.stats import UNMEASURED, holm, regress, verdict
 from parts.tables import read_csv
 
-ANSWER, PROFILE, DECISION = "score of the answer", "score of the profile", "decision"
+ANSWER, PROFILE, DECISION = "score of an answer", "score of a profile", "recommendation"
 # the fields of a résumé that each of them takes
 FIELDS = {
     ANSWER: ("prompt", "answer"),
@@ -128,12 +127,14 @@ def readings(rows, what, people, columns):
 
 def timed(rows, name):
     """The rows, with a bar; after the first of them a line says how long all will take."""
+    from parts.parallel import progress, say
+
     start = time.perf_counter()
-    for n, row in enumerate(tqdm(rows, name, disable=None)):
+    for n, row in enumerate(progress(rows, name)):
         yield row
         if n == 0:
             minutes = math.ceil((time.perf_counter() - start) * len(rows) / 60)
-            tqdm.write(f"time       {name}: about {minutes} min")
+            say(f"time       {name}: about {minutes} min")
 
 
 def reward_matrix(score, texts, name):
@@ -147,28 +148,23 @@ def reward_matrix(score, texts, name):
 def decision_logps(policy, tokenizer, texts, words, name):
     """(R, N, W) log-probs of each word's first token behind the résumé's prefix, without sampling:
     one forward per twin.  texts  of `readings`"""
-    import torch
-
     import common
+    from parts.contest import in_batches
 
-    device, logps = policy.model.device, []
-    budget = 1024 if device.type == "cpu" else 8192  # padded tokens per forward
-    most = common.max_positions(policy.model.config)
+    logps, most = [], common.max_positions(policy.model.config)
     for row, twins in timed(texts, name):
         prefix, firsts = decision_ids(tokenizer, row["prefix"], words)
-        ids = [common.encode_prompt(tokenizer, prompt) + prefix for prompt, _ in twins]
-        lengths, of_words = [len(x) for x in ids], np.empty((len(ids), len(words)))
-        if max(lengths) > most:
-            raise UserError(f"{name}: a résumé has {max(lengths)} tokens, the model reads {most}")
-        for part in common.micro_batches(range(len(ids)), lengths, budget):
-            rows = [ids[i] for i in part], [()] * len(part)
-            columns, mask, _ = common.pad_rows(*rows, common.pad_id(tokenizer), device)  # (b, T)
-            with torch.no_grad():
-                hidden = common.hidden_states(policy.model, columns, mask, policy.dtype)
-                hidden = hidden[range(len(part)), mask.sum(1) - 1]  # (b, H), predicts the word
-                of_all = common.head_logits(policy.model, hidden).log_softmax(-1)  # (b, V)
-            of_words[part] = of_all[:, firsts].double().cpu()
-        logps.append(of_words)
+
+        def forward(ids, mask, _, firsts=firsts):
+            hidden = common.hidden_states(policy.model, ids, mask, policy.dtype)  # (b, T, H)
+            hidden = hidden[range(len(ids)), mask.sum(1) - 1]  # (b, H), predicts the word
+            return common.head_logits(policy.model, hidden).log_softmax(-1)[:, firsts]  # (b, W)
+
+        ids = [(common.encode_prompt(tokenizer, prompt) + prefix, ()) for prompt, _ in twins]
+        longest = max(len(prompt) for prompt, _ in ids)
+        if longest > most:
+            raise UserError(f"{name}: a résumé has {longest} tokens, the model reads {most}")
+        logps.append(in_batches(forward, ids, common.pad_id(tokenizer), policy.model.device))
     return np.array(logps)
 
 
@@ -203,13 +199,14 @@ def undecided(logps):
 # ---- effects ----
 
 
-def effects(scores, people, columns, references, before=None):
-    """[row] of each group against its reference: the keys of an estimate, the value as d, and
-    "group", "reference", "p_holm", "verdict" and "places" (of 100).
+def effects(scores, people, columns, references, before=None, missing=None):
+    """[row] of each group against its reference: "group", "reference", "d", the keys of this
+    estimate, "p_holm", "verdict" and "places" (of 100).
 
     scores      (R, N)
     references  {column: group}; of a column without that group, the largest
     before      (R, N) of the same twins: then an effect is the change of d, each in its own SD
+    missing     why nothing is measured, or None
     """
     R, N = scores.shape
     scaled = standardised(scores) - (0 if before is None else standardised(before))  # (R, N)
@@ -219,19 +216,22 @@ def effects(scores, people, columns, references, before=None):
         reference = references.get(column)
         reference = reference if reference in groups else groups[0]
         for group in sorted({*groups} - {reference}):
-            rows.append({"group": group, "reference": reference})
+            rows.append({"group": group, "reference": reference, "d": None})
             x.append(people[column] == group)
     x = np.tile(np.column_stack(x).astype(float), (R, 1))  # (R·N, contrasts)
     if np.linalg.matrix_rank(x - x.mean(0)) < x.shape[1]:
         raise UserError("--group: two groups always occur together, so no effect is of one alone")
-    if R < FEWEST or np.isnan(scaled).any():
-        reason = "too few résumés" if R < FEWEST else "every résumé has the same score"
-        return [row | {"verdict": f"{UNMEASURED}: {reason}"} for row in rows]
+    if R < FEWEST:
+        missing = "too few résumés"
+    elif np.isnan(scaled).any():
+        missing = missing or "every résumé has the same score"
+    if missing:
+        return [row | {"verdict": f"{UNMEASURED}: {missing}"} for row in rows]
     resume, name = np.repeat(np.arange(R), N), np.tile(np.arange(N), R)
     found = regress(scaled.ravel(), x, [resume, name], within=resume)
-    rows = [row | estimate for row, estimate in zip(rows, found)]
+    for row, d in zip(rows, found):
+        row |= d | {"d": d, "places": places(d["value"])}
     for row in holm(rows):
-        row["places"] = places(row["value"])
         row["verdict"] = verdict(row | {"clusters": N}, -MARGIN, MARGIN)
     return rows
 

@@ -2,8 +2,10 @@
 
 STAGE is the name of a run in FOLDER (reward, dpo, ppo, grpo), fairness, or report. Each prints what
 the stage has learned or found, from what it wrote; the stage's own lines are in FOLDER/STAGE.txt.
+index writes FOLDER/index.html, which links the reports, the pages of watch.py and the run folders.
 """
 
+import html
 import json
 import re
 import sys
@@ -59,9 +61,40 @@ def of_report(folder, stage):
     return INDENT[1:] + INDENT.join(report["answer"])
 
 
+PAGE = """<!doctype html>
+<html lang="en">
+<meta charset="utf-8">
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<title>{title}</title>
+<style>
+:root {{ color-scheme: light dark }}
+body {{ font: 16px/1.5 system-ui, sans-serif; max-width: 44rem; margin: 0 auto; padding: 1rem }}
+</style>
+<h1>{title}</h1>
+{items}
+"""
+
+
+def index(folder, stage):
+    """Writes index.html: a link and the first sentence of each report and of each page of watch.py,
+    and a link to each run folder."""
+    items = []
+    for page in sorted(folder.glob("**/report.html")):
+        said = json.loads(page.with_name("report.json").read_text(encoding="utf-8"))
+        title, answer = html.escape(said["title"]), html.escape(said["answer"][0])
+        link = page.relative_to(folder).as_posix()
+        items.append(f'<p><a href="{link}">{title}</a><br>{answer}')
+    for run in sorted(path.parent.name for path in folder.glob("*/args.json")):
+        items.append(f'<p><a href="{run}/">The run {run}</a>: the model, its card and its log')
+    page = PAGE.format(title=html.escape(folder.name), items="\n".join(items))
+    (folder / "index.html").write_text(page, encoding="utf-8")
+    return f"Open {folder}/index.html in a browser."
+
+
 def main(folder, stage):
     """Print one stage's lines."""
-    print((of_report if stage in ("fairness", "report") else of_run)(Path(folder), stage))
+    says = {"fairness": of_report, "report": of_report, "index": index}
+    print(says.get(stage, of_run)(Path(folder), stage))
 
 
 if __name__ == "__main__":

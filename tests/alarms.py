@@ -23,10 +23,10 @@ KINDS = {
     "healthy": {}, "healthy, noisy": {"v_noise": 0.03, "r_slope": 0.0025},
     "slow": SLOW, "flat": FLAT, "slow hack": HACK,
     "collapse": {"v_change": -0.01, "r_change": -0.01, "steps": 30},
-    **{f"healthy, {n} answers": {"answers": n, "r_slope": 0.0025} for n in (4, 20, 64)},
-    **{f"slow, {n} answers": SLOW | {"answers": n} for n in (4, 20, 64)},
-    **{f"flat, {n} answers": FLAT | {"answers": n} for n in (4, 20, 64)},
-    **{f"slow hack, {n} answers": HACK | {"answers": n} for n in (20, 64)},
+}  # fmt: skip
+KINDS |= {
+    f"{kind}, {n} answers": KINDS[kind] | {"answers": n}
+    for kind in ("slow", "flat", "slow hack") for n in (4, 64)
 }  # fmt: skip
 SHARES = {"text/repetition": 0.01, "length/truncated_frac": 0.03, "judge/failed_frac": 0.01}
 

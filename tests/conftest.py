@@ -25,11 +25,12 @@ REPO = Path(__file__).resolve().parent.parent
 for name in ("MAKEFLAGS", "MAKELEVEL"):  # of `make test`; a make that a test starts is a user's own
     os.environ.pop(name, None)
 sys.path.insert(0, str(REPO))
+sys.path += [str(REPO / "data"), str(REPO / "examples")]  # scripts that import each other
 torch.set_num_threads(1)
 
 
 # the files that take more than a minute and a half, by their time
-LONGEST = "real_model docs memory annotate_browser audit notebooks distributed half demo".split()
+LONGEST = "real_model docs annotate_browser audit notebooks distributed half demo".split()
 
 
 def pytest_collection_modifyitems(items):
@@ -49,6 +50,22 @@ def quiet_process(monkeypatch):
     torch.set_rng_state(state)
     for number, handler in handlers.items():
         signal.signal(number, handler)
+
+
+@pytest.fixture
+def gradients(monkeypatch):
+    """The gradient of each optimiser step of a run, flat, before it is clipped."""
+    from parts import runs
+
+    found, clip = [], runs.Run.clip
+
+    def spy(run, *given):
+        grads = [w.grad.flatten() for w in run.modules.parameters() if w.grad is not None]
+        found.append(torch.cat(grads))
+        return clip(run, *given)
+
+    monkeypatch.setattr(runs.Run, "clip", spy)
+    return found
 
 
 @pytest.fixture(scope="module")
@@ -147,8 +164,3 @@ def llama_folder(folders):
 @pytest.fixture(scope="session")
 def reward_folder(reward_folders):
     return reward_folders["llama"]
-
-
-@pytest.fixture
-def pairs_file(tmp_path):
-    return tiny.write_pairs(tmp_path / "pairs.jsonl")

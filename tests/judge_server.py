@@ -1,6 +1,7 @@
 """A judge on a free port of this machine, for tests: it answers as it is told, fails as it is told,
 and keeps what it was asked."""
 
+import contextlib
 import http.server
 import json
 import re
@@ -21,16 +22,15 @@ class Handler(http.server.BaseHTTPRequestHandler):
         server.requests.append(body)
         server.headers.append(dict(self.headers) | {":path": self.path})
         what = server.answer(body)
-        if isinstance(what, bytes):
-            self.close_connection = True
-            self.wfile.write(what)
-            return
         status, headers, content = (200, {}, completion(what)) if isinstance(what, str) else what
-        content = content if isinstance(content, bytes) else json.dumps(content).encode()
-        self.send_response(status)
-        for name, value in ({"Content-Length": len(content)} | headers).items():
-            self.send_header(name, str(value))
-        self.end_headers()
+        content = content if isinstance(content, str) else json.dumps(content)
+        content = content.encode("latin-1")
+        self.close_connection = not status
+        if status:
+            self.send_response(status)
+            for name, value in ({"Content-Length": len(content)} | headers).items():
+                self.send_header(name, str(value))
+            self.end_headers()
         self.wfile.write(content)
 
     def log_message(self, *_):
@@ -38,8 +38,9 @@ class Handler(http.server.BaseHTTPRequestHandler):
 
 
 class Server(http.server.ThreadingHTTPServer):
-    """Chat completions. answer(request) → text of a reply, or (status, headers, body), or the bytes
-    to send before hanging up. `requests`, `headers`: all that came."""
+    """Chat completions. answer(request) → text of a reply, or (status, headers, body): JSON, or a
+    text of bytes; with status 0 nothing but this text is sent before hanging up. `requests`,
+    `headers`: all that came."""
 
     daemon_threads, request_queue_size = True, 128
 
@@ -77,15 +78,13 @@ def judge_of(url, folder, *flags):
 @pytest.fixture
 def serve(tmp_path):
     """(answer, flags) → (server, a judge that asks it)."""
-    servers = []
+    with contextlib.ExitStack() as servers:
 
-    def start(answer, *flags, folder=tmp_path):
-        servers.append(Server(answer))
-        return servers[-1], judge_of(servers[-1].url, folder, *flags)
+        def start(answer, *flags):
+            server = servers.enter_context(Server(answer))
+            return server, judge_of(server.url, tmp_path, *flags)
 
-    yield start
-    for server in servers:
-        server.__exit__()
+        yield start
 
 
 def asked(request):

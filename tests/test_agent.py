@@ -1,6 +1,5 @@
 """grpo_agent.py with tiny random models: what was drawn is what is trained, and nothing else."""
 
-import json
 import re
 from collections import Counter
 from types import SimpleNamespace
@@ -11,9 +10,21 @@ import torch
 import common
 import grpo_agent as g
 from conftest import REPO
-from parts import grpo, runs, sampling
+from parts import grpo, sampling
+from parts.files import read_jsonl
 from parts.rubrics import Grade
-from tiny import CHATML, TEMPLATE, cases, error_of, tiny_model, tiny_tokenizer, words
+from tiny import (
+    CHATML,
+    TEMPLATE,
+    cases,
+    error_of,
+    log_of,
+    policy_of,
+    said,
+    tiny_model,
+    tiny_tokenizer,
+    words,
+)  # fmt: skip
 
 ECHO = """
 class Echo:
@@ -54,14 +65,9 @@ def echo(folder, fault="pass", history='"all"'):
     return f"{path}:Echo"
 
 
-def read(path):
-    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
-
-
 def load(folder):
     """(sample, policy, tokenizer), as `play` takes them."""
-    model = common.load_model(folder, "cpu", torch.float32)
-    return sampling.sample, common.Policy(model, torch.float32), common.load_tokenizer(folder)
+    return sampling.sample, policy_of(folder), common.load_tokenizer(folder)
 
 
 @pytest.fixture(scope="module")
@@ -90,37 +96,35 @@ def roll(player, env, seeds, *flags, temperature=1.0, seed=0):
 @pytest.mark.parametrize("template", [TEMPLATE, CHATML, FORGETFUL, None])
 def test_log_probs_are_those_of_a_teacher_forced_pass(template, tmp_path):
     """For templates that extend (a sample per episode), with a newline behind the end token, one
-    that rewrites what was said (a sample per turn), and none. The model's own logits decide."""
+    that rewrites what was said (a sample per turn), and none. The model's own logits decide. Trained
+    are the policy's turns, and nothing else."""
     eos = "<|im_end|>" if template == CHATML else "<|end|>"
     tokenizer = tiny_tokenizer(template=template, eos=eos)
-    player = load(tiny_model("llama", tmp_path, tokenizer=tokenizer, max_position_embeddings=512))
+    player = load(tiny_model("llama", tmp_path, tokenizer, max_position_embeddings=512))
     for episode in roll(player, echo(tmp_path), [1, 2, 3]):
         expected = 3 if template == FORGETFUL else 1
-        rows = g.training_rows(episode.draws)
-        assert len(episode.draws) == 3 and (template is None or len(rows) == expected)
+        rows, turns = g.training_rows(episode.draws), [drawn for _, drawn, _ in episode.draws]
+        assert len(turns) == 3 and (template is None or len(rows) == expected)
+        trained = []
         for row in rows:
             ids, mask, drawn = (torch.tensor(row[name]) for name in ("ids", "mask", "logps"))
             with torch.no_grad():
                 logits = player[1].model(input_ids=ids[None]).logits[0]
             forced = logits[:-1].log_softmax(-1).gather(1, ids[1:, None])[:, 0]
             assert torch.allclose(forced[mask[1:]], drawn[mask], atol=1e-4)
-            assert not drawn[~mask].any() and mask.sum() > 0
+            assert not drawn[~mask].any()
+            trained += ids[mask].tolist()
+        assert trained == sum(turns, []) and episode.tokens() == len(trained)
+        assert player[2].batch_decode(turns, skip_special_tokens=True) == episode.texts()
 
 
-def test_only_drawn_tokens_are_trained(player, tmp_path):
-    """Trained: the policy's turns, with their end tokens. Not trained: every word of the environment.
-    A cut turn gets the template's end token as context, an ended one no second one."""
+def test_between_the_turns_stand_the_templates_tokens(player, tmp_path):
+    """A cut turn gets the template's end token as context, an ended one no second one."""
     tokenizer, env, seen = player[2], echo(tmp_path), set()
     for episode in sum((roll(player, env, [1, 2], seed=seed) for seed in range(6)), []):
         (row,) = g.training_rows(episode.draws)
-        ids, mask = torch.tensor(row["ids"]), torch.tensor(row["mask"])
-        turns = [drawn for _, drawn, _ in episode.draws]
-        assert ids[mask].tolist() == sum(turns, []) and episode.tokens() == mask.sum()
-        assert tokenizer.batch_decode(turns, skip_special_tokens=True) == episode.texts()
-        others = "".join(m["content"] for m in episode.messages if m["role"] != "assistant")
-        assert re.sub(r"<\|\w+\|>", "", tokenizer.decode(ids[~mask])) == others
-        ended = [turn[-1] == tokenizer.eos_token_id for turn in turns]
-        shown = tokenizer.decode(ids) + "<|end|>" * (not ended[-1])
+        ended = [turn[-1] == tokenizer.eos_token_id for _, turn, _ in episode.draws]
+        shown = tokenizer.decode(row["ids"]) + "<|end|>" * (not ended[-1])
         whole = common.render(tokenizer, episode.messages)  # a turn may hold a drawn <|user|>
         shown, whole = (re.sub(r"<\|(?!end)\w+\|>", "", text) for text in (shown, whole))
         assert shown == whole and episode.truncated == (not all(ended))
@@ -205,11 +209,11 @@ def test_seeds_never_meet():
 
 
 @pytest.mark.parametrize(
-    "said, errors, rewards",
+    "texts, errors, rewards",
     [("good bad same same", {"same": grpo.ALONE}, [0.9, 0.1, 0, 0]),
      ("lost good good bad", {"lost": "HTTP 503"}, [None, None, 0.9, 0.1])],
 )  # fmt: skip
-def test_what_ruler_returns_is_what_is_trained(said, errors, rewards, monkeypatch):
+def test_what_ruler_returns_is_what_is_trained(texts, errors, rewards, monkeypatch):
     """A group that the judge failed has no reward, never 0; equal episodes have the same one."""
 
     def ruled(groups, *rest):
@@ -222,8 +226,8 @@ def test_what_ruler_returns_is_what_is_trained(said, errors, rewards, monkeypatc
 
     rows = []
     monkeypatch.setattr(grpo, "ruler_groups", ruled)
-    talks = [[{"role": "assistant", "content": text}] for text in said.split()]
-    episodes = [g.Episode(1, i, None, None, talk, reward=7) for i, talk in enumerate(talks)]
+    talks = enumerate([said(text)] for text in texts.split())
+    episodes = [g.Episode(1, i, None, None, talk, reward=7) for i, talk in talks]
     judge = SimpleNamespace(counts=Counter(), metrics=lambda spent: {})
     g.rule(arguments("--reward ruler"), judge, episodes)
     assert [episode.reward for episode in episodes] == rewards
@@ -232,7 +236,7 @@ def test_what_ruler_returns_is_what_is_trained(said, errors, rewards, monkeypatc
 
 def test_a_budget_ends_the_run_and_more_of_it_goes_on(folder, tmp_path, monkeypatch):
     """A dollar per step: with 2 the run ends after step 2, for a third would cost too much; with 3
-    --resume goes on to step 3, with the weights and logs of a run that had 3 at once."""
+    --resume goes on to step 3. (That a resumed run is the run in one go: test_resume.py.)"""
 
     def ruled(groups, *rest):
         return [[Grade(len(str(m)) % 7 / 7, reason="") for m in group] for group in groups]
@@ -240,35 +244,20 @@ def test_a_budget_ends_the_run_and_more_of_it_goes_on(folder, tmp_path, monkeypa
     judge = SimpleNamespace(counts=Counter(), metrics=lambda spent: {"judge/usd": 1.0})
     monkeypatch.setattr(grpo, "ruler_groups", ruled)
     monkeypatch.setattr(g, "Judge", lambda *given: judge)
-    flags = "--reward ruler --judge-price 1,1 --steps 9 --lr 1e-2 --beta 0.1 --restore last --judge-budget"
-    env, once, twice = echo(tmp_path), tmp_path / "once", tmp_path / "twice"
-    assert max(row["step"] for row in run(folder, env, twice, flags, 2)) == 2
-    rows = [run(folder, env, once, flags, 3), run(folder, env, twice, flags, 3, "--resume")]
-    for name in ("model.safetensors", "rollouts.jsonl", "samples.jsonl"):
-        assert (once / name).read_bytes() == (twice / name).read_bytes(), name
-    clocks = {"time_s", "peak_mem_mb", "tokens_per_s"}
-    a, b = ([{k: x for k, x in row.items() if k not in clocks} for row in log] for log in rows)
-    assert a == b and a[-1]["step"] == 3
+    given = folder, echo(tmp_path), tmp_path / "run", "--reward ruler --judge-price 1,1 --steps 9"
+    assert run(*given, "--judge-budget 2")[-1]["step"] == 2
+    assert run(*given, "--judge-budget 3 --resume")[-1]["step"] == 3
 
 
 # ---- (4) update ----
 
 
 @pytest.mark.parametrize("history", ['"all"', 1])
-def test_a_step_is_the_closed_form_also_with_a_row_per_turn(history, folder, tmp_path, monkeypatch):
+def test_a_step_is_the_closed_form_also_with_a_row_per_turn(history, folder, tmp_path, gradients):
     """The gradient before clipping is that of Σ −A·log π / tokens of the step: all turns of an
     episode under its advantage, its own tokens alone. Computed here turn by turn from the model's
     own logits, for one row per episode and for one per turn."""
-    env, grads, clip = echo(tmp_path, history=history), [], runs.Run.clip
-
-    def gradient(policy):
-        return torch.cat([w.grad.flatten() for w in policy.parameters() if w.grad is not None])
-
-    def traced(run, *given):
-        grads.append(gradient(run.policy))
-        return clip(run, *given)
-
-    monkeypatch.setattr(runs.Run, "clip", traced)
+    env = echo(tmp_path, history=history)
     run(folder, env, tmp_path / "run", "--steps 1 --seed 3")
     args, player = arguments("--env", env, "--seed 3"), load(folder)
     policy = player[1]
@@ -284,8 +273,9 @@ def test_a_step_is_the_closed_form_also_with_a_row_per_turn(history, folder, tmp
             logps = logits[len(prompt) - 1 : -1].log_softmax(-1)
             total -= advantage * logps[range(len(drawn)), drawn].sum() / tokens
     total.backward()
-    expected = gradient(policy)
-    assert (grads[0] - expected).norm() < 1e-4 * expected.norm() and expected.norm() > 0
+    expected = [w.grad.flatten() for w in policy.parameters() if w.grad is not None]
+    expected = torch.cat(expected)
+    assert (gradients[0] - expected).norm() < 1e-4 * expected.norm() and expected.norm() > 0
 
 
 # ---- the run ----
@@ -294,100 +284,53 @@ def test_a_step_is_the_closed_form_also_with_a_row_per_turn(history, folder, tmp
 def test_a_run_leaves_what_the_header_promises(folder, tmp_path, capsys):
     env, out = echo(tmp_path), tmp_path / "run"
     rows = run(folder, env, out, "--steps 4 --lr 1e-2 --restore last")
-    printed, samples = capsys.readouterr().out, read(out / "samples.jsonl")
+    printed, samples = capsys.readouterr().out, log_of(out, "samples")
     assert [s["step"] for s in samples] == [0, 2, 4], "an episode of the first seed each"
     (first,) = roll(load(out), env, [g.VAL_SEEDS])
     assert samples[-1]["answer"] == first.transcript(), "the model that was written"
-    episodes = read(out / "rollouts.jsonl")
     assert [r["step"] for r in rows] == [0, 1, 2, 2, 3, 4, 4]
     for row in rows:
         split = "train" if "updates" in row else "validation"
-        kept = [r for r in episodes if (r["step"], r["split"]) == (row["step"], split)]
-        vowels = [r["metrics"]["vowels"] for r in kept]
-        assert [r["reward"] for r in kept] == pytest.approx(vowels)
+        kept = log_of(out, "rollouts")
+        kept = [r for r in kept if (r["step"], r["split"]) == (row["step"], split)]
+        v, n, cut = (sum(r[x] for r in kept) / 4 for x in ("reward", "tokens", "truncated"))
+        assert [r["metrics"]["vowels"] for r in kept] == pytest.approx([r["reward"] for r in kept])
         assert {len(r["messages"]) for r in kept} == {7}
-        v, n, cut = sum(vowels) / 4, *(sum(r[x] for r in kept) / 4 for x in ("tokens", "truncated"))
         expected = {"env/vowels": v, "env/turns": 3, "env/invalid": 1}
         if split == "validation":
             expected |= {"val/score": v, "val/reward": v, "val/length": n, "val/n": 4}
             assert [r["seed"] for r in kept] == [*range(g.VAL_SEEDS, g.VAL_SEEDS + 4)]
         else:
             expected |= {"reward/mean": v, "length/mean": n, "length/truncated_frac": cut}
-            expected |= {
-                "ratio/mean": 1,
-                "answer_tokens": 4 * n,
-                "episodes": 4,
-                "rollout/mismatch": 0,
-            }
+            expected |= {"ratio/mean": 1, "answer_tokens": 4 * n, "episodes": 4}
             assert row["tokens"] > 2 * row["answer_tokens"], "the environment's words as well"
             for a, b in (kept[:2], kept[2:]):
                 gain = (a["reward"] - b["reward"]) / 2
                 assert a["seed"] == b["seed"] and a["advantage"] == pytest.approx(gain, abs=1e-6)
         assert {key: row[key] for key in expected} == pytest.approx(expected, abs=1e-4)
-    (strip,) = re.findall(r"▮ before each trained token: (.*)\npreflight", printed, re.S)
-    assert strip.startswith("<|system|>Vowels.<|end|><|user|>Go ")
-    assert "<|user|>More 1.<|end|><|assistant|>▮" in strip, "the environment's words have no mark"
-
-
-def test_a_start_that_knows_no_move(folder, tmp_path, capsys):
-    flags = ["--env-args", '{"show_legal": true}', "--steps 1"]
-    start, row, _ = run(folder, GAME, tmp_path / "run", *flags)
-    assert """--env-args '{"show_legal": true}' --policy""" in capsys.readouterr().out
-    assert [row[key] for key in ("updates", "env/invalid", "reward/mean")] == [0, 1, -1]
-    assert (start["val/score"], start["val/reward"]) == (0, -1), "no win, and the game is lost"
+    assert "<|user|>More 1.<|end|><|assistant|>▮" in printed, "the environment's words have no mark"
 
 
 # ---- play ----
 
 
-def test_a_transcript_shows_each_turn():
-    turns = [("system", "Be\nbrief."), ("user", "Go."), ("assistant", "a"), ("user", "End.")]
-    messages = [{"role": role, "content": text} for role, text in turns]
-    metrics = {"invalid": 0, "vowels": 0.5}
-    episode = g.Episode(7, 0, None, None, messages, reward=0.25, metrics=metrics)
-    lines = "seed 7\n    Be\n    brief.\n    Go.\n  > a\n    End.\n"
-    assert episode.transcript() == f"{lines}  reward 0.25  vowels 0.5"
-
-
 def test_play_shows_a_baseline_and_writes_rows_that_sft_reads(folder, tmp_path, capsys):
     """A row per turn, after what the policy saw of the episode then."""
-    files = [tmp_path / name for name in "abc"]
-    argv = "play", "--env", GAME, "--policy corner --seed 7 --episodes 2 --write"
-    for file in files[:2]:
-        g.main(words(*argv, file))
-    printed = capsys.readouterr().out
-    assert "2048, corner, seed 7" in printed and "mean of 2: val/score " in printed
-    assert files[0].read_text() == files[1].read_text()
-    for row in read(files[0]):
-        assert [m["role"] for m in row["prompt"]] == ["system", "user"]
-        assert re.fullmatch(r"<move>\w+</move>", row["completion"][0]["content"])
-    assert "--overwrite" in error_of(g.main, words(*argv, files[0]))
-    inbox = f"{REPO}/envs/inbox.py:Inbox"
-    g.main(words("play", "--env", inbox, "--policy exhaustive --episodes 3 --write", files[2]))
-    rows = read(files[2])
-    calls = [json.loads(row["completion"][0]["content"]) for row in rows]
+    file, inbox = tmp_path / "rows.jsonl", f"{REPO}/envs/inbox.py:Inbox"
+    argv = words("play", "--env", inbox, "--policy exhaustive --episodes 3 --write", file)
+    g.main(argv)
+    rows = [*read_jsonl(file)]
     assert len({row["prompt"][1]["content"] for row in rows}) == 3
-    assert "search" in calls[0] and "answer" in calls[-1]
-    assert all(row["prompt"][-1]["role"] == "user" for row in rows)
+    assert {row["prompt"][-1]["role"] for row in rows} == {"user"}
+    assert {row["completion"][0]["role"] for row in rows} == {"assistant"}
+    assert "--overwrite" in error_of(g.main, argv)
     g.main(words("play", "--policy", folder, "--max-new-tokens 4 --seed 3"))
     assert f"interview, {folder}, seed 3" in capsys.readouterr().out
+    error = error_of(g.main, "play --policy nobody".split())
+    assert "--policy" in error and "oracle, fixed" in error
 
 
 # ---- what is refused ----
-
-
-@cases("""
-flags | message
---env chess | --env chess
---env-args {k:4} | --env-args '{k:4}'
---env-args {"bank":"none.json"} | none.json
---env-args {"colour":1} | colour
---batch-size 16 | --groups-per-batch
-play --policy nobody | --policy, a model folder or one of oracle, fixed
-""")
-def test_bad_arguments_are_one_line(flags, message, tmp_path, monkeypatch):
-    monkeypatch.chdir(REPO)
-    assert message in error_of(g.main, [*flags.split(), "--out", str(tmp_path / "run")])
 
 
 @cases("""
@@ -413,4 +356,4 @@ def run(folder, env, out, *flags):
     small = """--device cpu --group-size 2 --groups-per-batch 2 --max-new-tokens 6 --val-episodes 4
     --eval-every 2 --save-every 1 --patience 0 --on-hack warn"""
     assert g.main(words("--model", folder, "--env", env, "--out", out, small, *flags)) == 0
-    return read(out / "metrics.jsonl")
+    return log_of(out)

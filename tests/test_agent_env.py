@@ -146,8 +146,7 @@ def test_free_questions_are_read(text, expected):
 def test_free_questions_are_read_rightly_nine_times_in_ten():
     text = (REPO / "tests" / "interview_questions.tsv").read_text(encoding="utf-8")
     bank, right = read_bank(str(BANK)), []
-    for line in text.splitlines():
-        requests, kind, topic, question = line.split("\t")
+    for requests, kind, topic, question in (line.split("\t") for line in text.splitlines()):
         n, found, topics = read_turn(bank, question)
         right.append((n == int(requests), found == kind, [*topics, "-"][0] == topic))
     assert len(right) >= 150 and np.mean(right, axis=0).min() >= 0.9
@@ -211,19 +210,6 @@ def ask_about(env, competencies):
 def told(env, c):
     """What the candidate tells about a competency: "thing, 4 percent."."""
     return env.items[c]["short"].split(": ")[1]
-
-
-def test_a_good_interview_earns_one():
-    env = with_states("open", "reserved", "reserved", "none")
-    a, b, c, d = env.competencies
-    ask_about(env, (a, b))
-    say(env, "What exactly did you do?", f"When did you last deal with {c}?")
-    say(env, f"What was the result of your work on {c}?")
-    message, _, done, _ = say(env, f"Give me an example of your work on {d}.")
-    assert "summary" in message["content"] and not done
-    lines = f"- {b}: {told(env, b)}\n* **{a}**: {told(env, a)}\n1. _{c}_: {told(env, c)}"
-    message, reward, done, info = say(env, f"**Summary**\n{lines}\n{d}: no evidence")
-    assert (message, reward, done, info["correct"], info["revealed"]) == (None, 1.0, True, 1, 1)
 
 
 # a line about the first competency, of which the candidate has told, or has nothing to tell
@@ -316,19 +302,19 @@ line | unasked | asked
 {c}: led the red car project, 77 percent. | -0.6 | -0.6
 {c}: {bank} | -0.6 | -0.6
 {c}: {own} | -0.6 | 1
+* **{c}**: {own} | -0.6 | 1
+1. _{c}_: {own} | -0.6 | 1
 {c}: {replies} | -0.6 | -0.6
 {c}: {own}LINE{c}: no evidence | -1 | -1
 """)
 def test_exploits_do_not_win(line, unasked, asked):
     for questions, reward in ((False, unasked), (True, asked)):
         env = with_states()
-        items = [item for c in env.bank["competencies"].values() for item in c["evidence"]]
-        everything = " ".join(item["short"] for item in items)
-        replies = " ".join(told(env, c) for c in env.competencies)
-        lines = [
-            line.format(c=c, own=told(env, c), bank=everything, replies=replies)
-            for c in env.competencies
-        ]
+        said = {
+            "bank": " ".join(item["short"] for c in env.bank["competencies"].values() for item in c["evidence"]),
+            "replies": " ".join(told(env, c) for c in env.competencies),
+        }  # fmt: skip
+        lines = [line.format(c=c, own=told(env, c), **said) for c in env.competencies]
         if questions:
             ask_about(env, env.competencies)
         summary = "\n".join(lines).replace("LINE", "\n")
@@ -339,24 +325,43 @@ def test_exploits_do_not_win(line, unasked, asked):
 # ---- the mailbox ----
 
 
-@pytest.mark.parametrize("text, seen", [
-    ('{"search": "Imke"}', "Imke Rauch"), ('I look.\n```json\n{"read": 2}\n```', "2 | 2026-01-05 | "),
-    ('{"read": 2, "why": "a hunch"}', "2 | 2026-01-05 | "), ('{"search": ""}', "no message has these"),
-    *((text, "error: expected one call") for text in (
-        "I would search for Ada.", '{"search": "Ada"} {"read": 3}', '{"find": "Ada"}', "{}", "} {",
-        '{"\\ud800": 1}', '{"read": "2"}', '{"read": 17.5}', '{"read": 1e999}', '{"read": 999}',
-        '{"read": ' + "9" * 5000 + "}", '{"answer": ["a", "b"]}', '{"search": {"a": 1}}',
-        "{" * 5000, '{"a":' * 9000 + "1" + "}" * 9000, '[{"read": 2}, {"read": 3}]')),
-], ids=lambda value: value[:24])  # fmt: skip
-def test_calls_are_read_or_answered_with_their_form(text, seen):
+@cases(r"""
+text | seen
+'{"search": "Imke"}' | Imke Rauch
+'I look.\n```json\n{"read": 2}\n```' | 2026-01-05
+'{"read": 2, "why": "a hunch"}' | 2026-01-05
+'{"search": ""}' | no message has these
+I would search for Ada. | error
+'{"search": "Ada"} {"read": 3}' | error
+'{"find": "Ada"}' | error
+'{}' | error
+} { | error
+'{"\\ud800": 1}' | error
+'{"read": "2"}' | error
+'{"read": 17.5}' | error
+'{"read": 1e999}' | error
+'{"read": 999}' | error
+'{"read": 9999}' | error
+'{"answer": ["a", "b"]}' | error
+'{"search": {"a": 1}}' | error
+'{{{{' | error
+'{"a":{"a":{"a":{"a":1}}}}' | error
+'[{"read": 2}, {"read": 3}]' | error
+""")
+@pytest.mark.parametrize("times", [1, 3000])
+def test_calls_are_read_or_answered_with_their_form(text, seen, times):
     """A wrong call costs its turn, and the episode goes on. What the policy wrote is not said back:
     half a character in a key came back in the error, which no tokenizer reads, and the run ended."""
     env = Inbox()
     env.reset(0)
+    for part in ("9999", "{{{{", '{"a":', "}}}}"):  # the same, of thousands of characters
+        text = text.replace(part, part * times)
     message, reward, done, info = env.step(text)
-    assert (reward, done, info["invalid"]) == (0.0, False, int("error" in seen))
+    assert (reward, done, info["invalid"]) == (0.0, False, int(seen == "error"))
     assert seen in message["content"] and ("Imke" in seen or len(message["content"]) < 300)
-    assert len(env.listed) == 6 * ("Imke" in seen) and env.opened == ({2} if "|" in seen else set())
+    assert len(env.listed) == 6 * ("Imke" in seen) and env.opened == (
+        {2} if "2026" in seen else set()
+    )
 
 
 @cases("""
@@ -404,8 +409,8 @@ def test_what_an_answer_about_the_mailbox_earns(answer, topic, source, reward):
     call = {"answer": given, "source": question["source"] if source == "proof" else source}
     message, got, done, info = env.step(json.dumps(call))
     assert (message, got, done) == (None, pytest.approx(reward), True)
-    outcomes = {"correct": got > 0.4, "right": got > 0, "wrong": got < 0, "unknown": got == 0}
-    assert {name: info[name] for name in outcomes} == outcomes
+    found = [info[name] for name in ("correct", "right", "wrong", "unknown")]
+    assert found == [got > 0.4, got > 0, got < 0, got == 0]
 
 
 def test_the_mailbox_and_its_baselines():

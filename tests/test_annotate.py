@@ -1,4 +1,8 @@
-"""annotate.py without a browser: blind sides, the log, agreement, export, the server."""
+"""annotate.py without a browser: blind sides, the log, agreement, export, the server.
+
+bad_votes.jsonl   changes that make an item, an event of the log or a body of the page wrong, with a word
+                  of the message
+"""
 
 import contextlib
 import errno
@@ -20,19 +24,13 @@ import pytest
 import requests
 
 import annotate
+from case_rows import each
 from conftest import REPO
 from parts import agreement, files, votes
 from parts.pairs import check_pair
 from tiny import error_of, pair_rows, tiny_model, write_rows
 
 LOCAL = "http://127.0.0.1:5050"
-
-
-def bad(what):
-    """Changes that make an item, an event of the log or a body of the page wrong, each with a word
-    of the message: bad_votes.jsonl."""
-    rows = files.read_jsonl(REPO / "tests/bad_votes.jsonl")
-    return [[*row.values()][1:] for row in rows if row["what"] == what]
 
 
 def item_rows(n, gold=(), **extra):
@@ -120,16 +118,16 @@ class Rater:
 
 def log_of(folder):
     path = Path(folder) / "annotations.jsonl"
-    return list(files.read_jsonl(path)) if path.exists() else []
+    return [*files.read_jsonl(path)] if path.exists() else []
 
 
 def command(name, folder, *flags):
     annotate.main([name, "--out", str(folder), *flags])
 
 
-def export(folder, *flags):
-    command("export", folder, *flags)
-    return list(files.read_jsonl(Path(folder) / "prefs.jsonl", check_pair))
+def export(folder):
+    command("export", folder)
+    return [*files.read_jsonl(folder / "prefs.jsonl", check_pair)]
 
 
 # ---- agreement ----
@@ -144,8 +142,8 @@ def test_kappa_of_the_textbooks_table():
     pairs over all items at once, or chance by raters, it is another number."""
     rows = [enumerate(map(int, row.split())) for row in FLEISS.split(",")]
     items = [dict(enumerate(c for c, n in row for _ in range(n))) for row in rows]
-    assert agreement.raw_agreement(items)[0] == pytest.approx(0.378, abs=5e-4)
-    assert agreement.fleiss_kappa(items) == pytest.approx(0.210, abs=5e-4)
+    found = agreement.raw_agreement(items)[0], agreement.fleiss_kappa(items)
+    assert found == pytest.approx((0.378, 0.210), abs=5e-4)
     assert agreement.fleiss_kappa([{"ann": "tie", "ben": "both_bad"}] * 2) == -1
 
 
@@ -178,15 +176,14 @@ def test_a_side_is_preferred_where_the_interval_excludes_one_half(left, n, biase
     assert agreement.position_bias(votes_of(n, left))[0] == (left / n if n else None)
 
 
-def test_a_fair_coin_is_rarely_called_biased():
-    """At most 6 % of the ways in which n coins fall, n = 2 … 100."""
-    for n in range(2, 101):
-        wrong = 0
-        for heads in range(n + 1):
-            coins = [1] * heads + [0] * (n - heads)
-            _, low, high = agreement.mean_interval(coins, range(n))
-            wrong += math.comb(n, heads) * (not low <= 0.5 <= high)
-        assert wrong / 2**n < 0.06
+@pytest.mark.parametrize("n", range(2, 101))
+def test_a_fair_coin_is_rarely_called_biased(n):
+    """At most 6 % of the ways in which n coins fall."""
+    wrong = 0
+    for heads in range(n + 1):
+        _, low, high = agreement.mean_interval([1] * heads + [0] * (n - heads), range(n))
+        wrong += math.comb(n, heads) * (not low <= 0.5 <= high)
+    assert wrong / 2**n < 0.06
 
 
 def test_agreement_compares_answers_not_sides(tmp_path, capsys):
@@ -223,7 +220,7 @@ def test_sides_are_balanced_at_any_time():
 def test_overlap(tmp_path, overlap, n_open):
     """The gold item is for everybody. A vote on an item that others filled meanwhile is kept."""
     session = Session(tmp_path, item_rows(5, gold={3}), overlap)
-    late = session.rater("late")
+    late = session.rater("l" * 32)  # the longest name
     for k, n in enumerate(n_open):
         rater = session.rater(f"ann{k}")
         assert rater.state["all"] == n
@@ -346,13 +343,13 @@ def test_old_logs_are_read(tmp_path):
     assert known.startswith("da7d0f9f651bcc2b"), "as in the logs of all versions"
 
 
-@pytest.mark.parametrize("change, word", bad("event"))
+@each("bad_votes", what="event")
 def test_a_broken_log_is_refused_by_line(tmp_path, change, word):
     """A key of another kind, or missing; what no person compared; a vote on other texts."""
     Session(tmp_path, 3).rater().vote()
     (event,) = log_of(tmp_path)
-    rows = [{k: v for k, v in (event | c).items() if v != "missing"} for c in ({}, change)]
-    write_rows(tmp_path / "annotations.jsonl", rows)
+    wrong = {key: value for key, value in (event | change).items() if value != "missing"}
+    write_rows(tmp_path / "annotations.jsonl", [event, wrong])
     line = error_of(command, "export", tmp_path)
     assert "annotations.jsonl:2: " in line and word in line
 
@@ -381,7 +378,7 @@ def test_an_impostor_is_refused(tmp_path):
 ITEM = {"id": 17, "prompt": "Assess.", "a": "Good fit.", "b": "Poor fit."}
 
 
-@pytest.mark.parametrize("change, word", bad("item"))
+@each("bad_votes", what="item")
 def test_an_item_is_refused_by_its_key(change, word):
     with pytest.raises(ValueError, match=f'"{word}"'):
         votes.check_item(ITEM | change)
@@ -403,47 +400,43 @@ def test_items_left_out_and_columns_not_read_are_counted(tmp_path, capsys):
 
 def test_rows_of_prefs(tmp_path):
     """The keys and types of the bundled pairs; `candidates` is JSON in a text, one type for
-    `datasets`."""
+    `datasets`. A tie keeps the item's order, worse first."""
     people = [{"in": "prompt", "name": "Asha"}, {"in": "a", "name": "Ben"}]
     session = Session(tmp_path, item_rows(2, candidates=people), overlap=3)
-    for name, first, second in [
-        ("ann", Rater.better, "tie"), ("ben", Rater.better, "both_bad"), ("cleo", Rater.worse, "skip"),
-    ]:  # fmt: skip
-        rater = session.rater(name)
-        while rater.state["item"]:
-            rater.vote(first(rater) if rater.sees(0) else second)
-    rows = {row["id"]: row for row in export(tmp_path)}
+    choices = {"ann": (Rater.better, "tie"), "ben": (Rater.better, "both_bad"), "cleo": (Rater.worse, "skip")}  # fmt: skip
+    for name, (first, second) in choices.items():
+        session.rater(name).vote_all(lambda rater: first(rater) if rater.sees(0) else second)  # noqa: B023
+    rows = export(tmp_path)
     bundled = next(files.read_jsonl(REPO / "data/prefs.jsonl")) | {"candidates": ""}
-    texts = {key: type(value) for key, value in bundled.items()} | dict.fromkeys(
-        ("prompt", "chosen", "rejected"), str
-    )
-    assert all({k: type(v) for k, v in row.items()} == texts for row in rows.values())
-    keys = "agreement n_votes strength tie chosen_model rejected_model".split()
-    assert {name: [row[key] for key in keys] for name, row in rows.items()} == {
-        "item-000:ann": [0.67, 3, 2, False, "good", "bad"],
-        "item-000:ben": [0.67, 3, 2, False, "good", "bad"],
-        "item-000:cleo": [0.67, 3, 2, False, "bad", "good"],
-        "item-001:ann": [0.5, 2, 0, True, "bad", "good"],
-    }
-    assert '{"in": "chosen", "name": "Ben"}' in rows["item-000:ann"]["candidates"]
-    assert rows["item-001:ann"]["chosen"] == "worse 1", "a tie keeps the item's order"
+    types = {key: type(value) for key, value in bundled.items()}
+    types |= dict.fromkeys(("prompt", "chosen", "rejected"), str)
+    assert all({key: type(value) for key, value in row.items()} == types for row in rows)
+    keys = "id agreement n_votes strength tie chosen chosen_model rejected_model".split()
+    assert sorted([row[key] for key in keys] for row in rows) == [
+        ["item-000:ann", 0.67, 3, 2, False, "better 0", "good", "bad"],
+        ["item-000:ben", 0.67, 3, 2, False, "better 0", "good", "bad"],
+        ["item-000:cleo", 0.67, 3, 2, False, "worse 0", "bad", "good"],
+        ["item-001:ann", 0.5, 2, 0, True, "worse 1", "bad", "good"],
+    ]
+    assert '{"in": "chosen", "name": "Ben"}' in str(rows)
 
 
-def test_draw(tmp_path, llama_folder, capsys):
+def test_draw(tmp_path, llama_folder, capsys, monkeypatch):
     """Two answers of one model, one of each of two, in the form of their prompt; and what is refused
     before anything is drawn."""
+    monkeypatch.chdir(tmp_path)
     second = tiny_model("llama", tmp_path, seed=1)
-    rows = [
-        {"prompt": row["prompt"], "split": "test" if i else "val"}
-        for i, row in enumerate(pair_rows(9))
-    ]
-    prompts = write_rows(tmp_path / "p.jsonl", rows)
-    mixed = write_rows(tmp_path / "mixed.jsonl", [{"prompt": "p"}, *pair_rows(1)])
+    rows = [{"prompt": row["prompt"], "split": "test"} for row in pair_rows(9)]
+    rows[0]["split"] = "val"
+    write_rows("p.jsonl", rows)
+    write_rows("mixed.jsonl", [{"prompt": "p"}, *rows])
 
     def draw(out, *more):
-        flags = f"--prompts {prompts} --split test --model {llama_folder} --max-new-tokens 8 --device cpu"
-        command("draw", tmp_path / out, *flags.split(), *more)
-        items = votes.load_items(tmp_path / out / "items.jsonl")
+        flags = (
+            f"--prompts p.jsonl --split test --model {llama_folder} --max-new-tokens 8 --device cpu"
+        )
+        command("draw", out, *flags.split(), *more)
+        items = votes.load_items(f"{out}/items.jsonl")
         assert 6 <= len(items) <= 8 and all(row["a"] != row["b"] for row in items.values())
         assert [*items] == [f"item-{i}" for i in range(len(items))]
         return [*items.values()]
@@ -455,41 +448,32 @@ def test_draw(tmp_path, llama_folder, capsys):
     assert {(row["a_model"], row["b_model"]) for row in two} == {(llama_folder, second)}
     drawn = [{str(row[key]) for row in rows} for rows in (zero, one) for key in "ab"]
     assert not any(x & y for x, y in itertools.combinations(drawn, 2)), "seeds share no draws"
-    defaults = vars(annotate.parse_args(["draw"]))
-    assert [defaults[key] for key in ("seed", "temperature", "max_new_tokens")] == [0, 1, 96]
-    refused = {"--prompts": mixed, "--model-b": "no/such", "--max-new-tokens": "300", "--temperature": "1e-6",
-               "--split": "none", "--limit": "0"}  # fmt: skip
-    for flag, value in refused.items():
-        assert flag in error_of(draw, "y", flag, value)
+    refused = """--prompts mixed.jsonl --split all, --model-b no/such, --max-new-tokens 300,
+        --temperature 1e-6, --split none, --limit 0"""
+    for line in map(str.split, refused.split(",")):
+        assert line[0] in error_of(draw, "y", *line)
     assert "items.jsonl" in error_of(draw, "one")
 
 
 # ---- what is refused ----
 
 
-@pytest.mark.parametrize(
-    "argv",
-    ["--items no.jsonl", "--overlap -1", "export", "agreement", "draw --temperature 0",
-     "draw --prompts no.jsonl", "--guidelines no.md", "--port 99999", "--release ann",
-     "--thumbs", "--criteria x", "judge", "export --sft", "agreement --judge", "draw --overlap 2"],
-)  # fmt: skip
-def test_flags_are_refused_in_one_line(tmp_path, monkeypatch, argv):
+@each("refused", of="annotate")
+def test_flags_are_refused_in_one_line(tmp_path, monkeypatch, line, fact):
     """Among them those of features that left, and those of another command."""
     monkeypatch.chdir(tmp_path)
     Path("data").mkdir()
     write_rows("data/items.jsonl", item_rows(3))
-    assert error_of(annotate.main, [*argv.split(), "--out", "out"])
+    assert fact in error_of(annotate.main, [*line.split(), "--out", "out"])
     assert not Path("out/annotations.jsonl").exists()
 
 
-@pytest.mark.parametrize("change", [
-    *(change for change, *_ in bad("body")), {"comment": "x" * 4001}, {"comment": "x" * 200_000},
-    {"comment": "\ud800"},
-])  # fmt: skip
+@each("bad_votes", what="body")
 def test_a_bad_body_is_refused_and_not_written(tmp_path, change):
     rater = Session(tmp_path, 2).rater()
-    status, reply = rater.send(rater.body("left") | change)
-    assert status in (400, 409, 413) and len(reply["error"]) < 200
+    for wrong in (change, {"comment": "x" * 200_000}):
+        status, reply = rater.send(rater.body("left") | wrong)
+        assert status in (400, 409, 413) and len(reply["error"]) < 200
     assert log_of(tmp_path) == []
 
 
@@ -585,11 +569,12 @@ def test_start_stop_and_go_on(tmp_path):
         assert (out / name).stat().st_mode & 0o777 == 0o600
 
 
-def kill_under_load(folder, clients, n_votes, kills):
+@pytest.mark.slow
+def test_kills_under_load(tmp_path, clients=8, n_votes=15, kills=3):
     """Clients vote as fast as answers come and send every fifth vote twice, while the server is
     killed at random: each acknowledged vote is in the log once, and no other."""
-    items = write_rows(folder / "items.jsonl", item_rows(n_votes + 1))
-    flags = "--items", items, "--out", folder / "run", "--overlap", 0
+    items = write_rows(tmp_path / "items.jsonl", item_rows(n_votes + 1))
+    flags = "--items", items, "--out", tmp_path / "run", "--overlap", 0
     server, acknowledged = [Server(*flags)], []
 
     def retry(call, *arguments):
@@ -618,11 +603,6 @@ def kill_under_load(folder, clients, n_votes, kills):
         for future in running:
             future.result()
     assert server[0].stop() == 0
-    written = [event["event_id"] for event in log_of(folder / "run")]
+    written = [event["event_id"] for event in log_of(tmp_path / "run")]
     assert sorted(written) == sorted(acknowledged), "lost or doubled votes"
-    assert len(written) == clients * n_votes == len([*files.read_jsonl(folder / "run/prefs.jsonl")])
-
-
-@pytest.mark.slow
-def test_kills_under_load(tmp_path):
-    kill_under_load(tmp_path, clients=8, n_votes=15, kills=3)
+    assert len(written) == clients * n_votes == len(export(tmp_path / "run"))

@@ -1,19 +1,20 @@
-"""data/augment.py and data/with_examples.py: JSONL in, JSONL out, before any trainer reads it."""
+"""data/augment.py and data/with_examples.py: JSONL in, JSONL out, before any trainer reads it.
+
+bad_swaps.jsonl   rows that are refused, by a fact of the line; left: rows that stay as they are
+"""
 
 import json
-import sys
 from collections import Counter
 from statistics import fmean
 
 import pytest
 
+import augment
+import with_examples
+from case_rows import each
 from conftest import REPO
 from parts import files
 from tiny import write_rows
-
-sys.path.insert(0, str(REPO / "data"))
-import augment  # noqa: E402
-import with_examples  # noqa: E402
 
 HEADER = "name,first,last,sex,race_ethnicity,split\n"
 FOUR_GROUPS = HEADER + (
@@ -94,43 +95,33 @@ def test_one_candidate_stands_under_names_of_two_groups(augmented):
     rows, drawn = augmented(*[row] * 600), set()
     for i, copy in enumerate(rows):
         (who,) = copy["candidates"]
-        assert copy["prompt"] == f"Assess {who['name']}."
-        assert copy["chosen"] == f"{who['first']} is good."
-        assert copy["rejected"] == f"Reject {who['last']}."
+        texts = [f"Assess {who['name']}.", f"{who['first']} is good.", f"Reject {who['last']}."]
+        assert [copy[key] for key in ("prompt", "chosen", "rejected")] == texts
         assert (copy["copy_of"], copy["group"]) == (i // 2 + 1, row["prompt"])
-        drawn.add((i // 2, who["sex"], who["race_ethnicity"]))
+        drawn.add((i // 2, who["sex"] + who["race_ethnicity"]))
     assert len(drawn) == len(rows), "both copies under one group"
-    groups = Counter(sex + race for _, sex, race in drawn)
+    groups = Counter(group for _, group in drawn)
     assert len(groups) == 4 and all(abs(n - 300) < 37 for n in groups.values()), groups
     assert "Malik" not in str(rows), "held out: for the audits"
     assert rows == augmented(*[row] * 600) != augmented(*[row] * 600, flags=["--seed", "1"])
     by_sex = augmented(*[row] * 9, flags=["--column", "sex"])
     assert "race of Emily" not in str(by_sex), "the rest of a candidate changes with the name"
-    halves = zip(by_sex[::2], by_sex[1::2])
-    assert all({r["candidates"][0]["sex"] for r in both} == {"Female", "Male"} for both in halves)
+    sexes = [copy["candidates"][0]["sex"] for copy in by_sex]
+    assert all({*two} == {"Female", "Male"} for two in zip(sexes[::2], sexes[1::2]))
 
 
-LEFT = [
-    pair("Emily Yoder, 6.", "No."),
-    pair("Emily Yoder, 6.", "No.", "Emily Yoder in rejected"),
-    pair("Emilyn Yoder, 6.", "No.", "Emily Yoder in chosen"),
-    pair("EMILY YODER, 6. Emily Yoder", "No.", "Emily Yoder in chosen"),
-    pair("Emily Yoder, emily.yoder@x.org", "No.", "Emily Yoder in chosen"),
-    pair("Emily Yoder, Yoder_2024.pdf", "No.", "Emily Yoder in chosen"),
-    pair("Will Mack, 6. He will lead.", "No.", "Will Mack in chosen"),
-    pair("James Lee", "Lee Chen", "James Lee in chosen", "Lee Chen in rejected"),
-    pair("A B, C D", "E F", "A B in chosen", "C D in chosen", "E F in rejected"),
-]
-
-
-def test_what_cannot_be_renamed_exactly_stays(augmented):
-    rows = augmented(*LEFT, GOOD)
-    assert rows[:-1] == [row | {"group": row["prompt"]} for row in (*LEFT, GOOD)]
+@each("bad_swaps", of="left")
+def test_what_cannot_be_renamed_exactly_stays(row, augmented):
+    assert augmented(row, GOOD)[:-1] == [{"group": old["prompt"]} | old for old in (row, GOOD)]
 
 
 def test_a_copy_shares_the_split_of_its_source(augmented):
-    """Its prompt has other words. A group of the row's own stays; without a prompt it is a side."""
-    row = GOOD | {"prompt": "Emily Yoder or Greg Weiss?"}
+    """Its prompt has other words. A group of the row's own stays; without a prompt it is a side.
+    Candidates may be JSON in a text, as annotate.py exports them."""
+    row = GOOD | {
+        "prompt": "Emily Yoder or Greg Weiss?",
+        "candidates": json.dumps(GOOD["candidates"]),
+    }
     rows = augmented(row, row | {"group": "job 7"}, GOOD | {"prompt": ""})
     assert rows[1]["prompt"] == "Greg Weiss or Emily Yoder?"
     groups = [row["prompt"]] * 2 + ["job 7"] * 2 + ["Emily Yoder"] * 2
@@ -142,37 +133,18 @@ def test_bundled_votes_lose_their_bias():
     the copies, exactly."""
     before, after = [], []
     for row in files.read_jsonl(REPO / "data/rank_biased.jsonl", augment.check):
-        is_black = [who["race_ethnicity"] == "Black" for who in row["candidates"]]
-        if len(set(is_black)) == 2 and not row["tie"]:
-            copies, _ = augment.copies(row, {}, None)
-            before.append(is_black[1])
-            after += [copy["candidates"][1]["race_ethnicity"] == "Black" for copy in copies]
+        copies, _ = augment.copies(row, {}, None)
+        both = [
+            [who["race_ethnicity"] == "Black" for who in r["candidates"]] for r in (row, *copies)
+        ]
+        if len({*both[0]}) == 2 and not row["tie"]:
+            before.append(both[0][1])
+            after += [loser for _, loser in both[1:]]
     assert fmean(before) > 0.58 and fmean(after) == 0.5
 
 
-def test_candidates_may_be_json_in_a_text(augmented):
-    """As annotate.py exports them."""
-    assert augmented(GOOD | {"candidates": json.dumps(GOOD["candidates"])}) == augmented(GOOD)
-
-
-REFUSED = {
-    r"names\.csv: .*0 groups": (HEADER, GOOD),
-    r"names\.csv: .*1 groups": (HEADER + "A B,A,B,F,x,\nC D,C,D,F,x,\n", GOOD),
-    r"names\.csv: .*'last': ''": (HEADER + "A B,A,B,F,x,\nC D,C,,M,y,\n", GOOD),
-    r"names\.csv: .*'name': ''": (HEADER.replace(",", ";") + "A B;A;B;F;x;\n", GOOD),
-    "names not exact 7": (FOUR_GROUPS, *LEFT),
-}
-NO_CANDIDATES = ["Emily", [3], [{"in": "chosen"}], {"a": 1}]
-NO_CANDIDATES += [pair("", "", x)["candidates"] for x in ("A B in title", " B in chosen")]
-REFUSED |= {
-    rf"rows\.jsonl:{i}: ": (FOUR_GROUPS, *[GOOD] * (i - 1), GOOD | {"candidates": some})
-    for i, some in enumerate(NO_CANDIDATES, 2)
-}
-
-
-@pytest.mark.parametrize("fact", REFUSED)
-def test_what_cannot_be_used_is_one_line(fact, augmented):
-    names, *rows = REFUSED[fact]
+@each("bad_swaps", of="augment")
+def test_what_cannot_be_used_is_one_line(names, rows, fact, augmented):
     with pytest.raises(files.UserError, match=fact):
         augmented(*rows, names=names)
 
@@ -206,15 +178,7 @@ def test_the_example_of_a_task_goes_before_its_prompts(with_example):
     assert with_example(*(row for row, _ in cases)) == expected
 
 
-@pytest.mark.parametrize(
-    "row, fact",
-    [
-        ({"task": "summary", "prompt": "text"}, r"rows\.jsonl:2: "),
-        ({"task": ["summary"], "prompt": [ASK]}, r"rows\.jsonl:2: "),
-        ({"task": "rank", "prompt": [ASK]}, "no row has one of the tasks"),
-    ],
-    ids="text list other".split(),
-)
-def test_what_gets_no_example_is_one_line(row, fact, with_example):
+@each("bad_swaps", of="with_examples")
+def test_what_gets_no_example_is_one_line(rows, fact, with_example):
     with pytest.raises(files.UserError, match=fact):
-        with_example({"prompt": [ASK]}, row)
+        with_example(*rows)

@@ -180,24 +180,18 @@ def test_nan_in_the_weights(stage, lora, world, refused):
     refused(stage, words, "--model", "broken", "--lora-rank", lora)
 
 
-KEYS = "vocab_size hidden_size max_position_embeddings pad_token_id eos_token_id architectures"
-KEYS += " model_type dtype num_hidden_layers tie_word_embeddings sliding_window layer_types"
+KEYS = """vocab_size hidden_size max_position_embeddings pad_token_id eos_token_id architectures
+model_type dtype num_hidden_layers tie_word_embeddings sliding_window layer_types"""
 
 
 @pytest.mark.parametrize("key", KEYS.split())
-@pytest.mark.parametrize("wrong", ["many", [1], {"a": 1}, -3], ids=str)
-def test_a_config_of_another_type_is_one_line(key, wrong, world):
+def test_a_config_of_another_type_is_one_line(key, world):
     """A model, or one line."""
     shutil.copytree(world["policy"], "odd")
-    files.write_json("odd/config.json", read_json("odd/config.json") | {key: wrong})
-    try:
-        model = common.load_model("odd", "cpu", torch.float32)
-        common.max_positions(model.config) + 1
-    except files.UserError as error:
-        assert "\n" not in str(error) and str(error).startswith("--model odd")
-
-
-@every_stage
-def test_a_run_may_not_overwrite_its_own_model(stage, world, refused):
-    assert not main(stage, world, "run", "--steps", 1)
-    refused(stage, "--overwrite: run is also --model", "--out", "run", "--model", "run")
+    config = read_json("odd/config.json")
+    for wrong in ("many", [1], {"a": 1}, -3):
+        files.write_json("odd/config.json", config | {key: wrong})
+        try:
+            common.max_positions(common.load_model("odd", "cpu", torch.float32).config) + 1
+        except files.UserError as error:
+            assert "\n" not in str(error) and str(error).startswith("--model odd")

@@ -4,7 +4,6 @@ ifeval.jsonl   answers with the verdicts of lm-evaluation-harness 0.4.13
 checks.jsonl   answers that pass each check, and that do not;  math.jsonl  the same of formulas
 """
 
-import logging
 import os
 import subprocess
 import sys
@@ -15,17 +14,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from case_rows import each, rows_of
 from checks import CHECKS, check_arguments
 from conftest import REPO
-from parts.files import read_jsonl
 from parts.grading import grade_answers
 from parts.rubrics import Criterion, Row
 from parts.run_code import run_tests
 from parts.texts import recommendation
-
-
-def cases(name):
-    return [[*row.values()] for row in read_jsonl(REPO / f"tests/{name}.jsonl")]
 
 
 def graded(check, answer, negate=False, /, **arguments):
@@ -41,7 +36,7 @@ def holds(check, answer, negate=False, /, **arguments):
 
 # ---- IFEval ----
 
-IFEVAL = [*read_jsonl(REPO / "tests/ifeval.jsonl")]
+IFEVAL = rows_of("ifeval")
 
 
 @pytest.mark.parametrize("row", IFEVAL, ids=lambda row: row["id"])
@@ -58,52 +53,38 @@ def test_the_golden_rows_show_each_id_both_ways():
 
 # ---- what passes, and what only looks as if it did ----
 
-TABLE, MATH = cases("checks"), cases("math")
 
-
-@pytest.mark.parametrize("check, arguments, right, wrong", TABLE)
+@each("checks")
 def test_what_passes_and_what_only_looks_so(check, arguments, right, wrong):
     for answer in right + wrong:
         assert holds(check, answer, **arguments) == (answer in right), answer
         assert holds(check, answer, True, **arguments) == (answer in wrong), answer
 
 
-@pytest.mark.parametrize("answer, right, wrong", MATH)
+@each("math")
 def test_math(answer, right, wrong):
+    """The last row: a formula of a page is no answer."""
     pytest.importorskip("math_verify")
     for box in right + wrong:
         for text in (rf"So \boxed{{{box}}}.", f"So\n#### {box}\n"):
             assert holds("math:equal", text, answer=answer) == (box in right), text
 
 
-@pytest.mark.parametrize(
-    "text",
-    ["12", "The answer is 12.", r"\boxed{12", r"\boxed{12} no, \boxed{13}", "#### 12\n#### 13"],
-)
-def test_a_final_answer_is_the_last_that_is_marked(text):
+@pytest.mark.parametrize("text", [
+    "12", "The answer is 12.", r"\boxed{12", r"\boxed{12} no, \boxed{13}", "#### 12\n#### 13",
+    r"\boxed{9^{9^{9}}}", rf"\boxed{{{'(' * 400}}}", r"\boxed{\prod_{n=1}^{10^{9}} n}", rf"\boxed{{{'9' * 490}}}",
+])  # fmt: skip
+def test_what_is_no_final_answer(text):
+    """The last that is marked is; a formula without end is left within seconds."""
     pytest.importorskip("math_verify")
-    assert holds("math:equal", text, answer="12") is False
-
-
-@pytest.mark.parametrize("text", ["9^{9^{9}}", "(" * 400, r"\prod_{n=1}^{10^{9}} n", "9" * 490])
-def test_a_formula_without_end_is_left_within_seconds(text, caplog):
-    pytest.importorskip("math_verify")
-    caplog.set_level(logging.ERROR)
     start = time.time()
-    assert holds("math:equal", rf"\boxed{{{text}}}", answer="12") is False
+    assert holds("math:equal", text, answer="12") is False
     assert time.time() - start < 30
-
-
-@pytest.mark.parametrize("length, verdict", [(499, True), (500, False)])
-def test_a_formula_of_a_page_is_no_answer(length, verdict):
-    pytest.importorskip("math_verify")
-    assert holds("math:equal", rf"\boxed{{{'12'.rjust(length, '0')}}}", answer="12") is verdict
 
 
 # ---- decisions ----
 
-UNDECIDED = (
-    """Unlikely to advance.
+UNDECIDED = """Unlikely to advance.
 Advance: false
 She falls short of the bar to advance.
 Recommendation: not advance
@@ -111,15 +92,16 @@ Recommendation: advance? No.
 Recommendation: advance or hold
 Recommendation: advance|hold|reject
 My recommendation: advance
-advance""".split("\n")
-    + ["", "Recommendation:\nadvance", "Recommendation: advance.\nI would not."]
-)
-DECIDED = {
+advance
+""".split("\n")
+DECIDED = dict.fromkeys(UNDECIDED) | {
     "Strengths: SQL.\nRecommendation: advance.": "advance",
     "**Recommendation:** **Hold**\n": "hold",
     "> recommendation : Reject": "reject",
     "Recommendation: **No_Hire**.": "no_hire",
-} | dict.fromkeys(UNDECIDED)
+    "Recommendation:\nadvance": None,
+    "Recommendation: advance.\nI would not.": None,
+}
 
 
 @pytest.mark.parametrize("text, decision", DECIDED.items())
@@ -204,15 +186,12 @@ def test_no_torch_and_no_sympy_until_they_are_needed():
 
 # ---- any answer is decided ----
 
-ARGUMENTS = {check: arguments for check, arguments, *_ in TABLE} | {"math:equal": {"answer": "12"}}
+ARGUMENTS = {row["check"]: row["arguments"] for row in rows_of("checks")}
+ARGUMENTS["math:equal"] = {"answer": "12"}
 PIECES = (
-    '. |\n|*|**a** |[|[a|<<|<<a|"|{|\\boxed{|```|```\n|- |1. |a.a.|Part 1|P.S.| |\u200b|审'.split(
-        "|"
-    )
-)
-PIECES += "\ud800|so please tell me |...|</think>|#### 1\n|Answer: B|x=|\r\n|~~~\n|1 |> |é|a".split(
-    "|"
-)
+    '. |\n|*|**a** |[|[a|<<|<<a|"|{|\\boxed{|```|```\n|- |1. |a.a.|Part 1|P.S.| |\u200b|审|\ud800|'
+    "so please tell me |...|</think>|#### 1\n|Answer: B|x=|\r\n|~~~\n|1 |> |é|a"
+).split("|")
 
 
 @settings(max_examples=60, deadline=None)
@@ -240,14 +219,11 @@ def test_an_empty_answer_meets_nothing(check, text):
 
 
 def test_a_fault_of_a_check_costs_one_answer_its_score(monkeypatch):
+    """So do formulas in a thread, aloud: math-verify's two seconds are a signal, which only the main
+    thread gets; it was None there, without a word."""
     monkeypatch.setitem(CHECKS, "startend:quotation", lambda text: 1 / 0)
     grade = graded("startend:quotation", "a")
     assert (grade.score, grade.error) == (None, "startend:quotation: division by zero")
-
-
-def test_formulas_in_a_thread_are_no_score_and_say_so():
-    """math-verify's two seconds are a signal, which only the main thread gets: it was None there,
-    without a word."""
     with ThreadPoolExecutor(1) as pool:
         grade = pool.submit(graded, "math:equal", r"\boxed{12}", answer="12").result()
     assert grade.score is None and "math:equal: " in grade.error and "thread" in grade.error

@@ -1,6 +1,7 @@
 """The sampler against a row that is fed again for each token, and against `generate`."""
 
 import math
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -9,11 +10,9 @@ import torch
 import torch.nn.functional as F
 
 import common
-from common import Policy, load_model
 from parts import answers, sampling
-from tiny import CHATML, tiny_model, tiny_tokenizer
+from tiny import FAMILIES, policy_of, tiny_model
 
-FAMILIES = "llama qwen2 qwen3 mistral gemma gemma2 gemma3_text phi3 gpt2".split()
 # ids, so that lengths are known: 1, 9, 4 tokens and the second one again
 PROMPTS = [[20], [*range(30, 39)], [40, 41, 42, 43], [*range(30, 39)]]
 # a fifth of the vocabulary ends an answer, so rows end at all places
@@ -24,11 +23,6 @@ MANY_ENDS = list(range(9, 300, 5))
 def many_ends(monkeypatch):
     for module in (sampling, answers):
         monkeypatch.setattr(module, "end_ids", lambda tokenizer: MANY_ENDS)
-
-
-def load(folder, dtype=torch.float32, **options):
-    policy = Policy(load_model(folder, "cpu", dtype, **options), dtype)
-    return policy, common.load_tokenizer(folder)
 
 
 @torch.no_grad()
@@ -54,11 +48,11 @@ def teacher_forced(policy, rollout, temperature):
 
 
 @pytest.mark.parametrize("family", [*FAMILIES, "window"])
-def test_samples_are_those_of_a_loop_without_cache(family, folders, tmp_path, many_ends):
+def test_samples_are_those_of_a_loop_without_cache(family, folders, tmp_path, tokenizer, many_ends):
     """Forks of a prompt, rows that leave, windows of 8; log-probs are those of a forward, and greedy
     answers those of `generate`."""
     window = family == "window" and tiny_model("mistral", tmp_path, sliding_window=8)
-    policy, tokenizer = load(window or folders[family])
+    policy = policy_of(window or folders[family])
     rollout = sampling.sample(policy, tokenizer, PROMPTS, 3, 10, temperature=0.8, seed=3)
     for i, ids in enumerate(rollout.answer_ids):
         prompt = PROMPTS[i // 3]
@@ -68,7 +62,7 @@ def test_samples_are_those_of_a_loop_without_cache(family, folders, tmp_path, ma
         assert rollout.texts[i] == tokenizer.decode(ids, skip_special_tokens=True)
     assert sum(rollout.logps, []) == pytest.approx(teacher_forced(policy, rollout, 0.8), abs=2e-5)
     assert len({*map(len, rollout.answer_ids)}) > 2, "rows must end at different places"
-    assert sum(rollout.finished) and len(rollout.texts) == 12 and type(rollout.logps[0][0]) is float
+    assert any(rollout.finished) and len(rollout.texts) == 12
     greedy = sampling.sample(policy, tokenizer, PROMPTS, max_new_tokens=12, temperature=0)
     options = dict(do_sample=False, max_new_tokens=12, eos_token_id=MANY_ENDS, pad_token_id=7)
     for prompt, ids, finished in zip(PROMPTS, greedy.answer_ids, greedy.finished):
@@ -80,9 +74,9 @@ def test_samples_are_those_of_a_loop_without_cache(family, folders, tmp_path, ma
     assert ours == greedy.answer_ids, "padded together, row for row"
 
 
-def test_an_adapter_is_sampled_from(folders, many_ends):
+def test_an_adapter_is_sampled_from(folders, tokenizer, many_ends):
     """Without a graph; dropout stays off."""
-    policy, tokenizer = load(folders["llama"], trainable=True, lora_rank=4)
+    policy = policy_of(folders["llama"], trainable=True, lora_rank=4)
     base = sampling.sample(policy, tokenizer, PROMPTS, n=2, max_new_tokens=8)
     for name, weight in policy.named_parameters():
         if "lora_B" in name:
@@ -95,14 +89,14 @@ def test_an_adapter_is_sampled_from(folders, many_ends):
     assert any(w.requires_grad for w in policy.parameters())
 
 
-def test_nothing_of_the_generation_config_cuts_the_vocabulary(tmp_path):
+def test_nothing_of_the_generation_config_cuts_the_vocabulary(tmp_path, tokenizer):
     """Uniform logits over 300 ids, 5000 draws: an id is missing with a chance of e⁻¹⁶."""
     folder = tiny_model("llama", tmp_path, tie_word_embeddings=False)
     Path(
         folder, "generation_config.json"
     ).write_text("""{"do_sample": true, "top_k": 1, "top_p": 0.1,
         "temperature": 0.1, "repetition_penalty": 5.0, "suppress_tokens": [50], "min_new_tokens": 3}""")
-    policy, tokenizer = load(folder)
+    policy = policy_of(folder)
     policy.model.lm_head.weight.data.zero_()
     rollout = sampling.sample(policy, tokenizer, [[30, 31]], n=5000, max_new_tokens=1, rows=4096)
     assert all(p[0] == pytest.approx(-math.log(300), abs=1e-5) for p in rollout.logps)
@@ -120,20 +114,17 @@ def test_inverse_cdf_by_hand():
 
 
 @pytest.mark.parametrize("family", ["gpt2", "gemma3_text"])
-def test_a_row_depends_on_the_seed_and_its_number_alone(family, folders, many_ends):
-    policy, tokenizer = load(folders[family])
+def test_a_row_depends_on_the_seed_and_its_number_alone(family, folders, tokenizer, many_ends):
+    given = dict(n=3, max_new_tokens=8, seed=4)
+    sample = partial(sampling.sample, policy_of(folders[family]), tokenizer)
 
     def draw(prompts=PROMPTS, **options):
-        options = {"n": 3, "max_new_tokens": 8, "seed": 4, **options}
-        return sampling.sample(policy, tokenizer, prompts, **options)
+        return sample(prompts, **given | options)
 
     whole = draw()
     ids = whole.answer_ids
     for rows in (1, 3, 8):
-        before = torch.get_rng_state(), np.random.get_state()[1].copy()
         part = draw(rows=rows)
-        after = torch.get_rng_state(), np.random.get_state()[1]
-        assert all((a == b).all() for a, b in zip(after, before)), "training draws from these, too"
         assert part.answer_ids == ids and part.finished == whole.finished
         assert sum(part.logps, []) == pytest.approx(sum(whole.logps, []), abs=2e-5)
     others = draw([PROMPTS[0], [99] * 20, PROMPTS[2], [5]]).answer_ids
@@ -148,10 +139,9 @@ def test_a_row_depends_on_the_seed_and_its_number_alone(family, folders, many_en
     assert numbered.answer_ids == ids[6:9], "numbers name the rows"
 
 
-def test_no_work_is_done_twice(folders, many_ends):
+def test_no_work_is_done_twice(folders, tokenizer, many_ends):
     """The prompts pass once, not once for each answer; then each live row a column a token."""
-    policy, tokenizer = load(folders["llama"])
-    shapes = []
+    policy, shapes = policy_of(folders["llama"]), []
 
     def note(module, args, kwargs):
         shapes.append(tuple(kwargs["input_ids"].shape))
@@ -163,16 +153,3 @@ def test_no_work_is_done_twice(folders, many_ends):
     assert shapes[0] == (4, 9) and all(columns == 1 for _, columns in shapes[1:])
     assert sum(rows for rows, _ in shapes[1:]) == sum(lengths) - len(lengths)
     assert len(shapes) == max(lengths), "and it stops when the last row ends"
-
-
-def test_both_end_ids_end_an_answer(tmp_path):
-    """The template's <|im_end|> and EOS: each is the last id of its answer."""
-    folder = tiny_model("llama", tmp_path, tiny_tokenizer(template=CHATML))
-    policy, tokenizer = load(folder)
-    ends = {*common.end_ids(tokenizer)}
-    rollout = sampling.sample(policy, tokenizer, [[20]], n=400, max_new_tokens=60, temperature=2.0)
-    drawn = answers.generate(policy, tokenizer, [[20]] * 200, 60, temperature=2.0)
-    assert rollout.finished == [ids[-1] in ends for ids in rollout.answer_ids]
-    for rows in (rollout.answer_ids, drawn):
-        assert not any(ends & {*ids[:-1]} for ids in rows)
-        assert {ids[-1] for ids in rows if len(ids) < 60} == ends

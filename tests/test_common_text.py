@@ -10,25 +10,26 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import common
-import watch
 from parts import answers, files
 from parts.files import UserError
-from parts.messages import prompt_key
-from parts.pairs import Pairs, held_out, share_interval
-from tiny import CHATML, cases, error_of, pair_rows, tiny_model, tiny_tokenizer, write_rows
+from parts.messages import hash_fraction, prompt_key
+from parts.pairs import Pairs, share_interval
+from tiny import (
+    CHATML,
+    cases,
+    error_of,
+    pair_rows,
+    said,
+    tiny_model,
+    tiny_tokenizer,
+    user,
+    write_rows,
+)  # fmt: skip
 
 settings.register_profile(
     "tests", deadline=None, max_examples=60, suppress_health_check=[HealthCheck.too_slow]
 )
 settings.load_profile("tests")
-
-
-def user(text):
-    return {"role": "user", "content": text}
-
-
-def said(text):
-    return [{"role": "assistant", "content": text}]
 
 
 @pytest.fixture(scope="module")
@@ -37,9 +38,9 @@ def plain():
     return tiny_tokenizer(template=None)
 
 
-USER, ANSWER = [user("Which candidate fits this role?")], said("The first one.")
+USER, ANSWER = [user("Which candidate fits this role?")], [said("The first one.")]
 GOOD = {"prompt": "Assess", "chosen": "hold", "rejected": "reject"}
-CHAT = {"prompt": USER, "chosen": ANSWER, "rejected": said("no")}
+CHAT = {"prompt": USER, "chosen": ANSWER, "rejected": [said("no")]}
 
 
 def read(tokenizer, *paths, max_length=64, eval_pairs=(), fraction=0.0, chat=False, **options):
@@ -83,26 +84,6 @@ def test_a_broken_line_is_named(line, tmp_path):
     assert refused.startswith(f"--pairs {path}:5: ") and BROKEN[line] in refused
 
 
-def one_line(function):
-    """What a reader returns, or None for a UserError of one line."""
-    try:
-        return function()
-    except UserError as error:
-        assert "\n" not in str(error)
-        return None
-
-
-@given(data=st.binary(max_size=80) | st.text('{}[]":, \\u0d8\ntrue', max_size=60).map(str.encode))
-def test_any_bytes_are_rows_or_one_line(tmp_path_factory, data):
-    """Of JSONL, of a log, of a run's record."""
-    folder = tmp_path_factory.mktemp("bytes")
-    file = write_bytes(folder, data, "args.json")
-    for row in one_line(lambda: list(files.read_jsonl(file))) or ():
-        json.dumps(row, ensure_ascii=False).encode()
-    one_line(lambda: watch.read_log(file))
-    one_line(lambda: files.read_record(folder))
-
-
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(max_size=4)
     | st.sampled_from(["user", "assistant", "\ud800"]),
@@ -121,8 +102,11 @@ def test_any_row_is_a_pair_or_one_line(tmp_path_factory, tokenizer, change, base
     file = tmp_path_factory.mktemp("rows") / "pairs.jsonl"
     file.write_text(json.dumps({**base, **change}) + "\n" + json.dumps(base) + "\n")
     for chat in (False, True):
-        pairs = one_line(lambda chat=chat: read(tokenizer, file, chat=chat, fraction=0.5))
-        assert pairs is None or 1 <= len(pairs.train) + len(pairs.held) <= 2
+        try:
+            pairs = read(tokenizer, file, chat=chat, fraction=0.5)
+            assert 1 <= len(pairs.train) + len(pairs.held) <= 2
+        except UserError as error:
+            assert "\n" not in str(error)
 
 
 def test_lines_of_a_file(tmp_path):
@@ -160,17 +144,13 @@ def test_what_is_written(tmp_path):
 def test_text_is_continued_and_messages_are_rendered(chat, tmp_path, plain, capsys):
     """One rule for every model, and one line that says it; --chat makes a user's turn of a text."""
     tokenizer = tiny_tokenizer()
-    for text in (
-        "Which candidate fits this role?",
-        "<|user|>Hi<|assistant|>",
-        "Q?\n### Response:\n",
-    ):
+    for text in "Which candidate fits?", "<|user|>Hi<|assistant|>", "Q?\n### Response:\n":
         row = {"prompt": text, "chosen": "The first one.", "rejected": "None."}
         pairs = read(tokenizer, write_rows(tmp_path / "pairs.jsonl", [row]), chat=chat)
         asked = common.encode_prompt(tokenizer, [user(text)] if chat else text)
         assert pairs.prompts[0].tolist() == asked
         assert (asked == tokenizer.encode(text)) != chat
-        assert "text       1 prompts given as text" in capsys.readouterr().out
+        assert "1 prompts given as text" in capsys.readouterr().out
     read(plain, tmp_path / "pairs.jsonl")
     assert "--chat" not in capsys.readouterr().out, "without a template there is one way only"
 
@@ -184,7 +164,6 @@ def test_plain_template_is_saved_with_the_tokenizer(tmp_path, capsys):
     assert "no chat template" in capsys.readouterr().out
     tokenizer.save_pretrained(tmp_path / "out")
     again = common.load_tokenizer(str(tmp_path / "out"))
-    assert common.encode_prompt(again, USER) == ids
     text = again.apply_chat_template(USER, tokenize=False, add_generation_prompt=True)
     assert again.encode(text, add_special_tokens=False) == ids, "as transformers alone encodes it"
 
@@ -197,7 +176,7 @@ def test_plain_template_is_saved_with_the_tokenizer(tmp_path, capsys):
 def test_end_ids(eos, template, ends, tmp_path):
     """What the template writes behind an answer, then EOS. They follow the tokenizer: cached, a
     template or an EOS that was set later kept the old answer."""
-    tokenizer = tiny_tokenizer(eos=eos)
+    tokenizer = tiny_tokenizer(eos=eos, bos="<s>", add_bos=True)  # a BOS ends nothing
     common.end_ids(tokenizer)
     tokenizer.chat_template = template
     assert common.end_ids(tokenizer) == tokenizer.convert_tokens_to_ids(ends)
@@ -232,7 +211,7 @@ def test_masks_are_made_from_lengths():
     assert (ids == 7).all() and ids.shape == (2, 5)
     attention_mask, mask = (["".join(map(str, row)) for row in x.int().tolist()] for x in masks)
     assert attention_mask == ["11111", "11110"] and mask == ["01111", "00010"]
-    ids, _, _ = common.pad_rows([[1], [2, 3]], [[4, 5, 6], [8]], 0)
+    ids, *_ = common.pad_rows([[1], [2, 3]], [[4, 5, 6], [8]], 0)
     assert ids.tolist() == [[1, 4, 5, 6], [2, 3, 8, 0]]
 
 
@@ -266,21 +245,34 @@ def test_cutting(n, answers, limit, lengths, plain):
 
 def test_batches_are_a_permutation_per_epoch_with_its_short_last_batch():
     batches = [common.batch_indices(10, 4, 0, step) for step in range(1, 10)]
-    assert [epoch for _, epoch in batches] == [0, 0, 0, 1, 1, 1, 2, 2, 2]
-    assert [len(indices) for indices, _ in batches] == [4, 4, 2] * 3
-    orders = {tuple(np.concatenate([b for b, _ in batches[i : i + 3]])) for i in (0, 3, 6)}
-    assert len(orders) == 3 and all(sorted(order) == [*range(10)] for order in orders)
+    assert [(len(indices), epoch) for indices, epoch in batches] == [
+        (n, epoch) for epoch in range(3) for n in (4, 4, 2)
+    ]
+    orders = [np.concatenate([b for b, _ in batches[i : i + 3]]).tolist() for i in (0, 3, 6)]
+    assert [sorted(order) for order in orders] == [[*range(10)]] * 3
+    assert orders[0] != orders[1] != orders[2]
     assert (common.batch_indices(10, 4, 1, 1)[0] != batches[0][0]).any(), "another seed"
     assert common.batch_indices(3, 8, 0, 5)[1] == 4, "a batch larger than the data: an epoch a step"
 
 
-@given(lengths=st.lists(st.integers(1, 99), max_size=20), most=st.integers(1, 120))
-def test_micro_batches_are_the_batch(lengths, most):
-    parts = common.micro_batches(range(len(lengths)), lengths, most)
+@given(
+    lengths=st.lists(st.integers(1, 99), max_size=20), most=st.integers(1, 120), ranks=st.integers(1, 4)
+)  # fmt: skip
+def test_micro_batches_are_the_batch(lengths, most, ranks):
+    """Of each part every rank has a row: a forward of a sharded model waits for that of the others.
+    Rows that fill a forward each are joined two by two where they do not divide."""
+    if 0 < len(lengths) < ranks:
+        wrong = f"{ranks} processes need .* --eval-fraction"
+        with pytest.raises(UserError, match=wrong):
+            common.micro_batches(range(len(lengths)), lengths, most, ranks)
+        return
+    parts = common.micro_batches(range(len(lengths)), lengths, most, ranks)
     assert sorted(i for part in parts for i in part) == [*range(len(lengths))]
     for part in parts:
-        longest = max(lengths[i] for i in part)
-        assert len(part) == 1 or len(part) * longest <= most, "padded tokens of a forward"
+        first = part[::ranks]  # of rank 0, whose rows are the longest
+        assert len(part) >= ranks and lengths[part[0]] == max(lengths[i] for i in part)
+        padded = len(first) * lengths[first[0]]
+        assert padded <= most or len(first) <= (1 if ranks == 1 else 2)
 
 
 # ---- what a row must hold ----
@@ -328,42 +320,37 @@ def test_unusable_rows_are_counted_and_nothing_vanishes(tmp_path, tokenizer, cap
     write_rows(path, [GOOD | row for row in rows])
     for ties in (False, True):
         pairs = read(tokenizer, path, max_length=16, keep_ties=ties)
-        said = capsys.readouterr().out
-        assert "rows 8" in said and "dropped: equal answers 3" in said
-        assert ("dropped: tie 1" in said) != ties and "cut to --max-length 16" in said
+        shown = capsys.readouterr().out
+        assert "rows 8" in shown and "equal answers 3" in shown and ("tie 1" in shown) != ties
         kept = [0, 1, *[4] * ties, 6, 7]
         assert [*pairs.rows] == [GOOD | rows[i] for i in kept] and len(pairs.train) == len(kept)
         assert [*pairs.places] == [f"{path}:{i + 1}" for i in kept]
     assert len(pairs.prompts[3]) + len(pairs.chosen[3]) == 16
     for reason, unusable in (("the file is empty", []), ("tie 2", [GOOD | rows[4]] * 2)):
-        with pytest.raises(UserError, match=f"--pairs.*: no usable row .*{reason}"):
-            read(tokenizer, write_rows(path, unusable))
+        assert reason in error_of(read, tokenizer, write_rows(path, unusable))
 
 
 def test_prompts_and_groups_never_part(tmp_path, tokenizer):
     """300 prompts, two rows each: the same ones in any order, .2 ± 3 sd (60 ± 21). "group" decides in
     the prompt's place: a prompt, whatever its form, or a name, or a number."""
-    rows, file = [], tmp_path / "p.jsonl"
+    rows, file, held = [], tmp_path / "p.jsonl", []
     for i in range(600):
-        row = {"prompt": f"Role {i // 2}", "chosen": f"hold {i % 2}", "rejected": "reject"}
-        if i % 20 < 2:
-            row = row | {k: said(row[k]) for k in ("chosen", "rejected")} | {"prompt": [user(row["prompt"])]}  # fmt: skip
-        rows.append(row)
-    held = []
-    for shuffled in (rows, rows[::-1]):
+        row = GOOD | {"prompt": f"Role {i // 2}", "chosen": f"hold {i % 2}", "group": i // 8}
+        rows.append(
+            CHAT | {"prompt": [user(row["prompt"])], "group": i // 8} if i % 20 < 2 else row
+        )
+    for key, shuffled in ("prompt", rows), ("prompt", rows[::-1]), ("group", rows):
+        shuffled = [row | {"group": None} if key == "prompt" else row for row in shuffled]
         pairs = read(tokenizer, write_rows(file, shuffled), fraction=0.2)
         trained, evaluated = ({pairs.keys[i] for i in part} for part in (pairs.train, pairs.held))
-        assert not trained & evaluated and len(trained | evaluated) == 300
+        assert not trained & evaluated
+        assert len(trained | evaluated) == (300 if key == "prompt" else 75)
         assert sorted([*pairs.train, *pairs.held]) == list(range(600))
         held.append(evaluated)
     assert held[0] == held[1] and 39 <= len(held[0]) <= 81
-    grouped = [row | {"group": i // 4} for i, row in enumerate(rows[::2])]
-    pairs = read(tokenizer, write_rows(file, grouped), fraction=0.3)
-    sides = [{pairs.rows[i]["group"] for i in part} for part in (pairs.train, pairs.held)]
-    assert not sides[0] & sides[1] and len(sides[0] | sides[1]) == 75
-    with pytest.raises(UserError, match="--eval-fraction 0"):
-        read(tokenizer, write_rows(file, [GOOD]), fraction=0.999)
-    assert not held_out("x", 0.0) and held_out("x", 1.0)
+    error = error_of(lambda: read(tokenizer, write_rows(file, [GOOD]), fraction=0.999))
+    assert "--eval-fraction 0" in error
+    assert 0 <= hash_fraction("x") < 1
 
 
 # ---- the split ----

@@ -17,13 +17,11 @@ def run_of(tmp_path, name, golds, root_kls, rows=(), **args):
     folder, log = tmp_path / name, []
     folder.mkdir()
     (folder / "args.json").write_text(json.dumps({"stage": "ppo", "args": ARGS | args}))
+    update = {"n": 4, "n_ties": 1, "episodes": 8, "answer_tokens": 80, "time_s": 1.0}
     for i, (gold, root_kl) in enumerate(zip(golds, root_kls)):
-        log += [
-            {"step": i, "n": 4, "n_ties": 1, "episodes": 8, "answer_tokens": 80, "time_s": 1.0}
-        ] * (i > 0)
         kl = None if root_kl is None else root_kl**2
-        log.append({"step": i, "val/gold": gold, "val/kl": kl, "time_s": 9.0, "n": 64})
-        log.append({"step": i, "eval/loss": 0.5, "time_s": 9.0})
+        step = [update] * (i > 0) + [{"val/gold": gold, "val/kl": kl, "time_s": 9.0, "n": 64}]
+        log += [{"step": i} | row for row in [*step, {"eval/loss": 0.5, "time_s": 9.0}]]
     tiny.write_rows(folder / "metrics.jsonl", [*log, *rows])
     return read_run(folder)
 
@@ -62,14 +60,12 @@ def test_costs_until_a_share_of_the_largest_gain(tmp_path):
     dpo = run_of(tmp_path, "d", [0.3, 0.4], [0, 1], pairs=["x"], reward_model="gone")
     lost = run_of(tmp_path, "l", [0.3, 0.3], [0, 1], reward_model="gone")
     rows = efficiency({"PPO": ppo, "DPO": dpo, "lost": lost})
-    assert [(row["model"], row["until"]) for row in rows] == [
-        ("PPO", "a gain of 0.36, step 2"), ("PPO", "its end"), ("DPO", "its end"), ("lost", "its end"),
+    assert [f"{row['model']}: {row['until']}" for row in rows] == [
+        "PPO: a gain of 0.36, step 2", "PPO: its end", "DPO: its end", "lost: its end",
     ]  # fmt: skip
-    assert [rows[0][cost] for cost in COSTS] == [5, 16, 160, 3.0]
-    assert [rows[2][cost] for cost in COSTS] == [5, 8, 80, 1.0]
-    assert [rows[3][cost] for cost in COSTS] == pytest.approx(
-        [math.nan, 8, 80, math.nan], nan_ok=True
-    )
+    first, _, second, unknown = ([row[cost] for cost in COSTS] for row in rows)
+    assert (first, second) == ([5, 16, 160, 3.0], [5, 8, 80, 1.0])
+    assert unknown == pytest.approx([math.nan, 8, 80, math.nan], nan_ok=True)
     assert [row["until"] for row in efficiency({"lost": lost})] == ["its end"]
 
 

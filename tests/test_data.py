@@ -1,9 +1,12 @@
 """The bundled data and base. The bytes of every file are held, by the generator or by the hash on the
-card; what the card says of their content was tested at commit 6b456b2 and cannot change alone."""
+card; what the card says of their content was tested at commit 6b456b2 and cannot change alone.
 
-import functools
+recruiter.jsonl   moves: two answers that differ in one component of the recruiter's utility; worth: golden
+                  values (.575: python shown, sql and linux claimed, 3 of 6 years: .6·1/2 + .15·1 + .1·1/2 +
+                  .15·1/2; .3: the gate)
+"""
+
 import hashlib
-import json
 import os
 import random
 import re
@@ -13,28 +16,26 @@ import sys
 
 import pytest
 
+import grammar
+import make_data
+import recruiter
+from case_rows import each
 from conftest import REPO
+from parts.files import read_jsonl
 
 DATA = REPO / "data"
-sys.path.insert(0, str(DATA))
-
-import grammar  # noqa: E402
-import make_data  # noqa: E402
-import recruiter  # noqa: E402
-
-
-@functools.cache
-def rows_of(name):
-    lines = (DATA / f"{name}.jsonl").read_text("utf-8").split("\n")
-    return [json.loads(line) for line in lines[:-1]]
 
 
 def content(row, *keys):
     return [row[key][0]["content"] for key in keys]
 
 
+def bundled(name):
+    return [*read_jsonl(DATA / f"{name}.jsonl")]
+
+
 def test_the_files_are_what_the_generator_writes(tmp_path):
-    command = [sys.executable, str(DATA / "make_data.py"), "--out", str(tmp_path)]
+    command = [sys.executable, DATA / "make_data.py", "--out", tmp_path]
     subprocess.run(command, env=os.environ | {"PYTHONHASHSEED": "4711"}, check=True)
     written = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
     assert len(written) == 16
@@ -77,42 +78,13 @@ def filled(prompt, text):
     return "\n".join(lines) + f" {more}" * bool(more)
 
 
-# task, component: better → worse; everything but the named component is equal
-MOVES = """
-assess, form: * | sql | hold → swap * | sql | hold
-assess, recall: python, kafka | sql | hold → python | sql | hold
-assess, no invention: python | sql | hold → python, kafka, linux | sql | hold
-assess, evidence: * | sql | hold → python, kafka | sql | hold
-assess, gaps: * | sql | hold → * | kafka | hold
-assess, decision: * | sql | hold → * | sql | advance
-assess, concise: * | sql | hold → * | sql | hold + It was nice.
-interview, one question: ASK → ASK What was hard about sql?
-interview, one must-have: ASK → You led a team of 4 with kafka. How have you used sql and python?
-interview, aims at a gap: ASK → You led a team of 4 with kafka. How have you used kafka?
-interview, open: ASK → You led a team of 4 with kafka. Have you used sql?
-interview, picks up: ASK → You led a team of 5 with kafka. How have you used sql?
-summary, form: *, sql | not discussed | none → swap *, sql | not discussed | none
-summary, recall: *, sql | not discussed | none → * | not discussed | none
-summary, no invention: kafka | not discussed | none → kafka, sql, python, linux, docker, java | not discussed | none
-summary, evidence: *, sql | not discussed | none → python (led a team of 4), kafka, sql | not discussed | none
-summary, teamwork: *, sql | helped 3 new colleagues | none → *, sql | plays chess | none
-summary, concerns: *, sql | not discussed | was late 2 times → *, sql | not discussed | was late 2 times, missed 4 deadlines
-summary, concise: *, sql | not discussed | none → *, sql | not discussed | none + Hello.
-rank, shown: 6 years. Used python and ran 3 workshops. → 6 years. Knows python.
-rank, claimed: 6 years. Knows sql. → 6 years. Wants to learn sql.
-rank, nice to have: 6 years. Knows linux. → 6 years. Read a book on linux.
-rank, years: 6 years. Knows sql. → 2 years. Knows sql.
-""".strip().split("\n")
-
-
-@pytest.mark.parametrize("move", MOVES)
-def test_each_component_moves_alone(move):
+@each("recruiter", of="moves")
+def test_each_component_moves_alone(task, component, better, worse):
     """The named one falls, all others stay, and the utility falls by weight × difference. (`no
     invention`: recall stays at 1/2 = 2/(2 + 2·1) and 1/3 = 3/(3 + 2·3): an invention counts twice
     below.)"""
-    task, component, texts = re.match(r"(\w+), (.+?): (.*)", move).groups()
     prompt = PROMPTS[task]
-    texts = [filled(prompt, text) for text in texts.split(" → ")]
+    texts = [filled(prompt, text) for text in (better, worse)]
     high, low = (recruiter.components(prompt, text) for text in texts)
     assert [name for name in high if high[name] != low[name]] == [component]
     weight, value = high[component]
@@ -121,24 +93,9 @@ def test_each_component_moves_alone(move):
     assert gap == pytest.approx(weight * (value - low[component][1]), abs=2e-6)
 
 
-WORTH = [
-    (ASSESS, "* | sql | hold", 1),
-    (INTERVIEW, ASK, 1),
-    (SUMMARY, "*, sql | helped 3 new colleagues | was late 2 times", 1),
-    # python shown, sql and linux claimed, 3 of 6 years: .6·1/2 + .15·1 + .1·1/2 + .15·1/2
-    (RANK, "3 years. Used python and ran 3 workshops. Knows sql. Lists linux too.", 0.575),
-    (RANK, "3 years. Used python and ran 3 workshops. Knows sql. Lists linux. Is old.", 0.575),
-    (RANK, "9" * 5000 + " years.", 0.15),  # more digits than Python reads
-    (ASSESS, "* | sql | hold, has 2 children", 0.3),  # the gate
-    (INTERVIEW, "How old are you?", 0.6 * 0.4),
-    (ASSESS, "", 0),
-    (RANK, " \n", 0),
-]
-
-
-@pytest.mark.parametrize("prompt, answer, worth", WORTH)
-def test_goldens_of_the_recruiter(prompt, answer, worth):
-    answer = filled(prompt, answer)
+@each("recruiter", of="worth")
+def test_goldens_of_the_recruiter(task, answer, worth):
+    prompt, answer = PROMPTS[task], filled(PROMPTS[task], answer)
     messages = make_data.message("user", prompt), make_data.message("assistant", answer)
     found = recruiter.utility(prompt, answer), *recruiter.reward([messages[0]], [messages[1]], None)
     assert found == pytest.approx((worth, worth))
@@ -150,8 +107,8 @@ def test_the_best_answer_is_worth_one_and_cheats_do_not_pay(task):
     the prompt or themselves, or talk on are worth less than the usual one of prefs_train."""
     rngs = [random.Random(f"test_data/{task}/{i}") for i in range(300)]
     people = [grammar.make_case(rng, task, "test") for rng in rngs]
-    prompts = [grammar.prompt(case) for case in people]
-    best = [grammar.answer(rng, case) for rng, case in zip(rngs, people)]
+    prompts = [*map(grammar.prompt, people)]
+    best = [*map(grammar.answer, rngs, people)]
     for prompt, case in zip(prompts, people):
         truth = recruiter.read(prompt)
         read = truth.shown, truth.gaps, truth.teamwork, truth.concerns, sorted(truth.claimed)
@@ -162,25 +119,25 @@ def test_the_best_answer_is_worth_one_and_cheats_do_not_pay(task):
         return statistics.fmean(recruiter.reward(prompts, answers))
 
     def naming(skills):
-        interview = f"How have you used {skills}?"
+        if task == "interview":
+            return f"How have you used {skills}?"
         decision = "not discussed | none" if task == "summary" else f"{skills} | hold"
-        return interview if task == "interview" else filled(PROMPTS[task], f"{skills} | {decision}")
+        return filled(PROMPTS[task], f"{skills} | {decision}")
 
     assert mean(best) == 1
     assert max(mean([text] * 300) for text in [*best[:60], naming("sql")]) <= 0.45
-    rows = [row for row in rows_of("prefs_train") if row["task"] == task]
+    rows = [row for row in bundled("prefs_train") if row["task"] == task]
     texts = [content(row, "prompt", side) for row in rows for side in ("chosen", "rejected")]
     usual = statistics.fmean(recruiter.utility(*pair) for pair in texts)
     assert 0.4 < usual < 0.6
     musts = [naming(", ".join(case["must"])) for case in people]
     again = [f"{text}\n{text.splitlines()[-1]}" for text in best]
-    long = [text + " word" * 121 for text in best]
-    assert max(map(mean, (musts, prompts, again, long))) < usual
+    assert max(map(mean, (musts, prompts, again, [text + " word" * 121 for text in best]))) < usual
 
 
 def test_names_enter_nothing():
     """The truth must be blind, or the audits measure the recruiter."""
-    for row in (rows_of("prefs_train") + rows_of("rank_train"))[::4]:
+    for row in (bundled("prefs_train") + bundled("rank_train"))[::4]:
         prompt, *answers = texts = content(row, "prompt", "chosen", "rejected")
         for entry in row["candidates"]:
             texts = [text.replace(entry["name"], "Jamal Mack") for text in texts]
@@ -188,12 +145,10 @@ def test_names_enter_nothing():
         assert after == recruiter.reward([prompt] * 2, answers)
 
 
-HASHES = re.findall(
-    r"^\| `(\S+)` \|.* `(\w{16})` \|$", (DATA / "README.md").read_text("utf-8"), re.M
-)
+CARD = (DATA / "README.md").read_text("utf-8")
 
 
-@pytest.mark.parametrize("name, sha", HASHES)
+@pytest.mark.parametrize("name, sha", re.findall(r"^\| `(\S+)` \|.* `(\w{16})` \|$", CARD, re.M))
 def test_hashes_of_the_card(name, sha):
     """The statistics on the card were measured on the files with these hashes."""
     assert hashlib.sha256((DATA / name).read_bytes()).hexdigest()[:16] == sha

@@ -53,3 +53,7 @@ def test_every_command_of_the_loop_runs(demo):
     kinds = (stats.FOUND, stats.NONE, stats.OPEN, stats.UNMEASURED, "reference")
     assert verdicts and all(verdict.startswith(kinds) for verdict in verdicts)
     assert read_json(folder / "report" / "report.json")["answer"][0] in output[-2000:]
+    page = (folder / "index.html").read_text()
+    links = re.findall('href="([^"]+)"', page)
+    assert {"report/report.html", "fairness/report.html", "dpo/"} <= {*links}
+    assert all((folder / link).exists() for link in links)

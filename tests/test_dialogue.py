@@ -4,6 +4,7 @@ package brings them, or small ones that behave alike.
 """
 
 import json
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,7 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, 
 from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
 
 import common
-from tiny import CHATML, SENTENCES, tiny_model, tiny_tokenizer
+from tiny import CHATML, SENTENCES, said, tiny_model, tiny_tokenizer, user
 
 # ---- families: end of turn, BOS, special tokens, template ----
 
@@ -85,14 +86,6 @@ def own(family):
     return tokenizer_of(family)
 
 
-def user(text):
-    return {"role": "user", "content": text}
-
-
-def said(text, **more):
-    return {"role": "assistant", "content": text, **more}
-
-
 SYSTEM = {"role": "system", "content": "Be brief."}
 ASK, EARLY = user("Which shift?"), said("The early one.")
 THINK = "<think>\nlook at the rota\n</think>\n\n"
@@ -157,25 +150,21 @@ def test_keys_without_a_value_are_no_keys(family, own):
 
 def ids_of_trl(tokenizer, rows, place):
     """[(prompt ids, chosen ids, rejected ids)] as TRL's DPOTrainer makes them."""
-    trl = pytest.importorskip("trl", reason="needs the development dependency trl")
-    datasets = pytest.importorskip("datasets", reason="needs the development dependency datasets")
+    needs = partial(pytest.importorskip, reason="needs the development dependencies")
+    trl, datasets = map(needs, ("trl", "datasets"))
     model = AutoModelForCausalLM.from_pretrained(tiny_model("llama", place, tokenizer))
-    how = dict(use_cpu=True, bf16=False, report_to=[], max_length=None)
-    args, rows = trl.DPOConfig(output_dir=str(place), **how), datasets.Dataset.from_list(rows)
-    given = dict(args=args, processing_class=tokenizer, train_dataset=rows)
-    keys = "prompt_ids", "chosen_ids", "rejected_ids"
-    return [
-        tuple(list(row[key]) for key in keys)
-        for row in trl.DPOTrainer(model, **given).train_dataset
-    ]
+    args = trl.DPOConfig(str(place), use_cpu=True, bf16=False, report_to=[], max_length=None)
+    given = dict(processing_class=tokenizer, train_dataset=datasets.Dataset.from_list(rows))
+    made = trl.DPOTrainer(model, args=args, **given).train_dataset
+    return [*zip(made["prompt_ids"], made["chosen_ids"], made["rejected_ids"])]
 
 
 def test_text_has_trls_ids(tmp_path):
     """Text is continued as it stands, by a model with a chat template, too."""
     tokenizer = tiny_tokenizer(bos="<s>", add_bos=True, template=CHATML)
     rows = [
-        {"prompt": "Which candidate fits this role?", "chosen": " The first", "rejected": " None"},
-        {"prompt": "\n\nHuman: Hi\n\nAssistant:", "chosen": " Yes.", "rejected": " No."},
+        dict(prompt="Which candidate fits this role?", chosen=" The first", rejected=" None"),
+        dict(prompt="\n\nHuman: Hi\n\nAssistant:", chosen=" Yes.", rejected=" No."),
     ]
     ours = [common.encode_pair(tokenizer, *row.values()) for row in rows]
     assert ours == ids_of_trl(tokenizer, rows, tmp_path)

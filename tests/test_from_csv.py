@@ -1,16 +1,12 @@
 """data/from_csv.py: votes in a spreadsheet become pairs; what cannot be read is named by its line."""
 
-import sys
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from conftest import REPO
+import from_csv
 from parts import files
-
-sys.path.insert(0, str(REPO / "data"))
-import from_csv  # noqa: E402
+from tiny import error_of
 
 HEAD = "prompt,response_a,response_b,preferred\n"
 NAMED = "prompt,response_a,response_b,preferred,annotator\n"
@@ -40,9 +36,11 @@ def test_a_vote_becomes_a_pair(run, capsys):
     votes = f"p,{answers},A,ann\nq,{answers},B,ann\nr,{answers},tie,ben\n"
     rows = run(NAMED + votes, *WHO, encoding="utf-8-sig")
     a, b = 'Say "hi",\nthen go', "Hallo; größer"
-    assert list(map(texts, rows)) == [["p", a, b], ["q", b, a], ["r", a, b]]
-    ends = [(row["tie"], row["annotator"], row["id"]) for row in rows]  # a cell has two lines
-    assert ends == [(False, "ann", "line-2"), (False, "ann", "line-4"), (True, "ben", "line-6")]
+    found = [[*texts(row), row["tie"], row["annotator"], row["id"]] for row in rows]
+    assert found == [  # a cell has two lines
+        ["p", a, b, False, "ann", "line-2"], ["q", b, a, False, "ann", "line-4"],
+        ["r", a, b, True, "ben", "line-6"],
+    ]  # fmt: skip
     assert "the first answer won 1 of 2" in capsys.readouterr().out
 
 
@@ -67,16 +65,12 @@ LEFT_OUT = {
 
 @pytest.mark.parametrize("row", LEFT_OUT)
 def test_a_row_that_is_left_out_is_named(row, run, capsys):
-    rows = run(f"{NAMED}q,x,y,A,ann\n{row}\nq,x,y,B,ben\n", *WHO)
+    """Of many the first twenty."""
+    rows = run(f"{NAMED}q,x,y,A,ann\n{row}\nq,x,y,B,ben\n" + "p,x,y,1,b\n" * 30, *WHO)
     said = capsys.readouterr()
-    assert [row["id"] for row in rows] == ["line-2", "line-4"] and "left out 1" in said.out
+    assert [row["id"] for row in rows] == ["line-2", "line-4"] and "left out 31" in said.out
     assert "v.csv:3: " in said.err and LEFT_OUT[row] in said.err
-
-
-def test_of_many_rows_that_are_left_out_the_first_are_named(run, capsys):
-    run(HEAD + "p,x,y,A\n" + "p,x,y,1\n" * 30)
-    said = capsys.readouterr()
-    assert said.err.count("v.csv:") == 20 and "10 more" in said.err and "left out 30" in said.out
+    assert said.err.count("v.csv:") == 20 and "11 more" in said.err
 
 
 REFUSED = {
@@ -110,9 +104,7 @@ def test_a_prompt_is_on_one_side(run, tmp_path, capsys):
     sides = [files.read_jsonl(tmp_path / f"out/{name}.jsonl") for name in ("train", "test")]
     train, test = ({texts(row)[0] for row in side} for side in sides)
     assert not train & test and len(train | test) == 100 and 10 <= len(test) <= 30
-    with pytest.raises(files.UserError, match="--overwrite"):
-        run(votes)
-    capsys.readouterr()
+    assert "--overwrite" in error_of(run, votes)
     run(votes, "--overwrite", "--test-fraction", "0")
     assert "--test-fraction" in capsys.readouterr().out  # too few prompts to measure anything
     assert (tmp_path / "out/test.jsonl").read_bytes() == b""

@@ -14,8 +14,7 @@ from transformers import AutoModelForCausalLM
 import grpo_rubric
 from judge_server import Rule, fault
 from parts import sampling
-from parts.files import UserError, write_json
-from test_grpo import read
+from parts.files import UserError, read_jsonl, write_json
 from tiny import error_of, tiny_model, tiny_reward_model, write_rows
 
 pytestmark = pytest.mark.usefixtures("quiet_process")
@@ -57,25 +56,22 @@ def uniform(tmp_path_factory):
     return name
 
 
-@pytest.fixture(scope="module")
-def texts(tmp_path_factory):
-    folder, paths = tmp_path_factory.mktemp("rows"), {}
-    for name, rubrics in {"text": [TEXT], "mixed": [TEXT, CHECK]}.items():
-        rows, paths[name] = asks(12, *rubrics), folder / f"{name}.json"
-        parts = {"train": rows[:8], "validation": rows[8:10], "test": rows[10:]}
-        write_json(paths[name], parts)
-    return paths
-
-
 @pytest.fixture
-def train(uniform, texts, tmp_path):
-    def run(server, *flags, data="text", out="run", code=0):
-        argv = f"--model {uniform} --data {texts.get(data, data)} --judge-base-url {server.url}"
-        argv += f""" --judge-model rule --judge-concurrency 8 --group-size 4 --groups-per-batch 4
+def train(uniform, tmp_path):
+    """(lines of the log, rollouts) of a run whose rows have these rubrics, or lie in `data`."""
+
+    def run(server, *flags, rubrics=(TEXT,), data=None, out="run", code=0):
+        if not data:
+            rows, data = asks(12, *rubrics), tmp_path / "rows.json"
+            write_json(data, {"train": rows[:8], "validation": rows[8:10], "test": rows[10:]})
+        argv = f"""--model {uniform} --data {data} --judge-base-url {server.url} --out {tmp_path / out}
+            --judge-model rule --judge-concurrency 8 --group-size 4 --groups-per-batch 4
             --steps 4 --max-new-tokens 1 --lr 3e-3 --schedule constant --patience 0 --eval-every 2
-            --save-every 1 --restore last --out {tmp_path / out}"""
+            --save-every 1 --restore last"""
         assert grpo_rubric.main([*argv.split(), *map(str, flags)]) == code
-        return [read(tmp_path / out / name) for name in ("metrics.jsonl", "rollouts.jsonl")]
+        return [
+            [*read_jsonl(tmp_path / out / name)] for name in ("metrics.jsonl", "rollouts.jsonl")
+        ]
 
     return run
 
@@ -104,7 +100,7 @@ def assert_honest(kept, rule=vowel):
         assert (row["reward"] is None) == bool(row["rubric"]["error"])
 
 
-BROKEN = 500, {"Retry-After": "0"}, b"oops"  # a retry does not wait
+BROKEN = 500, {"Retry-After": "0"}, "oops"  # a retry does not wait
 
 
 def test_no_reward_is_invented_and_every_paid_reply_is_logged(train):
@@ -117,11 +113,12 @@ def test_no_reward_is_invented_and_every_paid_reply_is_logged(train):
     for row in trained(rows):
         group = of_step(kept, row)
         scored = [r["reward"] for r in group if r["reward"] is not None]
-        lost += 16 - len(scored)
-        assert row["reward/unscored_frac"] == pytest.approx(1 - len(scored) / 16, abs=1e-6)
-        assert row["reward/mean"] == pytest.approx(sum(scored) / len(scored), abs=1e-6)
-        assert row["reward/lost/rubric"] == 16 - len(scored)
-        assert (row["judge/failed_frac"] > 0) == (len(scored) < 16)
+        n_lost = 16 - len(scored)
+        lost += n_lost
+        assert row["reward/lost/rubric"] == n_lost
+        found = row["reward/unscored_frac"], row["reward/mean"]
+        assert found == pytest.approx((n_lost / 16, sum(scored) / len(scored)), abs=1e-6)
+        assert (row["judge/failed_frac"] > 0) == (n_lost > 0)
         assert all(r["advantage"] is None for r in group if r["reward"] is None)
     assert 4 < lost < 40
     paid = [row for row in rows if "judge/usd" in row]
@@ -131,9 +128,9 @@ def test_no_reward_is_invented_and_every_paid_reply_is_logged(train):
 
 def test_programs_decide_checks_and_the_judge_the_texts(train, tmp_path):
     """What a program checks is not sent; validation, whose rows all have a check, asks nobody."""
+    gold = gold_flag(tmp_path, "[0.5] * len(answers)")
     with Rule(vowel) as server:
-        gold = gold_flag(tmp_path, "[0.5] * len(answers)")
-        rows, kept = train(server, *gold, "--steps", 2, data="mixed")
+        rows, kept = train(server, *gold, "--steps", 2, rubrics=(TEXT, CHECK))
     assert len(server.requests) > 10
     assert not re.search(r"regex|aeiou|gold|check|pattern", str(server.requests), re.I)
     for row in kept:
@@ -200,14 +197,17 @@ def test_resume_repeats_no_paid_call(train, tmp_path):
         server.script = lambda text: fault(401) if len(server.paid) == dies else None
         with pytest.raises(UserError, match="HTTP 401"):
             train(server, *flags)
-        assert [row["step"] for row in trained(read(tmp_path / "run/metrics.jsonl"))] == [1, 2]
+        assert [row["step"] for row in trained([*read_jsonl(tmp_path / "run/metrics.jsonl")])] == [
+            1,
+            2,
+        ]
         server.script = lambda text: None
         train(server, *flags, "--resume")
     assert sorted(server.paid) == sorted(once) and len({*once}) == len(once) > dies
     made = []
     for out in (tmp_path / "whole", tmp_path / "run"):
         # where a reply came from, and how long it took, differs
-        log = [(r["step"], r["answer"], r["reward"]) for r in read(out / "rollouts.jsonl")]
+        log = [(r["step"], r["answer"], r["reward"]) for r in [*read_jsonl(out / "rollouts.jsonl")]]
         made.append(((out / "model.safetensors").read_bytes(), log))
     assert made[0] == made[1]
 
@@ -220,8 +220,9 @@ def test_no_ruler_score_is_invented(train):
             labels = re.findall(r'<attempt-\w+ id="(\w+)">', text)
             return json.dumps({"scores": [{"id": k, "score": 0.5} for k in labels[1:]]})
 
+    more = {"rubrics": (TEXT, CHECK)}
     with Rule(vowel, vowel_score, script) as server:
-        rows, kept = train(server, "--reward", "ruler", "--judge-passes", 2, data="mixed")
+        rows, kept = train(server, "--reward", "ruler", "--judge-passes", 2, **more)
     assert all("<standard-" in text for text in server.asked)
     lost = 0
     for row in trained(rows):
@@ -255,10 +256,10 @@ def test_a_reward_model_scores_what_it_reads(uniform, tmp_path):
         --group-size 4 --groups-per-batch 2 --steps 1 --max-new-tokens""".split()
     assert "--max-new-tokens" in error_of(grpo_rubric.main, [*argv, "20"])
     assert grpo_rubric.main([*argv, "12"]) == 0
-    train = [r["reward"] for r in read(out / "rollouts.jsonl") if r["split"] == "train"]
+    train = [r["reward"] for r in [*read_jsonl(out / "rollouts.jsonl")] if r["split"] == "train"]
     scored = [x for x in train if x is not None]  # bytes that are no text become three tokens each
     assert len({*scored}) > 2 and len(train) == 8
-    row = next(row for row in read(out / "metrics.jsonl") if "reward/model" in row)
+    row = next(row for row in [*read_jsonl(out / "metrics.jsonl")] if "reward/model" in row)
     assert row["reward/mean"] == pytest.approx(sum(scored) / len(scored), abs=1e-4)
 
 

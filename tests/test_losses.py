@@ -10,9 +10,10 @@ import torch
 
 import common
 import dpo
+import ppo
 import reward_train
-from parts import answers, pairs, runs, sampling
-from tiny import F64, close, on, t
+from parts import answers, grpo, pairs, runs, sampling
+from tiny import F64, cases, close, on, policy_of, t
 
 LN2 = math.log(2)
 
@@ -33,18 +34,16 @@ def loss_of(loss_type, **options):
     return dpo.dpo_loss(*sides, loss_type=loss_type, **LENGTHS, **options)
 
 
-@pytest.mark.parametrize(
-    "loss_type, smoothing, expected",
-    [
-        ("sigmoid", 0.0, [0.5981388694, 0.7981388694]),
-        ("sigmoid", 0.1, [0.6181388694, 0.7781388694]),
-        ("robust", 0.1, [0.5731388694, 0.8231388694]),
-        ("hinge", 0.0, [0.8, 1.2]),
-        ("ipo", 0.0, [20.7025, 27.7377777778]),
-        ("sigmoid_norm", 0.0, [0.6709002842, 0.7065694001]),
-        ("simpo", 0.0, [0.3132616875, 0.3132616875]),
-    ],
-)
+@cases("""
+loss_type | smoothing | expected
+sigmoid | 0.0 | [0.5981388694, 0.7981388694]
+sigmoid | 0.1 | [0.6181388694, 0.7781388694]
+robust | 0.1 | [0.5731388694, 0.8231388694]
+hinge | 0.0 | [0.8, 1.2]
+ipo | 0.0 | [20.7025, 27.7377777778]
+sigmoid_norm | 0.0 | [0.6709002842, 0.7065694001]
+simpo | 0.0 | [0.3132616875, 0.3132616875]
+""")
 def test_dpo_golden(loss_type, smoothing, expected):
     """z = .1·(1 + 1) = .2: log(1 + e^−.2) = .5981; hinge 1 − .2; ipo (1/5 + 1/4 − 5)² = 20.7025;
     simpo 2·(−10/5 + 12/4) − 1 = 1, log(1 + e⁻¹) = .3133."""
@@ -62,15 +61,17 @@ def test_dpo_rewards_golden():
 
 def test_a_batch_keeps_pairs_together():
     """Row k is chosen k, row 3 + k rejected k. Interleaved, nobody compared the pairs."""
-    chosen, rejected = [[10], [11, 12], [13]], [[20, 21], [22], [23, 24]]
-    prompts = [[1, 2], [3], [4, 5, 6]]
-    given = SimpleNamespace(prompts=prompts, chosen=chosen, rejected=rejected, pad=0)
-    rows = pairs.Pairs.batch(given, [2, 0, 1], torch.device("cpu"))
-    ids, attention_mask, answer_mask = rows
-    answers = [[13], [10], [11, 12], [23, 24], [20, 21], [22]]
-    assert [row[m].tolist() for row, m in zip(ids, answer_mask)] == answers
-    prompts = [row[m].tolist() for row, m in zip(ids, attention_mask & ~answer_mask)]
-    assert prompts == [[4, 5, 6], [1, 2], [3]] * 2
+    given = SimpleNamespace(
+        prompts=[[1, 2], [3], [4, 5, 6]], pad=0,
+        chosen=[[10], [11, 12], [13]], rejected=[[20, 21], [22], [23, 24]],
+    )  # fmt: skip
+    ids, attention_mask, mask = pairs.Pairs.batch(given, [2, 0, 1], torch.device("cpu"))
+    rows = [[4, 5, 6, 13], [1, 2, 10], [3, 11, 12], [4, 5, 6, 23, 24], [1, 2, 20, 21], [3, 22]]
+    assert [row[m].tolist() for row, m in zip(ids, attention_mask)] == rows
+    assert mask.sum(1).tolist() == [1, 1, 2, 2, 2, 1]
+    assert [row[m].tolist() for row, m in zip(ids, mask)] == [
+        row[-n:] for row, n in zip(rows, mask.sum(1))
+    ]
 
 
 def test_the_log_prob_of_an_answer_is_a_sum_over_its_tokens():
@@ -91,13 +92,12 @@ def test_the_log_prob_of_an_answer_is_a_sum_over_its_tokens():
 def test_kl_of_sample_answers(tokenizer, llama_folder):
     """Σ log π − log π_ref of all answers' tokens, at --eval-temperature: 2 halves the logits."""
     args = dpo.parse_args("--out no/folder --eval-temperature 2 --micro-tokens 9".split())
-    run, device = runs.Run("dpo", args, (), ()), torch.device("cpu")
-    policy = common.Policy(common.load_model(llama_folder, device, torch.float32), torch.float32)
-    reference = common.Policy(common.load_model(llama_folder, device, torch.float32), torch.float32)
+    run = runs.Run("dpo", args, ())
+    policy, reference = policy_of(llama_folder), policy_of(llama_folder)
     reference.model.lm_head.weight.data *= 3
-    prompts = [common.encode_prompt(tokenizer, text) for text in ("sql", "Assess: kafka.")]
-    found = answers.generate(policy, tokenizer, prompts, 5, 1.0, seed=1)
-    expected = 0.0
+    shown = [{"prompt": text} for text in ("sql", "Assess: kafka.")]
+    prompts = [common.encode_prompt(tokenizer, row["prompt"]) for row in shown]
+    found, expected = [[40, 41, 42], [50]], 0.0
     with torch.no_grad():
         for prompt, answer in zip(prompts, found):
             ids = torch.tensor([prompt + answer])
@@ -105,8 +105,8 @@ def test_kl_of_sample_answers(tokenizer, llama_folder):
                 logps = (model(ids).logits[0, :-1] / 2).log_softmax(-1)
                 logps = logps.gather(-1, ids[0, 1:, None])[len(prompt) - 1 :]
                 expected += sign * logps.sum().item() / len(prompts)
-        given = prompts, found, tokenizer.pad_token_id
-        kl = answers.kl_to_start(run, policy, reference, *given)
+        sampled = answers.Answers(run, tokenizer, policy.model.config, shown, ())
+        kl = sampled.kl(policy, reference, found)
     assert kl == pytest.approx(expected, rel=1e-5) and abs(expected) > 0.1
 
 
@@ -135,25 +135,15 @@ REWARDS = (t(1, 2, 0), t(0, 2, 1))
 TIE = on(1, 0, 0)
 
 
-@pytest.mark.parametrize(
-    "options, expected",
-    [
-        ({}, 0.7732235185),
-        ({"margin": [0.5, 0.5, 0.5]}, 1.0498557488),
-        ({"center_coef": 0.01}, 0.8332235185),
-        ({"label_smoothing": 0.1}, [0.4132616875, 0.6931471806, 1.2132616875]),
-        ({"tie": [1, 0, 0]}, [0.8132616875, 0.6931471806, 1.3132616875]),
-        (
-            {
-                "margin": [0.5, 0.5, 0.5],
-                "tie": [1, 0, 0],
-                "label_smoothing": 0.1,
-                "center_coef": 0.01,
-            },
-            1.1562506499,
-        ),
-    ],
-)
+@cases("""
+options | expected
+{} | 0.7732235185
+{"margin": [0.5, 0.5, 0.5]} | 1.0498557488
+{"center_coef": 0.01} | 0.8332235185
+{"label_smoothing": 0.1} | [0.4132616875, 0.6931471806, 1.2132616875]
+{"tie": [1, 0, 0]} | [0.8132616875, 0.6931471806, 1.3132616875]
+{"margin": [0.5, 0.5, 0.5], "tie": [1, 0, 0], "label_smoothing": 0.1, "center_coef": 0.01} | 1.1562506499
+""")
 def test_bradley_terry_golden(options, expected):
     """z = 1, 0, −1: −log σ is .3133, .6931, 1.3133. Centring adds .01·(1 + 16 + 1)/3. The last row
     crosses all four: the tie has neither margin nor ε, but it is centred."""
@@ -202,17 +192,15 @@ def test_kl_card_values():
     assert close((P @ (estimates - means) ** 2).sqrt(), [0.99, 0.61], 5e-3)
 
 
-@pytest.mark.parametrize(
-    "place, j, expected",
-    [
-        ("reward", 1, [0.4325, -0.2081, -0.2244]),
-        ("reward", 3, [-0.0675, -0.1081, 0.1756]),
-        ("loss", 1, [0, 0, 0]),
-        ("loss", 3, [0.5, -0.1, -0.4]),
-        ("ratio", 1, [0.4325, -0.2081, -0.2244]),
-        ("ratio", 3, [0.4325, -0.2081, -0.2244]),
-    ],
-)
+@cases("""
+place | j | expected
+reward | 1 | [0.4325, -0.2081, -0.2244]
+reward | 3 | [-0.0675, -0.1081, 0.1756]
+loss | 1 | [0, 0, 0]
+loss | 3 | [0.5, -0.1, -0.4]
+ratio | 1 | [0.4325, -0.2081, -0.2244]
+ratio | 3 | [0.4325, -0.2081, -0.2244]
+""")
 def test_kl_card_gradients(place, j, expected):
     """The right value with the wrong gradient is the slip that no log shows. That of KL(π‖π_ref) is
     π·(log(π/π_ref) − KL) = (.4325, …): k1 in the reward, ratio × k3 in the loss. k3 in the
@@ -233,6 +221,25 @@ def test_kl_far_from_the_reference():
     k1, k3 = sampling.kl_estimates(logps, logps.flip(1), on([1, 1]))
     assert k1.tolist() == [[-50, 50]]
     assert k3.isfinite().all() and close(k3[0, 1], 49.0, 1e-5)
+
+
+@pytest.mark.parametrize("stage", ["ppo", "grpo"])
+def test_clipped_losses_case_by_case(stage):
+    """The gradient is exactly 0 where the clipped branch is the larger, −A·ρ elsewhere."""
+    logps, advantages = t([1.5, 1.5, 0.5, 0.5, 1.1, 1.0]).log().T, t([1, -1, 1, -1, 1, -1]).T
+    logps, old, mask = logps.requires_grad_(), torch.zeros_like(logps), advantages != 0  # (6, 1)
+    losses = t([-1.28, 1.5, -0.5, 0.8, -1.1, 1.0]).T
+    if stage == "ppo":
+        found, clipped = ppo.ppo_policy_loss(logps, old, advantages, mask, clip_high=0.28)
+        assert close(found.detach(), losses)
+    else:
+        found, columns = grpo.grpo_loss(logps, old, advantages[:, 0], mask, normalizer=1)
+        clipped = columns["clip_frac"]
+        assert close(columns["ratio"], logps.exp())
+    assert close(found.sum().detach(), losses.sum())
+    assert clipped[:, 0].tolist() == [True, False, False, True, False, False]
+    found.sum().backward()
+    assert close(logps.grad[:, 0], [0, 1.5, -0.5, 0, -1.1, 1.0])
 
 
 # ---- what every loss function owes ----

@@ -1,4 +1,7 @@
-"""A broken file is read, or refused in one line that names it."""
+"""A broken file is read, or refused in one line that names it: two hundred broken copies of each.
+
+good_rows.jsonl   rows that each reader takes
+"""
 
 import json
 import random
@@ -10,41 +13,26 @@ import audit
 import evaluate
 import fairness
 import rank
+from case_rows import rows_of
 from conftest import REPO
 from parts import contest, curves, twins
-from parts.files import UserError, read_jsonl, write_json
+from parts.files import UserError, read_jsonl
 from parts.messages import plain_text
-from parts.votes import item_sha256, load_items, read_log, replay
+from parts.votes import load_items, read_log, replay
 
 VALUES = [None, True, 0, -1, 1e400, "", " ", "x", "\ud800", [], [None], {}, {"role": "user"}, "é" * 5000]  # fmt: skip
-PROMPT = {"prompt": "Assess.", "split": "test", "task": "assess", "expected_decision": "hold"}
-PROMPTS = [
-    PROMPT,
-    PROMPT | {"task": "interview", "must_have": ["sql"], "shown": ["sql"]},
-    PROMPT | {"task": "summary", "shown": ["sql"], "claimed": [], "id": "p"},
-    {"prompt": [{"role": "user", "content": "Hi."}], "split": "test", "task": "assess"},
-]
-PAIR = {"prompt": "p", "chosen": "a b", "rejected": "c", "task": "t", "strength": 2, "tie": False}
-ANN = {"name": "Ann Li", "profile": "Ann Li, 2 years.", "role": "chef", "note": None}
-PEOPLE = [{"id": i} | ANN for i in range(4)]
-ITEM = {"id": "i", "task": "t", "prompt": "p", "a": "x y", "b": "z", "a_model": "m", "b_model": "n"}
-ITEMS = [ITEM | {"id": f"i{k}", "gold": None if k else "a"} for k in range(3)]
-VOTE = json.loads("""{"schema": 1, "event": "vote", "annotator": "ann", "session": "s",
-"shown": {"left": "a", "right": "b"}, "choice": "a", "strength": 2, "reasons": [], "comment": "",
-"gold_pass": null, "repeat_of": null, "undoes": null, "ms_active": 5, "ms_wall": 5,
-"ts_client": "t", "ts_server": "t", "guidelines_sha256": "0", "app": "1"}""")
-VOTE["item_sha256"] = item_sha256(ITEM)
-VOTES = [VOTE | {"event_id": f"e{k}", "item_id": f"i{k}"} for k in (1, 2)]
-RUN = {
-    "stage": "ppo",
-    "args": {"model": "m", "prompts": "p", "batch_size": 4, "pairs": ["x"]},
-    "sha256": {"p": "0"},
-}
-LOG = [{"step": i, "val/gold": 0.5, "val/score": 0.1, "val/kl": 0.2 * i} for i in range(6)]
-LOG += [{"step": 1, "loss": 0.1, "episodes": 8, "length/mean": 3.5, "time_s": 1.0}]
-
-
 PIECES = [b",", b'"', b"\n", b"\x00", b"\xff", b";", b"nan", b"3", b""]
+DECISIONS = b"id,p,g\n0,0,a\n1,1,a\n2,0,b\n3,1,b\n4,0,a\n5,1,a\n6,0,b\n7,1,b\n"
+
+
+def good(name):
+    """Rows of good_rows.jsonl or of a bundled JSONL, or the bytes of a CSV."""
+    if name == "decisions":
+        return DECISIONS
+    if "." not in name:
+        return [case["row"] for case in rows_of("good_rows", reader=name)]
+    path = REPO / "data" / name
+    return path.read_bytes() if path.suffix == ".csv" else [*read_jsonl(path)][:200:30]
 
 
 def mutant(good, rng):
@@ -74,80 +62,65 @@ def prompts(path):
         plain_text(row["prompt"])
 
 
+ITEMS = {row["id"]: row for row in good("items")}
+
+
 def votes(path):
-    items = {item["id"]: item for item in ITEMS}
-    list(evaluate.unblinded(replay(read_log(path, items)), items))
+    list(evaluate.unblinded(replay(read_log(path, ITEMS)), ITEMS))
 
 
 def items(path):
     found = load_items(path, "--votes")
-    list(evaluate.unblinded([vote for vote in VOTES if vote["item_id"] in found], found))
+    list(evaluate.unblinded([vote for vote in good("votes") if vote["item_id"] in found], found))
 
 
 def log(path):
-    write_json(path.parent / "args.json", RUN)
-    path.rename(path.parent / "metrics.jsonl")
-    runs = {"m": curves.read_run(path.parent)}
+    (run,) = good("record")
+    path.with_name("args.json").write_text(json.dumps(run))
+    runs = {"m": curves.read_run(path.rename(path.with_name("metrics.jsonl")).parent)}
     curves.equal_kl(runs)
     curves.efficiency(runs)
-
-
-def record(path):
-    path.rename(path.parent / "args.json")
-    curves.read_run(path.parent)
-
-
-def rows_of(name):
-    return list(read_jsonl(REPO / "data" / name))[:200:30]
 
 
 def people(path, *columns):
     return twins.load_people(path, [*columns], 5)
 
 
-def command(main, *flags):
-    flags = [*flags, "--out", "FILE-out", "--overwrite"]
-    return lambda path: main([flag.replace("FILE", str(path)) for flag in flags])
-
-
-def judged(path):
-    contest.judge_pairs(path, lambda prompts, answers: [float(len(answer)) for answer in answers])
+def command(main, path, *flags):
+    main([*flags, "--out", f"{path}-out", "--overwrite"])
 
 
 def votes_by_group(path):
     fairness.study_votes(path, ["sex"], ("advance", "hold", "reject"))
 
 
-DECISIONS = b"id,p,g\n" + b"".join(b"%d,%d,%c\n" % (i, i % 2, b"aabb"[i % 4]) for i in range(8))
-ANSWERS = [{"response": "How old are you? advance", "group": "a"}, {"response": "hold"}]
-RANKED = {"role": None, "text_column": "profile"}
-READ = {  # a reader, and the rows of its JSONL or the bytes of its CSV
-    "prompts": (prompts, PROMPTS),
-    "pairs": (judged, [PAIR] * 3),
-    "candidates": (lambda path: rank.load_candidates(SimpleNamespace(candidates=path, **RANKED)), PEOPLE),
-    "votes": (votes, VOTES),
-    "items": (items, ITEMS),
-    "log": (log, LOG),
-    "record": (record, [RUN]),
-    "answers": (command(fairness.main, "text", "FILE"), ANSWERS * 3),
-    "decisions": (command(audit.main, "FILE", "--y-pred", "p", "--group", "g"), DECISIONS),
-    "names": (lambda path: people(path, "sex", "race_ethnicity"), (REPO / "data/names.csv").read_bytes()),
-    "ages": (lambda path: people(path, "age_group"), (REPO / "data/ages.csv").read_bytes()),
-    "templates": (lambda path: twins.load_twins(path, 9, people(REPO / "data/names.csv", "sex")), rows_of("twins.jsonl") * 3),
-    "screened": (votes_by_group, rows_of("screen_train.jsonl")),
-    "ranked": (votes_by_group, rows_of("rank_train.jsonl")),
+READ = {
+    "prompts": prompts,
+    "pairs": lambda path: contest.judge_pairs(path, lambda prompts, answers: [*map(float, map(len, answers))]),
+    "candidates": lambda path: rank.load_candidates(SimpleNamespace(candidates=path, role=None, text_column="profile")),
+    "votes": votes,
+    "items": items,
+    "log": log,
+    "record": lambda path: curves.read_run(path.rename(path.with_name("args.json")).parent),
+    "answers": lambda path: command(fairness.main, path, "report", "--answers", str(path)),
+    "decisions": lambda path: command(audit.main, path, str(path), *"--y-pred p --group g".split()),
+    "names.csv": lambda path: people(path, "sex", "race_ethnicity"),
+    "ages.csv": lambda path: people(path, "age_group"),
+    "twins.jsonl": lambda path: twins.load_twins(path, 9, people(REPO / "data/names.csv", "sex")),
+    "screen_train.jsonl": votes_by_group,
+    "rank_train.jsonl": votes_by_group,
 }  # fmt: skip
 
 
 @pytest.mark.parametrize("name", READ)
-def test_two_hundred_mutants(name, tmp_path, capsys):
-    (read, good), rng, refused = READ[name], random.Random(0), 0
+def test_two_hundred_mutants(name, tmp_path):
+    rows, rng, refused = good(name), random.Random(0), 0
     for i in range(200):
-        path, data = tmp_path / f"{i}", mutant(good, rng)
-        path.mkdir()
-        (path / "file").write_bytes(data)
+        path, data = tmp_path / f"{i}/file", mutant(rows, rng)
+        path.parent.mkdir()
+        path.write_bytes(data)
         try:
-            read(path / "file")
+            READ[name](path)
         except UserError as error:
             refused += 1
             assert "\n" not in str(error), str(error)

@@ -37,13 +37,9 @@ def shown(notebook, refused=("error",)):
 def execute(notebook, folder):
     with tempfile.TemporaryDirectory() as history, pytest.MonkeyPatch.context() as patch:
         patch.setenv("IPYTHONDIR", history)  # no history in the home folder
+        where = {"metadata": {"path": str(folder)}}
         options = dict(timeout=1800, kernel_name="python3", record_timing=False)
-        NotebookClient(
-            notebook,
-            resources={"metadata": {"path": str(folder)}},
-            coalesce_streams=True,
-            **options,
-        ).execute()
+        NotebookClient(notebook, resources=where, coalesce_streams=True, **options).execute()
     return notebook
 
 
@@ -74,9 +70,8 @@ def copy(tmp_path_factory):
     return copy_of_the_repository(tmp_path_factory.mktemp("copy") / "repo")
 
 
-SMALL = {"steps": 2, "eval-every": 1, "n": 8, "val-episodes": 2, "group-size": 2, "samples": 1}
-SMALL |= {"groups-per-batch": 2, "max-new-tokens": 16, "resumes": 5, "per-cell": 5}
-SMALL |= {"rollouts": 8, "batch-size": 4}
+SMALL = dict(word.split("=") for word in """steps=2 eval-every=1 n=8 val-episodes=2 group-size=2 samples=1
+groups-per-batch=2 max-new-tokens=16 resumes=5 per-cell=5 rollouts=8 batch-size=4""".split())  # fmt: skip
 
 
 @pytest.mark.slow

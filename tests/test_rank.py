@@ -10,6 +10,7 @@ import torch
 import audit
 import rank
 import tiny
+from case_rows import each
 from parts import reward_models
 from tiny import error_of
 
@@ -28,17 +29,20 @@ def ranked(monkeypatch, tmp_path):
     monkeypatch.setattr(reward_models, "reward_function", lambda *given, **settings: model)
 
     def run(people, *flags):
-        path = tmp_path / "people.csv"
+        path = tmp_path / ("people.csv" if isinstance(people, str) else "people.jsonl")
         if isinstance(people, str):
             path.write_text(people, encoding="utf-8")
         else:
-            path = tiny.write_rows(tmp_path / "people.jsonl", people)
-        given = ("--candidates", path, "--out", tmp_path / "out", "--overwrite", *flags)
-        rank.main([*map(str, given)])
-        with open(tmp_path / "out/ranked.csv", newline="", encoding="utf-8") as file:
-            return list(csv.DictReader(file)), model.seen
+            tiny.write_rows(path, people)
+        given = "--candidates", str(path), "--out", str(tmp_path / "out"), "--overwrite"
+        rank.main([*given, *flags])
+        return table_of(tmp_path / "out"), model.seen
 
     return run
+
+
+def table_of(out):
+    return [*csv.DictReader((out / "ranked.csv").read_text("utf-8").splitlines(keepends=True))]
 
 
 def people(**profiles):
@@ -61,84 +65,56 @@ def test_what_is_no_profile_gets_no_rank_and_is_listed(ranked, capsys):
     link = "https://ats.example.org/files/3.pdf"
     profile = "Led audits of data and built pipelines for six years. " * 3
     rows = people(a=profile, b="cv.pdf", c=link, d="See attachment", e=None, f=" ".join("abc"))
-    table, seen = ranked(rows)
-    assert [(row["id"], row["rank"]) for row in table[:1]] == [("a", "1")] and len(seen) == 1
-    assert {row["id"]: (row["rank"], row["score"]) for row in table[1:]} == dict.fromkeys(
-        "bcdef", ("", "")
-    )
-    assert "5 without a rank" in (said := capsys.readouterr().out) and "c" in said
+
+    def ranks(*flags):
+        table, seen = ranked(rows, *flags)
+        return [(row["id"], row["rank"], row["score"] == "") for row in table], len(seen)
+
+    unranked = [(name, "", True) for name in "bcdefg"]
+    assert ranks() == ([("a", "1", False), *unranked[:-1]], 1)
+    assert "5 without a rank" in capsys.readouterr().out
     # a profile that the model does not read to its end has no score, and ended the command
-    table, _ = ranked([*rows, *people(g="w " * 100)])
-    assert [(row["id"], row["rank"]) for row in table if row["id"] in "ag"] == [
-        ("a", "1"),
-        ("g", ""),
-    ]
-    table, seen = ranked(rows, "--min-words", "1")
-    assert [row["id"] for row in table if not row["rank"]] == ["c", "e"]  # a link, and nothing
+    rows += people(g="w " * 100)
+    assert ranks() == ([("a", "1", False), *unranked], 2)
+    found, _ = ranks("--min-words", "1")
+    assert [id for id, rank, _ in found if not rank] == ["c", "e", "g"]  # a link, and nothing
     assert "--min-words" in error_of(ranked, people(a="cv.pdf", b=link))
 
 
 def test_the_command_that_it_prints_runs(ranked, capsys, tmp_path):
     """It lacked --better. Percentiles across roles found a difference that is none: within roles."""
-    words = "w " * 20
-    rows = [
-        {"id": f"{i}", "role": "chef", "profile": words + "w " * (i % 7), "sex": "FM"[i % 2]}
-        for i in range(40)
-    ]
-    ranked(rows)
+    rows = people(**{f"{i}": "w " * (20 + i % 7) for i in range(40)})
+    ranked([row | {"sex": "FM"[i % 2]} for i, row in enumerate(rows)])
     (line,) = [x for x in capsys.readouterr().out.splitlines() if x.startswith("next: ")]
     words = shlex.split(line.removeprefix("next: python audit.py ").replace("COLUMN", "sex"))
-    args = audit.parse_args([*words, "--out", str(tmp_path / "audit")])
+    words += ["--out", str(tmp_path / "audit")]
+    args = audit.parse_args(words)
     assert (args.within, args.better, args.score) == ("role", "higher", "score")
-    assert audit.main([*words, "--out", str(tmp_path / "audit")]) == 0
+    assert audit.main(words) == 0
 
 
 def test_cells_come_through_and_are_no_formulas(ranked, tmp_path):
-    profile = 'Zoë said "no, thanks"; then she ran ' + "w " * 20
-    table, _ = ranked(
-        f'id;role;cv;note\n1;chef;"{profile.replace(chr(34), chr(34) * 2)}";=1+1\n',
-        "--text-column",
-        "cv",
-    )
+    profile = f'Zoë said "no, thanks"; then she ran {"w " * 20}'
+    quoted = profile.replace('"', '""')
+    table, _ = ranked(f'id;role;cv;note\n1;chef;"{quoted}";=1+1\n', "--text-column", "cv")
     assert table[0]["cv"] == profile.strip() and table[0]["note"] == "'=1+1"
     assert (tmp_path / "out/ranked.csv").stat().st_mode & 0o777 == 0o600
 
 
-def test_a_role_is_text_and_a_file_has_an_at_sign(ranked, tmp_path):
-    role = "Which candidate fits this role?\nRole: chef\nMust have: soups"
-    file = tmp_path / "role.txt"
-    file.write_text("Role: chef\nMust have: soups\n", encoding="utf-8-sig")
+def test_a_role_is_text(ranked):
+    text = "Role: chef\nMust have: soups"
     rows = people(a="w " * 20) + [{"id": "b", "prompt": "Own prompt?", "profile": "w " * 20}]
-    for flag in ("Role: chef\nMust have: soups", f"@{file}"):
-        table, seen = ranked(rows, "--role", flag)
-        assert [prompt[0]["content"] for prompt, _ in seen] == [role, role]
-        assert {row["role"] for row in table} == {"Role: chef\nMust have: soups"}
+    table, seen = ranked(rows, "--role", text)
+    role = f"Which candidate fits this role?\n{text}"
+    assert [prompt[0]["content"] for prompt, _ in seen] == [role, role]
+    assert {row["role"] for row in table} == {text}
     _, seen = ranked(rows)
     assert {str(prompt) for prompt, _ in seen} == {str(rank.role_prompt("chef")), "Own prompt?"}
 
 
-@pytest.mark.parametrize(
-    "rows, flags, fact",
-    [
-        ([], (), "expected a column"),
-        ([{"id": "a"}], (), "'profile'; there is id"),
-        ([{"id": "a", "profile": "x", "role": "r"}] * 2, (), ":2: the id"),
-        ([{"id": " ", "profile": "x", "role": "r"}], (), ":1: the id"),
-        ([{"id": "a", "profile": "x"}], (), ":1: the role is empty"),
-        ([{"id": "a", "profile": "x", "role": "https://a.org/role"}], (), "https://a.org/role"),
-        ([{"id": "a", "profile": "x", "role": "r", "score": 1}], (), "rename the column 'score'"),
-        (
-            [{"id": "a", "profile": "x", "prompt": [{"role": "assistant", "content": "y"}]}],
-            (),
-            ":1:",
-        ),
-        ([{"id": "a", "profile": "x"}], ("--role", "@none.txt"), "--role"),
-        ("id,profile,role\n1,x\n", (), "people.csv:2"),
-        ("id,profile\n1,x\n", ("--min-words", "0"), "--min-words"),
-    ],
-)
+@each("bad_candidates")
 def test_bad_candidates_are_named(ranked, rows, flags, fact):
-    assert fact in error_of(ranked, rows, *flags)
+    assert fact in error_of(ranked, rows, *flags.split())
 
 
 def test_nothing_is_replaced_unasked(tmp_path):
@@ -149,11 +125,9 @@ def test_nothing_is_replaced_unasked(tmp_path):
 def test_any_row_order_gives_the_same_file(reward_folder, tmp_path):
     """Last bits of a score depend on its batch. The scores are the model's own, not standardised."""
     words = "python sql kafka audits costs teamwork led cut built asked".split()
-    rows = [
-        {"id": f"c{i}", "role": ["chef", "cook"][i % 2],
-         "profile": " ".join(random.Random(i).choices(words, k=20 + i % 9))}
-        for i in range(24)
-    ]  # fmt: skip
+    texts = [" ".join(random.Random(i).choices(words, k=20 + i % 9)) for i in range(24)]
+    rows = [row | {"role": "chef cook".split()[i % 2]}
+            for i, row in enumerate(people(**{f"c{i}": text for i, text in enumerate(texts)}))]  # fmt: skip
     files = set()
     for seed in range(2):
         random.Random(seed).shuffle(rows)
@@ -161,7 +135,7 @@ def test_any_row_order_gives_the_same_file(reward_folder, tmp_path):
         rank.main(["--reward-model", reward_folder, "--candidates", path, "--out", str(out)])
         files.add((out / "ranked.csv").read_bytes())
     assert len(files) == 1
-    table = list(csv.DictReader(files.pop().decode().splitlines()))
+    table = table_of(out)
     score = reward_models.reward_function(reward_folder, "cpu", torch.float32, raw=True)
     prompts, texts = zip(*((rank.role_prompt(row["role"]), row["profile"]) for row in table))
     assert [float(row["score"]) for row in table] == pytest.approx(score(prompts, texts), abs=1e-4)

@@ -1,9 +1,8 @@
 """What every trainer owes, by its own `main`: a run that was stopped, cut off and resumed ends in the
 same bits as one that never was; the cut into micro-batches changes no gradient; half precision trains
-fp32 weights. One table of jobs, three matrices on it."""
+fp32 weights; a wrong flag is one line. One table of jobs, and matrices on it."""
 
 import importlib
-import json
 import resource
 import shlex
 from pathlib import Path
@@ -14,15 +13,28 @@ from safetensors.torch import load_file
 
 import common
 import ppo
+from conftest import REPO
 from parts import files, pairs, runs
-from tiny import pair_rows, tiny_model, tiny_reward_model, words, write_pairs, write_rows
+from test_agent import echo
+from tiny import (
+    cases,
+    error_of,
+    log_of,
+    outcome,
+    pair_rows,
+    tiny_model,
+    tiny_reward_model,
+    words,
+    write_pairs,
+    write_rows,
+)
 
 pytestmark = pytest.mark.usefixtures("quiet_process")
-CLOCK = {"time_s", "tokens_per_s", "peak_mem_mb"}  # the columns that may differ
 SHARED = "--steps 6 --eval-every 2 --save-every 3 --device cpu --warmup 0 --lr 1e-2"
 COMPARED = "--pairs PAIRS --eval-pairs HELD --batch-size 5 --micro-tokens 150"
 DRAWN = "--max-new-tokens 4 --restore best --patience 0 --on-hack warn"
 SCORED = f"{DRAWN} --prompts PROMPTS --rollouts 6 --batch-size 4 --reward-model REWARD --critic"
+GROUPS = f"{DRAWN} --group-size 4 --groups-per-batch 4 --num-substeps 2 --beta 0.1"
 JOBS = {  # a stage, with a hyphen and what is special
     "sft": "--data PAIRS --eval-fraction 0.3 --batch-size 5 --micro-tokens 60 --max-new-tokens 4",
     "reward_train": COMPARED,
@@ -31,18 +43,20 @@ JOBS = {  # a stage, with a hyphen and what is special
     "dpo-lora": f"{COMPARED} --max-new-tokens 4 --lora-rank 2",
     "ppo-separate": f"{SCORED} separate --kl-target 3",
     "ppo-shared": f"{SCORED} shared",
-    "grpo_rubric": f"{DRAWN} --data RUBRICS --group-size 4 --groups-per-batch 4 --num-substeps 2",
+    "grpo_rubric": f"{GROUPS} --data RUBRICS",
+    "grpo_agent": f"{GROUPS} --env ENV --val-episodes 2",
 }
 LOSSES = [name for name in JOBS if "lora" not in name]
 VOWEL = {"check": "regex:match", "pattern": "[aeiou]"}
+FAULTS = [VOWEL | {"weight": -1}, "Is kind."]
 
 
 @pytest.fixture(scope="module")
 def world(tmp_path_factory):
     home = tmp_path_factory.mktemp("resume")
     prompts = [{"prompt": row["prompt"]} for row in pair_rows(9, seed=2)]
-    graded = [row | {"rubrics": [VOWEL], "split": split} for row, split in zip(
-        prompts, ["train"] * 6 + ["val"] * 2 + ["test"])]  # fmt: skip
+    splits = ["train"] * 6 + ["val"] * 2 + ["test"]
+    graded = [dict(row, rubrics=[VOWEL], split=split) for row, split in zip(prompts, splits)]
     return {
         "MODEL": tiny_model("llama", home, max_position_embeddings=512),
         "REWARD": tiny_reward_model("llama", home / "reward"),
@@ -50,6 +64,9 @@ def world(tmp_path_factory):
         "HELD": write_pairs(home / "held.jsonl", 5, seed=1),
         "PROMPTS": write_rows(home / "prompts.jsonl", prompts),
         "RUBRICS": write_rows(home / "rubrics.jsonl", graded),
+        "ENV": echo(home),
+        "FAULTS": write_rows(home / "faults.jsonl", [{"prompt": "Hi.", "rubrics": FAULTS}]),
+        "NONE_SUCH": f"{REPO}/tests/tiny.py:none_such",
     }
 
 
@@ -64,30 +81,13 @@ def train(world):
     return train
 
 
-def rows(out):
-    """Of the log, without the columns of the clock."""
-    log = files.read_jsonl(out / "metrics.jsonl")
-    return [{key: x for key, x in row.items() if key not in CLOCK} for row in log]
-
-
-def outcome(out):
-    """Log, scale of scores, samples, weights, and the state of the optimiser."""
-    assert [*out.rglob(".*")] == [], "something is left behind"
-    logs = [log.read_text() for log in sorted(out.glob("[rs]*.json*"))]
-    scale = json.loads((out / "args.json").read_text()).get("scale")
-    *_, last = sorted((out / "checkpoint").glob("*.pt"))
-    moments = torch.load(last, weights_only=True)[2][1]["state"]
-    moments = {(key, k): x.tolist() for key, state in moments.items() for k, x in state.items()}
-    return rows(out), scale, logs, (out / "model.safetensors").read_bytes(), moments
-
-
 @pytest.mark.parametrize("name", JOBS)
 def test_cut_off_and_resumed(name, train, tmp_path, monkeypatch, capsys):
     """Forgotten moments, a restarted schedule, a batch drawn twice, a reference built from the
     resumed policy, rows of step 4 that stand twice: all show here (trl#2657)."""
     whole, out, log = tmp_path / "whole", tmp_path / "cut off", runs.Run.log
     assert train(name, whole) == 0
-    assert [row["step"] for row in rows(whole) if "lr" in row] == [1, 2, 3, 4, 5, 6]
+    assert [row["step"] for row in log_of(whole) if "lr" in row] == [1, 2, 3, 4, 5, 6]
     assert train(name, out, "--stop-after 1") == 0
 
     def dies(run, row):
@@ -119,7 +119,7 @@ def test_other_tokens_are_refused(name, train, tmp_path, monkeypatch):
 
     for home in (pairs, importlib.import_module("sft")):
         monkeypatch.setattr(home, "encode_pair", other)
-    with pytest.raises(files.UserError, match="--resume: the rows are other tokens now"):
+    with pytest.raises(files.UserError, match="--resume: .* other tokens"):
         train(name, tmp_path, "--resume")
 
 
@@ -140,24 +140,16 @@ def test_full_disk(share, train, world, tmp_path, capsys):
 
 
 @pytest.mark.parametrize("name", LOSSES)
-def test_the_cut_into_micro_batches_changes_nothing(name, train, tmp_path, monkeypatch):
+def test_the_cut_into_micro_batches_changes_nothing(name, train, gradients, tmp_path, monkeypatch):
     """One gradient per update and one log, by any number of forwards."""
-    gradients, clip = [], runs.Run.clip
-
-    def spy(run, *given):
-        weights = [w for w in run.modules.parameters() if w.grad is not None]
-        gradients.append(torch.cat([w.grad.flatten() for w in weights]))
-        return clip(run, *given)
-
-    monkeypatch.setattr(runs.Run, "clip", spy)
     monkeypatch.setattr(ppo, "HEAD_LR", 1e-12)  # nothing moves
     made = []
     for tokens in (10**6, 150, 1):
         train(name, tmp_path / str(tokens), f"--steps 1 --lr 1e-12 --micro-tokens {tokens}")
-        made.append((gradients[:], rows(tmp_path / str(tokens))))
+        made.append((gradients[:], log_of(tmp_path / str(tokens))))
         gradients.clear()
-    whole, log = made[0]
-    for parts, other in made[1:]:
+    (whole, log), *others = made
+    for parts, other in others:
         for a, b in zip(parts, whole, strict=True):
             assert (a - b).norm() < 1e-5 * b.norm() and b.norm() > 1e-3
         for a, b in zip(other, log, strict=True):
@@ -166,6 +158,11 @@ def test_the_cut_into_micro_batches_changes_nothing(name, train, tmp_path, monke
 
 
 HALVES = {"bf16": torch.bfloat16, "fp16": torch.float16}
+
+
+def before_and_after(name, world, out):
+    start = world["REWARD" if "reward" in name else "MODEL"]
+    return [load_file(f"{folder}/model.safetensors") for folder in (start, out)]
 
 
 @pytest.mark.usefixtures("fast_half_products")
@@ -177,8 +174,7 @@ def test_half_precision(name, dtype, train, world, tmp_path, capsys):
     last = "--restore last" * ("--restore" in JOBS[name])
     assert train(name, tmp_path, f"--steps 2 --dtype {dtype}", last) == 0
     assert f"in {HALVES[dtype]}" in capsys.readouterr().out
-    start = world["REWARD" if "reward" in name else "MODEL"]
-    before, after = (load_file(f"{x}/model.safetensors") for x in (start, tmp_path))
+    before, after = before_and_after(name, world, tmp_path)
     assert {weight.dtype for weight in after.values()} == {torch.float32}
     adapted = {key for key in before if "layers" in key and before[key].ndim > 1}
     still = {key for key in before.keys() & after.keys() if torch.equal(before[key], after[key])}
@@ -191,5 +187,59 @@ def test_a_step_that_overflows_in_fp16_is_skipped(name, train, world, tmp_path, 
     """The weights stay, and the run goes on."""
     monkeypatch.setattr(runs, "LOSS_SCALE", 2.0**40)
     assert train(name, tmp_path, "--steps 2 --dtype fp16") == 0
-    before, after = (load_file(f"{x}/model.safetensors") for x in (world["MODEL"], tmp_path))
+    before, after = before_and_after(name.removeprefix("reward_"), world, tmp_path)
     assert all(torch.equal(x, after[key]) for key, x in before.items() if "head" not in key)
+
+
+ALONE = {"ppo": "--prompts PROMPTS", "grpo_rubric": "--data RUBRICS", "grpo_agent": ""}
+
+
+@cases("""
+stage | flags | facts
+ppo | --kl-target 6 --beta 0 --reward-model REWARD | --kl-target --beta
+ppo | --max-new-tokens 600 --reward-model REWARD | --max-new-tokens --max-length
+ppo | --reward-fn no.py:f | --reward-fn no.py
+ppo | --gold no.py:f --reward-model REWARD | --gold no.py
+ppo | --reward-fn NONE_SUCH | --reward-fn none_such
+ppo | --reward-model MODEL | --reward-model llama-0
+ppo | --reward-model no/folder | --reward-model no/folder
+ppo | --model REWARD --reward-model REWARD | --model reward/llama-0
+ppo | --patience 3 --eval-fraction 0 --reward-model REWARD | --patience
+ppo | --reward-fn no.py:f --reward-model REWARD | --reward-fn --reward-model
+ppo | --rollouts 1 | --rollouts 2
+ppo | --ppo-epochs 0 | --ppo-epochs 1
+ppo | --beta -1 | --beta 0
+ppo | --critic rm | --critic separate
+ppo | --prompts none.jsonl --reward-model REWARD | --prompts none.jsonl
+grpo_rubric | --reward model | --reward-model
+grpo_rubric | --reward-model somewhere | --reward model
+grpo_rubric | --reward checks --data FAULTS | --reward checks
+grpo_rubric | --judge-passes 2 | --judge-passes
+grpo_rubric | --ruler-rubric PAIRS | --ruler-rubric
+grpo_rubric | --num-substeps 9 | --num-substeps
+grpo_rubric | --batch-size 30 | --batch-size
+grpo_rubric | --train-ratio 0.5 | --train-ratio
+grpo_rubric | --max-new-tokens 1024 | --max-new-tokens
+grpo_rubric | --baseline 0.5 | --baseline
+grpo_rubric | --reward ruler --judge-budget 1 --judge-base-url http://localhost:1 | --judge-price
+grpo_rubric | --group-size 1 | --group-size
+grpo_rubric | --clip-high 0 | --clip-high
+grpo_rubric | --beta -1 | --beta
+grpo_rubric | --data none.json | --data
+grpo_rubric | --reward nobody | --reward
+grpo_rubric | --reward rubric:0 | --reward
+grpo_rubric | --reward rubric:x | --reward
+grpo_agent | --env chess | --env chess
+grpo_agent | --env-args {k:4} | --env-args {k:4}
+grpo_agent | --env-args {"bank":"none.json"} | none.json
+grpo_agent | --env-args {"colour":1} | colour
+grpo_agent | --batch-size 16 | --groups-per-batch
+""")
+def test_a_refused_command_line(stage, flags, facts, world, tmp_path, monkeypatch):
+    """One line with the flag and a fact, before a folder is made."""
+    monkeypatch.chdir(REPO)
+    argv = words("--model MODEL", ALONE[stage], flags, "--out", tmp_path / "run")
+    main = importlib.import_module(stage).main
+    error = error_of(main, [world.get(word, word) for word in argv])
+    assert [fact for fact in facts.split() if fact not in error] == [], error
+    assert not (tmp_path / "run").exists()

@@ -1,16 +1,12 @@
 """data/risky_questions.json as parts/risky.py reads it: each category is found."""
 
 import random
-import sys
 
 import pytest
 
-from conftest import REPO
+import grammar
+import interview
 from parts.risky import number_of_requests, risky_questions
-
-sys.path.insert(0, str(REPO / "data"))
-import grammar  # noqa: E402
-import interview  # noqa: E402
 
 
 def scan(text):
@@ -106,7 +102,7 @@ def test_what_may_be_asked_is_silent(text):
     assert [(s, scan(s)) for s in sentences(text) if scan(s)] == []
 
 
-CLOAKED = {
+@pytest.mark.parametrize("text, code", {
     "How o\u200bld are\u2060 you?": "age",
     "ＡＲＥ ＹＯＵ ＭＡＲＲＩＥＤ？": "sex_family",
     "Have you filed for workers’ compensation?": "disability_medical",
@@ -115,37 +111,26 @@ CLOAKED = {
     "I can't ask your age; how old are you?": "age",
     "Are you at least 18, and are you married?": "sex_family",
     "Are you authorised to work here and where were you born?": "national_origin",
-}
-
-
-def test_a_disguise_a_refusal_or_an_allowed_phrase_is_no_cloak():
-    assert {text: scan(text) for text in CLOAKED} == {text: [c] for text, c in CLOAKED.items()}
+}.items())  # fmt: skip
+def test_a_disguise_a_refusal_or_an_allowed_phrase_is_no_cloak(text, code):
+    assert scan(text) == [code]
 
 
 def test_the_bank_and_the_grammar_agree_with_the_patterns():
-    templates = dict(interview.BANK["templates"])
-    risky = templates.pop("risky")
+    bank, competencies = interview.BANK, interview.BANK["competencies"]
+    risky, templates = bank["templates"]["risky"], sum(bank["templates"].values(), [])
     assert risky == grammar.RISKY_QUESTIONS and len(risky) >= 10
-    assert [q for q in risky if len(scan(q)) != 1] == []
-    bank, competencies = sum(templates.values(), []), interview.BANK["competencies"]
-    asked = [t.format(c=c, d="sales", e="safety") for t in bank for c in competencies]
-    bank = grammar.OPEN + grammar.CLOSED + grammar.NO_QUESTION
-    asked += [t.format(s=s) for t in bank for s in grammar.SKILLS]
-    asked += grammar.AIMLESS + sum(interview.BANK["replies"].values(), [])
-    assert [(q, scan(q)) for q in asked if scan(q)] == []
+    asked = [t.format(c=c, d="sales", e="safety") for t in templates for c in competencies]
+    templates = grammar.OPEN + grammar.CLOSED + grammar.NO_QUESTION
+    asked += [template.format(s=skill) for template in templates for skill in grammar.SKILLS]
+    asked += grammar.AIMLESS + sum(bank["replies"].values(), [])
+    assert [text for text in asked if len(scan(text)) != (text in risky)] == []
 
 
-@pytest.mark.parametrize(
-    "text, requests",
-    [
-        ("However, do you know SQL?", 1),
-        ("Thanks. Could you tell me about SQL?", 1),
-        ("How did you use SQL? Do you like it?", 2),
-        ("Tell me about SQL.", 1),
-        ("Good.", 0),
-        ("Wie alt sind Sie?", 1),
-    ],
-)
+@pytest.mark.parametrize("text, requests", {
+    "However, do you know SQL?": 1, "Thanks. Could you tell me about SQL?": 1, "Good.": 0,
+    "How did you use SQL? Do you like it?": 2, "Tell me about SQL.": 1, "Wie alt sind Sie?": 1,
+}.items())  # fmt: skip
 def test_one_definition_of_a_request(text, requests):
     assert number_of_requests(text) == requests
 

@@ -1,56 +1,40 @@
 """parts/rubrics.py: files of rubrics and of answers: what is read, and what is refused where.
 
 bad_rubrics.jsonl, bad_answers.jsonl   rows that are refused, each with a word of the message
+rubric_files.jsonl                     texts of files: the splits of their rows, or words of the message
 """
 
-import json
 from collections import Counter
 
 import pytest
 
+from case_rows import each
 from conftest import REPO
-from parts.files import read_jsonl
 from parts.rubrics import read_responses, read_row, read_rubrics
 from tiny import error_of, write_rows
-
-ROW = {"prompt": "p", "rubrics": ["a"]}
-TWO = [ROW | {"split": "val"}, ROW | {"split": "train", "task_id": "t"}]
-
-
-def cases(name):
-    return [[*row.values()] for row in read_jsonl(REPO / f"tests/{name}.jsonl")]
 
 
 @pytest.fixture
 def written(tmp_path):
-    """A file of rows, or of a text."""
-
-    def write(content, name="x.jsonl"):
-        path = tmp_path / name
-        if isinstance(content, str):
-            path.write_text(content, encoding="utf-8")
-        else:
-            write_rows(path, content)
-        return path
-
-    return write
+    return lambda rows: write_rows(tmp_path / "x.jsonl", rows)
 
 
-@pytest.mark.parametrize("name, text, splits", [
-    ("x.json", json.dumps([ROW, ROW | {"task_id": "t"}]), ["", ""]),
-    ("x.jsonl", json.dumps(ROW) + "\n\n" + json.dumps(ROW | {"task_id": "t"}), ["", ""]),
-    ("x.json", "\ufeff" + json.dumps([ROW, ROW], indent=1), ["", ""]),
-    ("x.json", json.dumps({"train": [ROW | {"split": "test"}], "test": [ROW]}), ["train", "test"]),
-    ("x.json", json.dumps(TWO), ["validation", "train"]),
-], ids=["list", "JSONL", "indented", "lists", "a key"])  # fmt: skip
-def test_the_forms_of_a_file(written, name, text, splits):
-    rows = read_rubrics(written(text, name))
-    assert [row.split for row in rows] == splits
-    assert rows[0].task_id == "row-1" and rows[1].task_id in ("row-2", "t")
+@each("rubric_files")
+def test_the_forms_of_a_file(tmp_path, name, text, found):
+    """A list, JSONL, lists by split, a key; else the line that refuses it names the place."""
+    path = tmp_path / name
+    path.write_text(text, encoding="utf-8")
+    if isinstance(found, str):
+        line = error_of(read_rubrics, path)
+        assert [word for word in ["--data", *found.split()] if word not in line] == []
+    else:
+        rows = read_rubrics(path)
+        assert [row.split for row in rows] == found
+        assert rows[0].task_id == "row-1" and rows[1].task_id in ("row-2", "t")
 
 
 def test_a_row_has_texts_checks_and_ifeval_pairs(written, capsys):
-    row = ROW | {"task_id": 7, "reference": "r", "level": 3}
+    row = {"prompt": "p", "task_id": 7, "reference": "r", "level": 3}
     row["rubrics"] = ["Is short.", {"criterion": " Lies.\n", "weight": -2}]
     row["rubrics"] += [{"check": "text:max_chars", "max_chars": 9, "negate": True}]
     row["instruction_id_list"] = ["punctuation:no_comma", "length_constraints:number_words"]
@@ -68,50 +52,18 @@ def test_a_row_has_texts_checks_and_ifeval_pairs(written, capsys):
     assert "1 rows; 2 criteria judged, 3 checked; not read: level 1" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("row, word", cases("bad_rubrics"))
+@each("bad_rubrics")
 def test_a_bad_row_is_refused(row, word):
+    """Among them weights that would hide all others, and half a character."""
     with pytest.raises(ValueError, match=word):
         read_row(row, allow_code=True)
 
 
-@pytest.mark.parametrize("weight", [float("inf"), 1e9, -1e9])
-def test_a_weight_that_hides_all_others_is_refused(weight):
-    with pytest.raises(ValueError, match="weight"):
-        read_row(ROW | {"rubrics": ["a", {"criterion": "b", "weight": weight}]})
-
-
-def test_half_a_character_is_refused():
-    with pytest.raises(ValueError, match="surrogate"):
-        read_row(ROW | {"reference": "\ud800"})
-
-
-@pytest.mark.parametrize("name, text, words", [
-    ("x.jsonl", "", "no row"),
-    ("x.json", "", "line 1"),
-    ("x.json", "[]", "no row"),
-    ("x.jsonl", "Write an advert\n", ":1 JSON"),
-    ("x.json", '{"prompt": "p"}\n{"prompt": "q"}', "line 2 .jsonl"),
-    ("x.json", '[{"prompt": "p",\n "rubrics": [1}]', "line 2"),
-    ("x.jsonl", json.dumps(ROW) + '\n{"prompt": NaN}', ":2 NaN"),
-    ("x.json", json.dumps([ROW | {"x": float("nan")}]), "NaN"),
-    ("x.json", json.dumps({"train": [], "dev": [ROW]}), "dev row 1 split"),
-    ("x.json", '{"train": 5}', "train"),
-    ("x.json", "5", "a list"),
-    ("x.json", "[5]", "row 1 object"),
-    ("x.jsonl", json.dumps(ROW | {"split": "dev"}), "line 1 split"),
-    ("x.json", json.dumps([TWO[0], ROW]), "row 2 split"),
-    ("x.json", json.dumps([ROW, ROW | {"rubrics": []}]), "row 2 rubrics"),
-    ("x.json", json.dumps([ROW | {"task_id": 1}, ROW | {"task_id": "1"}]), "row 2 row 1"),
-])  # fmt: skip
-def test_a_bad_file_is_refused_with_its_place(written, name, text, words):
-    line = error_of(read_rubrics, written(text, name))
-    assert [word for word in ["--data", *words.split()] if word not in line] == []
-
-
 def test_bundled_files_load():
-    bundled = read_rubrics(REPO / "data/rubrics.json")
+    bundled, judged = (
+        read_rubrics(REPO / f"data/{name}.json") for name in ("rubrics", "rubrics_judge")
+    )
     assert Counter(row.split for row in bundled) == {"train": 300, "validation": 50, "test": 60}
-    judged = read_rubrics(REPO / "data/rubrics_judge.json")
     assert {c.kind for row in judged for c in row.criteria} == {"judge"}
     natural = read_rubrics(REPO / "data/ifeval_prompts.jsonl")
     assert [len(natural), sum(len(row.criteria) for row in natural)] == [60, 150]
@@ -122,9 +74,8 @@ def test_bundled_files_load():
 
 @pytest.fixture
 def rubrics(written):
-    triples = ("apx", "bqx", "cqy")
-    rows = [{"task_id": i, "prompt": p, "rubrics": [r]} for i, p, r in triples]
-    return read_rubrics(written(rows, "rubrics.jsonl"))
+    rows = [{"task_id": i, "prompt": p, "rubrics": [r]} for i, p, r in ("apx", "bqx", "cqy")]
+    return read_rubrics(written(rows))
 
 
 def test_answers_find_their_row(written, rubrics, capsys):
@@ -148,13 +99,12 @@ def test_without_rubrics_each_prompt_is_a_row(written):
     assert {row.reference for row, *_ in found} == {"z"}
 
 
-@pytest.mark.parametrize("answer, word", cases("bad_answers"))
-def test_an_answer_without_its_row_is_refused(written, rubrics, answer, word):
-    line = error_of(read_responses, written([answer]), rubrics)
+@each("bad_answers", rubrics=True)
+def test_an_answer_without_its_row_is_refused(written, rubrics, answers, word):
+    line = error_of(read_responses, written(answers), rubrics)
     assert word in line and "--responses" in line and ":1" in line
 
 
-@pytest.mark.parametrize("references, word", [("yz", "reference"), ("", "empty")])
-def test_answers_without_rubrics_are_refused(written, references, word):
-    answers = [{"prompt": "p", "response": "a", "reference": r} for r in references]
+@each("bad_answers", rubrics=False)
+def test_answers_without_rubrics_are_refused(written, answers, word):
     assert word in error_of(read_responses, written(answers))

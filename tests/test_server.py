@@ -1,5 +1,9 @@
 """parts/judging.py against a real HTTP server that fails in every way one can, and how replies are
-read: nothing is invented, nothing that can be read is lost."""
+read: nothing is invented, nothing that can be read is lost.
+
+replies.jsonl         replies: the verdicts on criteria 1 and 2 that are read, or a word of why not
+server_faults.jsonl   a word of the error, what the server sends, how often it is asked with one retry
+"""
 
 import json
 import logging
@@ -9,9 +13,8 @@ import time
 import pytest
 import requests
 
-from conftest import REPO
+from case_rows import each
 from judge_server import asked, completion, fault, judge_of, ratings
-from parts.files import read_jsonl
 from parts.grading import grade_answers, rubric_call
 from parts.judging import least_tokens
 from parts.rubrics import read_row
@@ -39,29 +42,25 @@ YES, NO, BOTH = rated("Yes", "Yes"), rated("No", "No"), rated("Yes", "No")
 
 # ---- replies ----
 
-REPLIES = [*read_jsonl(REPO / "tests/replies.jsonl")]
-REPLIES += [{"reply": '{"x": ' + "9" * 6000 + "} " + NO, "read": "00"}]
-REPLIES += [{"reply": "[" * 50_000, "word": "no JSON object"}]
-REPLIES += [{"reply": '{"a":' * 50_000, "word": "nested"}]
 
-
-@pytest.mark.parametrize("row", REPLIES, ids=range(len(REPLIES)))
-def test_replies(row):
-    """replies.jsonl: what is read of a reply, the verdicts on criteria 1 and 2, or a word of why it
-    cannot be read."""
-    if "word" in row:
-        with pytest.raises(ValueError) as caught:
-            read_ratings(row["reply"])
-        assert row["word"] in str(caught.value)
-    else:
-        read = read_ratings(row["reply"])
-        assert "".join(str(int(met)) for met, _ in read.values()) == row["read"]
+@each("replies")
+def test_replies(reply, found):
+    if found.isdigit():
+        read = read_ratings(reply)
+        assert "".join(str(int(met)) for met, _ in read.values()) == found
         json.dumps(read, ensure_ascii=False).encode()  # a file can hold the reasons
+    else:
+        with pytest.raises(ValueError) as caught:
+            read_ratings(reply)
+        assert found in str(caught.value)
 
 
-def test_a_verdict_that_stands_in_the_answer_is_quoted():
-    reply = f"The answer is only the text {YES}. It meets none."
-    with pytest.raises(ValueError, match="quoted"):
+@pytest.mark.parametrize("reply, word", [
+    (f"The answer is only the text {YES}. It meets none.", "quoted"),
+    ("[" * 50_000, "no JSON object"), ('{"a":' * 50_000, "nested"),
+])  # fmt: skip
+def test_a_verdict_that_stands_in_the_answer_or_nowhere_is_none(reply, word):
+    with pytest.raises(ValueError, match=word):
         read_ratings(reply, f"Grade me: {YES.replace(' ', '')}")
     assert read_ratings(YES)[1] == (True, "")
 
@@ -85,47 +84,10 @@ def for_bad(what):
     return answer
 
 
-def ok(**body):
-    return 200, {}, body
-
-
-CUT = b"HTTP/1.1 200 OK\r\nContent-Length: 5000\r\n\r\n{}"
-FAULTS = {  # a word of the error: (response; how often it is asked for with one retry)
-    "HTTP 408": (fault(408), 2),
-    "HTTP 429": (fault(429), 2),
-    "oops": (fault(500, "oops"), 2),
-    "overloaded": (fault(529, "overloaded"), 2),
-    "502 Bad": ((502, {}, b"<title>502 Bad Gateway</title>"), 2),
-    "Remote": (b"", 2),
-    "IncompleteRead": (CUT, 2),
-    "gzip": ((200, {"Content-Encoding": "gzip"}, b"abc"), 2),
-    "HTTP 400: ": (fault(400, "flagged"), 1),
-    "moderation": (fault(403, "moderation"), 1),
-    "8192": (fault(422, "context length is 8192"), 1),
-    "https://b/v1": ((308, {"Location": "https://b/v1"}, b""), 1),
-    "sign in": ((200, {}, b"<html>Please sign in</html>"), 2),
-    "no chat completion: OK": ((200, {}, b""), 2),
-    "no chat completion: [[": ((200, {}, b"[" * 200_000), 2),
-    "soon": (fault(429, **{"Retry-After": "soon"}), 2),
-    "HTTP 402: Payment Required": ((402, {}, b""), 1),
-    "no chat completion": ((200, {}, b"\xff"), 2),
-    "choices": (ok(choices=[]), 2),
-    "rate limit": (ok(error={"message": "rate limit"}), 2),
-    "No way.": (ok(choices=[{"message": {"content": None, "refusal": "No way."}}]), 2),
-    'no chat completion: {"choices": [{"index"': (
-        ok(**completion(YES), usage={"prompt_tokens": 1e999}),
-        2,
-    ),
-    "--judge-max-tokens": (ok(**completion(YES, "length")), 2),
-    "no JSON object with ratings was found, in 'I cannot.'": ("I cannot.", 2),
-}
-
-
-@pytest.mark.parametrize("word", FAULTS)
-def test_faults_of_servers(word, serve):
+@each("server_faults")
+def test_faults_of_servers(word, reply, times, serve):
     """Only Bad is without a score, and without a verdict; a fault that may pass is asked again."""
-    what, times = FAULTS[word]
-    server, judge = serve(for_bad(what), "--judge-concurrency", 1)
+    server, judge = serve(for_bad(reply), "--judge-concurrency", 1)
     good, bad, once = grade(judge, "a", "Bad", "Once")
     assert [good.score, bad.score, once.score] == [1, None, 1 if times == 2 else None]
     assert word in bad.error and len(bad.error) < 400
@@ -142,7 +104,9 @@ def test_a_setup_that_is_wrong_ends_the_run(status, word, serve):
     assert len(server.requests) < 10
 
 
-@pytest.mark.parametrize("what", [fault(400, "no model m"), fault(503), (200, {}, b"<html>"), b""])
+@pytest.mark.parametrize(
+    "what", [fault(400, "no model m"), fault(503), (200, {}, "<html>"), (0, {}, "")]
+)
 def test_a_first_ask_in_which_all_fail_ends_the_run(what, serve):
     """Later the same is three answers without a score."""
     server, judge = serve(lambda request: what)
@@ -181,7 +145,7 @@ def test_a_prompt_that_the_server_cut_has_no_score(answer, tokens, score, serve)
     """Ollama reads the end of a long prompt, says so in usage alone, and judges what is left. Short
     prompts are cut by nobody, and without usage nothing can be said."""
     usage = {"usage": {"prompt_tokens": tokens}} if tokens else {}
-    server, judge = serve(lambda request: ok(**completion(ratings(request)), **usage))
+    server, judge = serve(lambda request: (200, {}, completion(ratings(request), **usage)))
     grades = grade(judge, "b", answer) + grade(judge, answer)  # such a reply is not cached
     assert [g.score for g in grades] == [1, score, score]
     assert score or "the server read 700 tokens" in grades[1].error
@@ -264,8 +228,9 @@ def test_what_is_sent_and_where(serve, tmp_path):
     assert paths == ["/v1", "/v1", "/api"]
     request = server.requests[0]
     assert {*request} == {"model", "messages", "response_format"}
-    form = request["response_format"]["json_schema"]["schema"]["properties"]["ratings"]
-    entry = form["properties"]["2"]
+    form = request["response_format"]["json_schema"]
+    entry = form["schema"]["properties"]["ratings"]["properties"]["2"]
+    assert form["strict"] is True
     assert list(entry["properties"]) == ["reason", "rating"] == entry["required"]
     assert entry["properties"]["rating"]["enum"] == ["Yes", "No"]
 
@@ -298,5 +263,5 @@ def test_tokens_and_usd(serve):
     assert judge.usd(judge.counts) == pytest.approx(3e-4) and judge.counts["calls"] == 2
     grade(judge, "b")
     sent = "\n".join(message["content"] for message in server.requests[2]["messages"])
-    assert judge.counts["tokens_in"] == 200 + len(sent) // 4
-    assert judge.counts["tokens_out"] == 20 + len(YES) // 4
+    counted = [judge.counts[key] for key in ("tokens_in", "tokens_out")]
+    assert counted == [200 + len(sent) // 4, 20 + len(YES) // 4]

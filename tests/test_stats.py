@@ -1,4 +1,7 @@
-"""parts/stats.py and parts/groups.py against closed forms, scipy and statsmodels."""
+"""parts/stats.py and parts/groups.py against closed forms, scipy and statsmodels.
+
+stats_tables.jsonl   tables with their printed numbers; what is said of tables and of rows
+"""
 
 import numpy as np
 import pandas as pd
@@ -6,16 +9,16 @@ import pytest
 from scipy import stats as scipy_stats
 from statsmodels.genmod.families import Binomial
 from statsmodels.genmod.generalized_linear_model import GLM
+from statsmodels.regression.linear_model import OLS
 from statsmodels.stats.contingency_tables import StratifiedTable
 from statsmodels.stats.proportion import test_proportions_2indep as proportions_test
+from statsmodels.stats.sandwich_covariance import cov_cluster_2groups
 
+from case_rows import each
 from parts.groups import compare, exact_p, score
 from parts.stats import (
-    FEWEST_CLUSTERS,
     FOUND,
-    NONE,
     OPEN,
-    UNMEASURED,
     equal_length,
     holm,
     mean,
@@ -33,16 +36,17 @@ ENDS = ("value", "low", "high", "p")
 def people(*cells, rows=1):
     """A frame for `compare` of cells (group, selected, people, role), each person in `rows` rows."""
     parts = []
-    for group, k, n, role in cells:
-        part = pd.DataFrame({"group": group, "hit": [1] * k + [0] * (n - k), "role": role})
-        parts.append(part.assign(person=np.arange(n) + 10_000 * len(parts)))
-    frame = pd.concat(parts, ignore_index=True)
+    for group, k, n, *role in cells:
+        part = {"group": group, "hit": np.arange(n) < k, "role": "".join(role)}
+        parts.append(pd.DataFrame(part).assign(person=np.arange(n) + 10_000 * len(parts)))
+    frame = pd.concat(parts, ignore_index=True).astype({"hit": int})
     return frame.loc[frame.index.repeat(rows)].reset_index(drop=True)
 
 
-def pair(*cells, **settings):
+def pair(*cells, rows=1, **settings):
     """The one comparison of two groups."""
-    (row,) = (x for x in compare(people(*cells), **settings) if x["group"] != x["reference"])
+    table = compare(people(*cells, rows=rows), **settings)
+    (row,) = (row for row in table if row["group"] != row["reference"])
     return row
 
 
@@ -80,9 +84,9 @@ def test_within_is_an_indicator_per_label():
 
 def test_what_has_no_constant_or_no_label_is_refused():
     """Rows without a label were one cluster; x alone was a line through the origin."""
-    y, labels = np.arange(4.0), np.array(["a", "b", None, None], object)
+    y = np.arange(4.0)
     with pytest.raises(ValueError, match="label"):
-        mean(y, labels)
+        mean(y, np.array(["a", "b", None, None], object))
     with pytest.raises(AssertionError):
         regress(y, y**2)
 
@@ -108,14 +112,16 @@ def test_length_that_decides_alone_leaves_no_rate_at_equal_length(ties):
 def test_two_kinds_of_cluster():
     """V₁ + V₂ − V₁₂ of a mean [Cameron, Gelbach & Miller 2011]; V₁ alone where that is larger."""
     rng = rng_of(1)
-    one, two = np.repeat(np.arange(20), 15), np.tile(np.arange(15), 20)
+    one, two = np.divmod(np.arange(300), 15)
     y = rng.normal(size=20)[one] + rng.normal(size=15)[two] + rng.normal(size=300)
     e = y - y.mean()
-    parts = [(np.bincount(c, e) ** 2).sum() / 300**2 for c in (one, two, one * 15 + two)]
-    # statsmodels takes the correction of the kind with fewer clusters for all three
-    assert mean(y, [one, two])["se"] == pytest.approx(
-        np.sqrt((parts[0] + parts[1] - parts[2]) * 15 / 14), rel=0.02
-    )
+    parts = [(np.bincount(c, e) ** 2).sum() / 300**2 for c in (one, two, np.arange(300))]
+    fit = OLS(y, np.ones(300)).fit()
+    theirs = [V[0, 0] ** 0.5 for V in cov_cluster_2groups(fit, one, two)]
+    found = [mean(y, kind)["se"] for kind in ([one, two], one, two)]
+    assert found == pytest.approx(theirs, rel=1e-9)
+    expected = np.sqrt((parts[0] + parts[1] - parts[2]) * 15 / 14)
+    assert mean(y, [one, two])["se"] == pytest.approx(expected, rel=0.02)
     y = rng.normal(size=20)[one]  # nothing varies by the second kind
     assert mean(y, [one, two])["se"] >= mean(y, one)["se"] - 1e-12
 
@@ -142,16 +148,10 @@ def test_shares(seed):
     assert mean_share(hits.repeat(4), np.arange(n).repeat(4))["low"] == pytest.approx(found["low"])
 
 
-@pytest.mark.parametrize("k, n, low, high", [(55, 100, .4524, .6439), (160, 200, .7391, .8495), (0, 10, 0, .2775)])  # fmt: skip
+@each("stats_tables", of="wilson")
 def test_wilson_to_the_printed_digits(k, n, low, high):
     found = share(k, n)
     assert (found["low"], found["high"]) == pytest.approx((low, high), abs=5e-5)
-
-
-def test_all_alike_prove_no_certainty():
-    """Ten wins of ten clusters: [.66, 1], where a clustered error of 0 would say [1, 1]."""
-    found = mean_share([1.0] * 20, np.arange(10).repeat(2))
-    assert 0.6 < found["low"] < 0.75 and found["high"] == pytest.approx(1.0)
 
 
 def test_holm_and_rows_without_p():
@@ -159,19 +159,15 @@ def test_holm_and_rows_without_p():
     assert [row.get("p_holm") for row in rows] == [pytest.approx(0.04), None, pytest.approx(0.02)]
 
 
-@pytest.mark.parametrize(
-    "row, expected",
-    [
-        ({"p": 0.04, "low": 0.9, "high": 0.99}, FOUND),
-        ({"p": 0.04, "p_holm": 0.08, "low": 0.9, "high": 0.99}, NONE),
-        ({"p": 0.3, "low": 0.7, "high": 1.1}, OPEN),
-        ({"p": 0.3}, OPEN),
-        ({"p": None, "low": 0.9, "high": 1.1}, UNMEASURED),
-        ({"p": 0.001, "low": 0.5, "high": 0.6, "clusters": FEWEST_CLUSTERS - 1}, UNMEASURED),
-    ],
-)
+@each("stats_tables", of="rows")
 def test_verdicts(row, expected):
     assert verdict(row, 0.8, 1.25) == expected
+
+
+def test_all_alike_prove_no_certainty():
+    """Ten wins of ten clusters: [.66, 1], where a clustered error of 0 would say [1, 1]."""
+    found = mean_share([1.0] * 20, np.arange(10).repeat(2))
+    assert 0.6 < found["low"] < 0.75 and found["high"] == pytest.approx(1.0)
 
 
 def test_needed():
@@ -191,32 +187,29 @@ def test_tests_of_tables_and_their_intervals(seed):
     k, l = rng.integers(0, n + 1), rng.integers(0, m + 1)
     if not 0 < k + l < n + m:
         return
-    row = pair(("a", k, n, ""), ("b", l, m, ""), reference="b")
+    row = pair(("a", k, n), ("b", l, m), reference="b")
     table = np.array([[k, n - k], [l, m - l]])
     chi = scipy_stats.chi2_contingency(table, correction=False)
     if chi.expected_freq.min() < 5:
         assert row["p"] == pytest.approx(scipy_stats.fisher_exact(table).pvalue, rel=1e-6)
         assert "low" not in row["ratio"]
-    else:
-        ours = [row["ratio"]["low"], row["ratio"]["high"]]
-        assert row["p"] == pytest.approx(chi.pvalue, rel=1e-9)
-        for end in filter(None, ours):  # statsmodels' test of a ratio of that size has p .05
-            test = proportions_test(
-                k, n, l, m, end, compare="ratio", method="score", correction=False
-            )
-            assert test.pvalue == pytest.approx(0.05, abs=1e-6)
-        assert (row["p"] < 0.05) == (not ours[0] <= 1 <= (ours[1] or np.inf))
+        return
+    assert row["p"] == pytest.approx(chi.pvalue, rel=1e-9)
+    low, high = row["ratio"]["low"], row["ratio"]["high"]
+    assert (row["p"] < 0.05) == (not low <= 1 <= (high or np.inf))
+    how = dict(compare="ratio", method="score", correction=False)
+    for end in filter(None, (low, high)):  # statsmodels' test of a ratio of that size has p .05
+        assert proportions_test(k, n, l, m, end, **how).pvalue == pytest.approx(0.05, abs=1e-6)
 
 
 @pytest.mark.parametrize("seed", range(20))
 def test_roles_are_mantel_and_haenszels(seed):
     rng = rng_of(seed)
     n, m = rng.integers(10, 60, (2, 4))
-    k, l = rng.integers(0, n + 1), rng.integers(0, m + 1)
-    cells = [("a", *c, f"r{i}") for i, c in enumerate(zip(k, n))]
-    cells += [("b", *c, f"r{i}") for i, c in enumerate(zip(l, m))]
+    roles = [*zip(rng.integers(0, n + 1), n, rng.integers(0, m + 1), m, "wxyz")]
+    cells = [cell for k, n, l, m, r in roles for cell in (("a", k, n, r), ("b", l, m, r))]
     row = pair(*cells, reference="b")
-    theirs = StratifiedTable([np.array([[a, b - a], [c, d - c]], float) for a, b, c, d in zip(k, n, l, m)])  # fmt: skip
+    theirs = StratifiedTable([np.array([[k, n - k], [l, m - l]], float) for k, n, l, m, _ in roles])
     assert row["p"] == pytest.approx(theirs.test_null_odds().pvalue, rel=1e-9)
     assert row["ratio"]["value"] == pytest.approx(theirs.riskratio_pooled, rel=1e-9)
     assert (row["p"] < 0.05) == (not row["ratio"]["low"] <= 1 <= row["ratio"]["high"])
@@ -228,50 +221,20 @@ def test_exact_test_of_roles_is_the_sums():
     assert exact_p(k, n, l, m) == pytest.approx(2 / 36)
 
 
-@pytest.mark.parametrize(
-    "counts, ratio, p, shortfall",
-    [  # the rule's White and Black; "12 of 40 against 40 of 80"; rare decisions
-        ((170, 390, 412, 797), 0.843228777694797, 0.0087, 21.2),
-        ((12, 40, 40, 80), 0.6, 0.0371, 5.33),
-        ((27, 5400, 60, 6000), 0.5, 0.0022, 14.2),
-        ((3, 20, 16, 80), 0.75, 0.757, 0.8),
-        ((7, 17, 215, 412), 0.7891, 0.373, 1.8),
-    ],
-)
-def test_numbers_to_the_printed_digits(counts, ratio, p, shortfall):
-    k, n, l, m = counts
-    row = pair(("a", k, n, ""), ("b", l, m, ""))
+@each("stats_tables", of="numbers")
+def test_numbers_to_the_printed_digits(one, two, ratio, p, shortfall):
+    """The rule's White and Black; "12 of 40 against 40 of 80"; rare decisions."""
+    row = pair(("a", *one), ("b", *two))
     assert row["ratio"]["value"] == pytest.approx(ratio, abs=5e-5)
     assert row["p"] == pytest.approx(p, abs=6e-4)
     assert row["shortfall"] == pytest.approx(shortfall, abs=0.06)
 
 
-@pytest.mark.parametrize(
-    "cells, expected",
-    [  # p alone decides: the third condition of before made .037 "inconclusive"
-        ([("B", 12, 40), ("W", 40, 80)], FOUND),
-        # no margin in points: 0 of 800 against 5 of 900 was "equivalent within 2 points"
-        ([("B", 0, 800), ("W", 5, 900)], OPEN),
-        ([("B", 3, 1500), ("W", 12, 2000)], OPEN),
-        ([("B", 2000, 4000), ("W", 3000, 6000)], NONE),
-        ([("B", 4, 4), ("W", 40, 80)], UNMEASURED),
-        ([("B", 40, 40), ("W", 80, 80)], UNMEASURED),
-        ([("B", 0, 40), ("W", 0, 80)], UNMEASURED),
-    ],
-)
-def test_verdicts_of_tables(cells, expected):
-    assert pair(*[(*cell, "") for cell in cells])["verdict"].startswith(expected)
-
-
-@pytest.mark.parametrize(
-    "cells, reason",
-    [([("B", 4, 4, ""), ("W", 40, 80, "")], "fewer than 5 people"),
-     ([("B", 9, 20, "x"), ("W", 40, 80, "y")], "fewer than 5 people in the same roles"),
-     ([("B", 0, 40, ""), ("W", 0, 80, "")], "nobody or everybody was selected")],
-    ids=["few", "no role of both", "none selected"],
-)  # fmt: skip
-def test_what_is_not_measured_says_why(cells, reason):
-    assert pair(*cells)["verdict"] == f"{UNMEASURED}: {reason}"
+@each("stats_tables", of="verdicts")
+def test_verdicts_of_tables(one, two, verdict):
+    """p alone decides: the third condition of before made .037 "inconclusive". No margin in points: 0
+    of 800 against 5 of 900 was "equivalent within 2 points"."""
+    assert pair(("B", *one), ("W", *two))["verdict"] == verdict
 
 
 def test_rows_in_roles_of_one_group_are_counted():
@@ -283,33 +246,33 @@ def test_rows_in_roles_of_one_group_are_counted():
 def test_standard_deviations_are_finite():
     """30 % against 40 % of 100,000 each: p is 0 in floats, and was "inf standard deviations"."""
     n = 100_000
-    row = pair(("a", 30_000, n, ""), ("b", 40_000, n, ""))
+    row = pair(("a", 30_000, n), ("b", 40_000, n))
     assert row["p"] == 0 and row["deviations"] == pytest.approx(0.1 / np.sqrt(2 * 0.35 * 0.65 / n))
 
 
 def test_people_needed_find_four_fifths_at_holms_level():
     """Unequal groups at α .05 and, of three groups, .05/2, where 39 % are selected at q and .8·q."""
-    cells = [("a", 72, 200, ""), ("b", 45, 100, ""), ("c", 40, 100, "")]
-    for n_tests, rows in ((1, cells[:2]), (2, cells)):
-        row = compare(people(*rows), "a")[1]
+    cells = [("a", 72, 200), ("b", 45, 100), ("c", 40, 100)]
+    for n_tests in (1, 2):
+        row = compare(people(*cells[: n_tests + 1]), "a")[1]
         assert row["group"] == "b" and row["verdict"] == OPEN
         q = 117 / (100 * 0.8 + 200)
-        reach = scipy_stats.norm.isf(0.025 / n_tests) + scipy_stats.norm.isf(0.2)
+        reach = scipy_stats.norm.isf([0.025 / n_tests, 0.2]).sum()
         variance = 0.39 * 0.61 * 3 / 200
         assert row["needed"] == pytest.approx(300 * reach**2 * variance / (0.2 * q) ** 2, abs=1)
-    assert pair(("a", 30, 200, ""), ("b", 60, 200, ""))["needed"] is None  # a difference is found
-    assert pair(("a", 399, 500, ""), ("b", 9, 10, ""))["needed"] >= 510
+    assert pair(("a", 30, 200), ("b", 60, 200))["needed"] is None  # a difference is found
+    assert pair(("a", 399, 500), ("b", 9, 10))["needed"] >= 510
 
 
 def test_the_reference_is_the_largest_group_and_four_fifths_the_highest_rate():
     """Labels of a few people, near the highest rate, were the reference; the gap of the two large
     groups was then tested by none of 28 comparisons. .48 / .60 is not below four fifths."""
-    few = [("Two", 15, 30, ""), ("Native", 12, 25, ""), ("Pacific", 10, 21, ""), ("Six", 6, 6, "")]
-    rows = compare(people(("White", 300, 600, ""), ("Black", 42, 120, ""), *few))
-    by_group = {row["group"]: row for row in rows}
+    cells = [("White", 300, 600), ("Black", 42, 120), ("Two", 15, 30), ("Native", 12, 25),
+             ("Pacific", 10, 21), ("Six", 6, 6)]  # fmt: skip
+    by_group = {row["group"]: row for row in compare(people(*cells))}
     assert by_group["Black"]["reference"] == "White" and by_group["Black"]["verdict"] == FOUND
     assert by_group["Six"]["of_highest"] == 2.0  # below 2 % of all: no yardstick
-    rows = compare(people(("a", 60, 100, ""), ("b", 45, 100, ""), ("c", 48, 100, "")), "a")
+    rows = compare(people(("a", 60, 100), ("b", 45, 100), ("c", 48, 100)), "a")
     assert [row["of_highest"] < 0.8 for row in rows] == [False, True, False]
 
 
@@ -318,36 +281,31 @@ def test_roles_of_different_mixes_are_no_difference():
     cells = [("a", 45, 50, "x"), ("a", 5, 50, "y"), ("b", 9, 10, "x"), ("b", 9, 90, "y")]
     row = pair(*cells, reference="a")
     assert row["ratio"]["value"] == pytest.approx(1.0) and row["verdict"] != FOUND
-    assert pair(*[(g, k, n, "") for g, k, n, _ in cells], reference="a")["verdict"] == FOUND
+    assert pair(*(cell[:3] for cell in cells), reference="a")["verdict"] == FOUND
 
 
 @pytest.mark.parametrize("roles", [1, 2])
 def test_equal_rows_of_a_person_count_once(roles):
     """Thirty equal rows of each person leave p and interval nearly as one row does."""
-    cells = [("a", 14, 40, "x"), ("b", 20, 40, "x"), ("a", 9, 30, "y"), ("b", 13, 30, "y")][
-        : 2 * roles
-    ]
-    once, often = (
-        next(row for row in compare(people(*cells, rows=rows), "b") if row["group"] == "a")
-        for rows in (1, 30)
-    )
+    cells = [("a", 14, 40, "x"), ("b", 20, 40, "x"), ("a", 9, 30, "y"), ("b", 13, 30, "y")]
+    cells = cells[: 2 * roles]
+    once, often = (pair(*cells, rows=rows, reference="b") for rows in (1, 30))
     assert often["p"] == pytest.approx(once["p"], abs=0.02)
     assert often["ratio"]["low"] == pytest.approx(once["ratio"]["low"], abs=0.03)
-    assert often["n"] == 30 * once["n"] and often["needed"] == pytest.approx(
-        once["needed"], rel=0.1
-    )
+    assert often["n"] == 30 * once["n"]
+    assert often["needed"] == pytest.approx(once["needed"], rel=0.1)
 
 
 def test_unknown_groups_and_the_order_of_rows_change_nothing():
     frame = people(("a", 14, 40, "x"), ("b", 22, 40, "x"))
-    rows = compare(frame)
-    more = pd.concat([frame.assign(group=None, person=frame.person + 99_000), frame[::-1]])
-    assert compare(more.reset_index(drop=True)) == rows
-    assert compare(frame.assign(group=None)) == []
+    unknown = frame.assign(group=None)
+    more = pd.concat([unknown.assign(person=frame.person + 99_000), frame[::-1]], ignore_index=True)
+    assert compare(more) == compare(frame) and compare(unknown) == []
 
 
 def test_score_ends_where_nobody_of_a_group_is_selected():
-    _, p, ends = score(np.array([[0.0], [40.0], [20.0], [60.0]]))
+    none, some = [[0.0], [40.0]], [[20.0], [60.0]]
+    _, p, ends = score(np.array(none + some))
     assert ends["low"] == 0.0 and ends["high"] < 0.5 and p < 0.001
-    _, p, ends = score(np.array([[20.0], [60.0], [0.0], [40.0]]))
+    _, p, ends = score(np.array(some + none))
     assert ends["low"] > 2 and ends["high"] is None

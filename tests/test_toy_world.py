@@ -235,7 +235,7 @@ def test_grpo_update_lands_on_the_optimum(substeps, steps, bound, monkeypatch, t
     monkeypatch.setattr(runs, "MAX_GRAD_NORM", 100.0)
     model, reference = FourLogits(), Policy(FourLogits(), torch.float32)
     policy, generator = Policy(model, torch.float32), torch.Generator().manual_seed(0)
-    run = runs.Run("toy", args, (), ())
+    run = runs.Run("toy", args, ())
     monkeypatch.setattr(common, "pad_id", lambda tokenizer: END)
     optimizer = run.start({"policy": policy}, None, (0.03,) * 3, steps, [])
     groups = torch.arange(512).numpy() // 8

@@ -6,6 +6,8 @@ Its `ipo` and `sigmoid_norm` divide by the answer's tokens, as ours. Its DPOTrai
 labels in `sigmoid`: cDPO is compared with CPOTrainer and a reference of 0. Its `sft` is --nll-coef.
 """
 
+from functools import partial
+
 import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification
@@ -18,7 +20,7 @@ from common import Policy
 from parts import files, runs
 from parts.grpo import grpo_loss
 from parts.pairs import Pairs
-from tiny import pair_rows, tiny_model, tiny_reward_model, write_rows
+from tiny import cases, pair_rows, policy_of, tiny_model, tiny_reward_model, write_rows
 
 needs = pytest.importorskip  # name, reason: the test, or the file, is skipped with its reason
 REASON = "needs the development dependency {} (requirements-dev.txt)"
@@ -44,9 +46,7 @@ def world(tmp_path_factory):
     }
 
 
-def load_policy(folder, trainable=True):
-    model = common.load_model(folder, torch.device("cpu"), torch.float32, trainable)
-    return Policy(model, torch.float32)
+load_policy = partial(policy_of, trainable=True)
 
 
 def result(loss, model):
@@ -78,28 +78,24 @@ def trl_trainer(kind, world, tokenizer, rows, ref=None, **options):
     return getattr(home, f"{kind}Trainer")(train_dataset=datasets.Dataset.from_list(rows), **how)
 
 
-@pytest.mark.parametrize(
-    "kind, loss_type, beta, smoothing",
-    [
-        ("DPO", "sigmoid", 0.1, 0.0),
-        ("DPO", "hinge", 0.1, 0.0),
-        ("DPO", "ipo", 0.5, 0.0),
-        ("DPO", "robust", 0.1, 0.1),
-        ("DPO", "sigmoid_norm", 1.0, 0.0),
-        ("CPO", "simpo", 2.0, 0.0),
-        ("CPO", "sigmoid", 0.1, 0.2),
-    ],
-)
+@cases("""
+kind | loss_type | beta | smoothing
+DPO | sigmoid | 0.1 | 0.0
+DPO | hinge | 0.1 | 0.0
+DPO | ipo | 0.5 | 0.0
+DPO | robust | 0.1 | 0.1
+DPO | sigmoid_norm | 1.0 | 0.0
+CPO | simpo | 2.0 | 0.0
+CPO | sigmoid | 0.1 | 0.2
+""")
 def test_dpo_loss_and_gradients(kind, loss_type, beta, smoothing, world, tokenizer):
     """Ids and trained positions are equal. CPOTrainer has no reference: ours of 0 is the same. Its
     SimPO has mean log-probs, and γ itself: TRL divides by β and multiplies again."""
     flags = f"--pairs {world['file']} --eval-fraction 0 --model {world['policy']} --loss-type"
     flags += f" {loss_type} --beta {beta} --label-smoothing {smoothing} --out {world['place']}/none"
     args = dpo.parse_args(flags.split())
-    run = runs.Run("dpo", args, (), ())
-    policy, frozen = (
-        load_policy(world[name], trainable=name == "policy") for name in ("policy", "ref")
-    )
+    run = runs.Run("dpo", args, ())
+    policy, frozen = load_policy(world["policy"]), policy_of(world["ref"])
     pairs = Pairs(args, common.load_tokenizer(world["policy"]), common.load_config(world["policy"]))
     run.state["reference"] = torch.zeros(2, N)
     if kind == "DPO":
@@ -195,15 +191,12 @@ def trl_grpo(world, tokenizer, batch, **options):
     prompts, answers, advantages, noise = batch
     options |= {"per_device_train_batch_size": 8, "num_generations": 4, "max_completion_length": 6}
     trainer = trl_trainer("GRPO", world, tokenizer, [{"prompt": "sql"}] * 8, **options)
-    pad = tokenizer.pad_token_id
     inputs = {"advantages": advantages, "num_items_in_batch": torch.tensor(sum(map(len, answers)))}
-    for name, rows in (("prompt", prompts), ("completion", answers)):
-        width = max(map(len, rows))
-        side = slice(None, None, -1 if name == "prompt" else 1)  # prompts are padded on the left
-        ids = [[*row[side], *[pad] * (width - len(row))][side] for row in rows]
-        mask = [[*[1] * len(row), *[0] * (width - len(row))][side] for row in rows]
-        inputs |= {f"{name}_ids": torch.tensor(ids), f"{name}_mask": torch.tensor(mask)}
-    mask, rows = inputs["completion_mask"].bool(), common.pad_rows(prompts, answers, pad)
+    for name, ids, side in (("prompt", prompts, "left"), ("completion", answers, "right")):
+        padded = tokenizer.pad({"input_ids": ids}, padding_side=side, return_tensors="pt")
+        inputs |= {f"{name}_ids": padded["input_ids"], f"{name}_mask": padded["attention_mask"]}
+    mask = inputs["completion_mask"].bool()
+    rows = common.pad_rows(prompts, answers, tokenizer.pad_token_id)
     with torch.no_grad():  # old and reference of both sides come from the same numbers
         logps = Policy(trainer.model, torch.float32)(*rows)[0][rows[2]]
     packed = torch.zeros(mask.shape).masked_scatter(mask, logps)

@@ -3,7 +3,9 @@
     folder = tiny_model("llama", tmp_path, max_position_embeddings=64)
     bare = tiny_tokenizer(pad=None, template=None)    # as GPT-2 really comes
     folder = tiny_reward_model("gpt2", tmp_path, tokenizer=bare)
+    policy = policy_of(folder, trainable=True)            # a common.Policy
     pairs = write_pairs(tmp_path / "pairs.jsonl", n=16)   # preferences, as message lists
+    rows = log_of(out)                                    # a run's metrics, without the clock
 
 Everything depends on `seed` alone. The weights are drawn wide (INIT_RANGE), so that logits differ
 by whole nats: with the 0.02 of the libraries a slip in mask, shift or temperature would hide.
@@ -27,25 +29,22 @@ from transformers import (
 
 INIT_RANGE = 0.3  # logits then have a deviation of about 1.7 nats in every family
 # the families that docs/train.md names, with Gemma 2 for its capped logits and Gemma 3's windows
-_SIZE = dict(hidden_size=32, num_hidden_layers=2, num_attention_heads=4)
-_ROPE = dict(_SIZE, intermediate_size=64, num_key_value_heads=2)
+_ROPE = dict(
+    hidden_size=32, num_hidden_layers=2, num_attention_heads=4, intermediate_size=64,
+    num_key_value_heads=2,
+)  # fmt: skip
 FAMILIES = {
-    "gpt2": dict(n_embd=32, n_layer=2, n_head=4),
     "llama": dict(_ROPE, tie_word_embeddings=True),
     "qwen2": dict(_ROPE, tie_word_embeddings=True),
     "qwen3": dict(_ROPE, head_dim=8, tie_word_embeddings=False),
     "mistral": dict(_ROPE, tie_word_embeddings=False),
     "gemma": dict(_ROPE, head_dim=8),
-    "gpt_neox": dict(_SIZE, intermediate_size=64),
-    "opt": dict(_SIZE, ffn_dim=64, word_embed_proj_dim=32),
-}
-_SLIDING = dict(sliding_window=8, layer_types=["sliding_attention", "full_attention"])
-EXTRA_FAMILIES = {"gemma2": dict(_ROPE, head_dim=8, final_logit_softcapping=5.0)}
-MORE_FAMILIES = {
-    "gemma3_text": dict(_ROPE, **_SLIDING, head_dim=8),
+    "gemma2": dict(_ROPE, head_dim=8, final_logit_softcapping=5.0),
+    "gemma3_text": dict(_ROPE, head_dim=8, sliding_window=8,
+                        layer_types=["sliding_attention", "full_attention"]),
     "phi3": _ROPE,
-    "smollm3": _ROPE,
-}
+    "gpt2": dict(n_embd=32, n_layer=2, n_head=4),  # counts positions from the first column
+}  # fmt: skip
 # one end token, no newline behind it; {% generation %} marks around assistant turns
 TEMPLATE = (
     "{% for m in messages %}{% if m['role'] == 'assistant' %}<|assistant|>"
@@ -125,37 +124,21 @@ def tiny_tokenizer(
     return PreTrainedTokenizerFast(tokenizer_object=backend, **options)
 
 
-def tiny_config(family, tokenizer, **config):
-    """The family's config at toy size, with the ids of this tokenizer (never the defaults of the
-    library)."""
-    fields = (FAMILIES | EXTRA_FAMILIES | MORE_FAMILIES)[family] | {"vocab_size": len(tokenizer)}
-    fields |= {
-        f"{name}_token_id": getattr(tokenizer, f"{name}_token_id") for name in ("bos", "eos", "pad")
-    }
-    fields |= {"max_position_embeddings": 256, "initializer_range": INIT_RANGE} | config
+def tiny_model(
+    family, folder, tokenizer=None, seed=0, dtype=torch.float32, kind=AutoModelForCausalLM, **config
+):
+    """A model of `family` with random weights and this tokenizer's ids, saved with it; returns the
+    folder as a string: a new one inside `folder`. `config` overrides fields, such as
+    `sliding_window=8`."""
+    tokenizer = tokenizer or tiny_tokenizer()
+    ids = {f"{x}_token_id": getattr(tokenizer, f"{x}_token_id") for x in ("bos", "eos", "pad")}
+    fields = dict(max_position_embeddings=256, initializer_range=INIT_RANGE) | config
     if family == "gpt2":
         fields["n_positions"] = fields.pop("max_position_embeddings")
-    if family == "opt":
-        fields["init_std"] = fields.pop("initializer_range")
-    return AutoConfig.for_model(family, **fields)
-
-
-def tiny_model(family, folder, tokenizer=None, seed=0, dtype=torch.float32, **config):
-    """A causal model of `family` with random weights, saved with its tokenizer; returns the folder
-    as a string: a new one inside `folder`. `config` overrides fields, such as `sliding_window=8`."""
-    return _build(AutoModelForCausalLM, family, folder, tokenizer, seed, dtype, config)
-
-
-def tiny_reward_model(family, folder, tokenizer=None, seed=0, dtype=torch.float32, **config):
-    head, config = AutoModelForSequenceClassification, {"num_labels": 1, **config}
-    return _build(head, family, folder, tokenizer, seed, dtype, config)
-
-
-def _build(auto_class, family, folder, tokenizer, seed, dtype, config):
-    tokenizer = tokenizer or tiny_tokenizer()
+    fields = FAMILIES[family] | {"vocab_size": len(tokenizer)} | ids | fields
     with torch.random.fork_rng():
         torch.manual_seed(seed)
-        model = auto_class.from_config(tiny_config(family, tokenizer, **config)).to(dtype)
+        model = kind.from_config(AutoConfig.for_model(family, **fields)).to(dtype)
         for name, weight in model.named_parameters():
             if weight.ndim > 1:  # some families scale their own draws: every matrix the same width
                 torch.nn.init.normal_(weight, std=INIT_RANGE)
@@ -165,6 +148,11 @@ def _build(auto_class, family, folder, tokenizer, seed, dtype, config):
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     return str(folder)
+
+
+def tiny_reward_model(*given, num_labels=1, **config):
+    head = AutoModelForSequenceClassification
+    return tiny_model(*given, kind=head, num_labels=num_labels, **config)
 
 
 def pair_rows(n=16, seed=0, as_messages=True):
@@ -178,9 +166,7 @@ def pair_rows(n=16, seed=0, as_messages=True):
         chosen = f"Strengths: {shown}. Recommendation: hold."
         rejected = f"Gaps: {skills[order[-1]]}. Recommendation: reject."
         if as_messages:
-            prompt = [{"role": "user", "content": prompt}]
-            chosen = [{"role": "assistant", "content": chosen}]
-            rejected = [{"role": "assistant", "content": rejected}]
+            prompt, chosen, rejected = [user(prompt)], [said(chosen)], [said(rejected)]
         rows.append({"prompt": prompt, "chosen": chosen, "rejected": rejected})
     return rows
 
@@ -229,6 +215,43 @@ def words(*flags):
 
 def read_json(path):
     return json.loads(Path(path).read_text(encoding="utf-8"))
+
+
+CLOCK = {"time_s", "peak_mem_mb"}  # the columns of a log that may differ
+
+
+def log_of(folder, name="metrics"):
+    """The rows that a run wrote, without the columns of the clock."""
+    lines = (Path(folder) / f"{name}.jsonl").read_text(encoding="utf-8").splitlines()
+    return [{k: x for k, x in json.loads(line).items() if k not in CLOCK} for line in lines]
+
+
+def outcome(out):
+    """What two runs must have alike, to the bit: logs, scale of scores, weights, the optimiser's state."""
+    assert [*Path(out).rglob(".*")] == [], "something is left behind"
+    logs = [log_of(out, x) for x in ("metrics", "samples")]
+    rollouts = [log.read_text() for log in Path(out).glob("rollouts.jsonl")]
+    *_, last = sorted(Path(out, "checkpoint").glob("*.pt"))
+    moments = torch.load(last, weights_only=True)[2][1]["state"]
+    moments = {(i, k): x.tolist() for i, state in moments.items() for k, x in state.items()}
+    scale = read_json(Path(out) / "args.json").get("scale")
+    return logs, rollouts, scale, Path(out, "model.safetensors").read_bytes(), moments
+
+
+def policy_of(folder, trainable=False, dtype=torch.float32, **options):
+    """common.Policy over the model of a folder, on the CPU."""
+    import common
+
+    model = common.load_model(folder, torch.device("cpu"), dtype, trainable=trainable, **options)
+    return common.Policy(model, dtype)
+
+
+def user(text):
+    return {"role": "user", "content": text}
+
+
+def said(text, **more):
+    return {"role": "assistant", "content": text, **more}
 
 
 def error_of(command, *arguments):
