@@ -7,7 +7,7 @@
 # make real-model  SmolLM2-135M-Instruct, a real model of 134.5 M weights, into runs/smollm2; its tests then run in make test-all
 # make real-server URL=http://localhost:8000/v1 JUDGE=name  the judge's tests against a server of yours, such as `vllm serve`
 # make lesson  a planted preference found in a reward model and in a policy, with three seeds
-# make showcase  SmolLM2 learns to summarise reference calls from its own answers, two rounds of DPO, with three seeds
+# make showcase  SmolLM2 learns to summarise reference calls: SFT, then two rounds of DPO on its own answers; with three seeds
 # make lint, make format, make clean
 #
 # Both make the environment in .venv first.  make demo PYTHON=python3.12  picks the interpreter for it;

@@ -221,8 +221,8 @@ def law_tables(args, table, people):
     sexes, races = law_labels(args, table)
     hit, law = people.hit, {}
     if is_scoring(args):
-        known = people.goodness[sexes.notna() | races.notna()]
-        hit = (people.goodness > known.median()).astype(int)
+        median = people.goodness[sexes.notna() | races.notna()].median()
+        hit = (people.goodness > median).astype(int)
     both = [f"{race}, {sex}" for race in RACES for sex in SEXES]
     for key, labels, categories in (
         ("sex", sexes, SEXES),

@@ -306,9 +306,8 @@ def rule(args, judge, episodes):
     grades = gather([] if rank() else grpo.ruler_grades(args, judge, talks))
     for episode, grade in zip(episodes, grades, strict=True):
         episode.reward, episode.reason = grade.score, grade.reason or grade.error
-    return gather([judge.metrics(before) | {"judge/order_disagreement": order_difference(grades)}])[
-        0
-    ]
+    row = judge.metrics(before) | {"judge/order_disagreement": order_difference(grades)}
+    return gather([row])[0]
 
 
 def episode_row(episodes):

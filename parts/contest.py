@@ -12,7 +12,7 @@ To use    rows = load_prompts(args)
 A judge   such as a reward model learns from whole answers. It may never have read one that was cut
           off or repeats itself, and may score it above every good one, which its accuracy on pairs
           does not show. So its scores are compared by kind of answer, within each prompt:
-          cut off against whole, and repetitive against whole.
+          cut off against whole, repetitive against whole, longest third against shortest.
           Whole: finished (it has its end token), and not repetitive
 """
 

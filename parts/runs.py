@@ -355,7 +355,7 @@ class Run:
 
     def _write_card(self, numbers):
         """README.md, the model card that the hub and reviewers read."""
-        numbers = "\n    ".join(numbers)
+        numbers = "\n    ".join(numbers) or "Nothing was held out."
         text = f"""---
 library_name: transformers
 base_model: {self.args.model}

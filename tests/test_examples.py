@@ -44,23 +44,21 @@ def weights(folder):
 
 
 def test_minimal_dpo_is_dpo(tmp_path, llama_folder, monkeypatch, capsys):
-    """Three steps over the whole file, NLL term included: the losses of both within 1e-6 of their
-    size (near 8, where fp32 numbers are 9.5e-7 apart), and they move, so that a forgotten update or
-    reference would show."""
+    """Three steps over the whole file, NLL term included: the losses of both within 1e-6, and the 5e-7
+    that six printed decimals hide; and they move, so that a forgotten update or reference would
+    show."""
     data = write_rows(tmp_path / "pairs.jsonl", [*pair_rows(6), pair_rows(7)[6] | {"tie": True}])
-    for name, value in {"STEPS": 3, "BATCH": 6, "LR": 1e-3}.items():
+    for name, value in {"STEPS": 3, "BATCH": 6, "LR": 2.5e-4}.items():
         monkeypatch.setattr(dpo_minimal, name, value)
     dpo_minimal.main(data, llama_folder, tmp_path / "minimal")
     losses = [float(x) for x in re.findall(r"loss (\S+)", capsys.readouterr().out)]
     flags = f"--pairs {data} --model {llama_folder} --eval-fraction 0 --steps 3 --batch-size 6"
-    flags += f" --lr 1e-3 --warmup 0 --max-new-tokens 2 --max-length 250 --out {tmp_path / 'dpo'}"
+    flags += f" --lr 2.5e-4 --warmup 0 --max-new-tokens 2 --max-length 250 --out {tmp_path / 'dpo'}"
     assert dpo.main(flags.split()) == 0
     log = [row["loss"] for row in log_of(tmp_path / "dpo") if "lr" in row]
-    assert losses == pytest.approx(log, rel=1e-6)
+    assert losses == pytest.approx(log, abs=1.5e-6)
     assert len(losses) == 3 and abs(losses[2] - losses[0]) > 0.1
-    apart = (weights(tmp_path / "minimal") - weights(tmp_path / "dpo")).abs()
-    # AdamW divides by √v̂: a gradient that is rounding alone may move its weight as far as any
-    assert (apart > 1e-4).float().mean() < 1e-4 and apart.mean() < 1e-6
+    assert (weights(tmp_path / "minimal") - weights(tmp_path / "dpo")).abs().max() < 1e-4
 
 
 def test_minimal_ppo_is_ppo():
