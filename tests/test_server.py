@@ -222,8 +222,8 @@ def test_two_judges_behind_one_name_share_no_cache(serve, tmp_path):
 
 def test_what_is_sent_and_where(serve, tmp_path):
     server, _ = serve(ratings)
-    for way in ("/v1", "/v1/", "/api"):
-        grade(judge_of(server.url + way, tmp_path / way.strip("/").upper() / way[-1]), "a")
+    for folder, way in (("a", "/v1"), ("b", "/v1/"), ("c", "/api")):  # each with a cache of its own
+        grade(judge_of(server.url + way, tmp_path / folder), "a")
     paths = [sent[":path"].removesuffix("/chat/completions") for sent in server.headers]
     assert paths == ["/v1", "/v1", "/api"]
     request = server.requests[0]
