@@ -60,7 +60,6 @@ from parts.judging import Judge, add_judge_arguments
 from parts.messages import check_text, visible
 from parts.parallel import all_sum, gather, pick, rank, world
 from parts.rollouts import training_rows
-from parts.texts import text_row
 from watch import add_watch_arguments
 
 RATES = 3e-4, 1e-5, 2e-4  # below 100 M parameters (worked on data/tiny-base), above, with LoRA
@@ -427,7 +426,7 @@ def main(argv=None):
         metrics |= grpo.group_row(rewards_PG, advantages_PG) | episode_row(episodes) | spent
         metrics |= rollouts.length_row(*lengths(episodes), int(b["attention_mask"].sum()))
         if getattr(env, "prose", True):
-            metrics |= text_row(["\n".join(e.texts()) for e in episodes])
+            metrics |= rollouts.text_row(["\n".join(e.texts()) for e in episodes])
         guard.log(metrics)
         write_episodes(run, "train", episodes)
         # (5) now and then: episodes from held-out seeds; the alarms of watch.py

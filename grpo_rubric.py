@@ -68,7 +68,6 @@ from parts.grading import order_difference
 from parts.messages import as_chat, prompt_key
 from parts.pairs import say_how_text_is_read
 from parts.rubrics import SPLITS, read_rubrics
-from parts.texts import text_row
 from watch import add_watch_arguments
 
 RATES = 3e-4, 1e-5, 2e-4  # below 100 M parameters, above (both run: reports/), with LoRA (a guess)
@@ -228,7 +227,7 @@ def rollout_row(b):
         metrics |= {f"reward/lost/{name}": scores.count(None)}
         if name == "ruler":
             metrics["judge/order_disagreement"] = order_difference(group)
-    return metrics | text_row(b["texts"])
+    return metrics | rollouts.text_row(b["texts"])
 
 
 def write_answers(run, split, b, advantages=None):

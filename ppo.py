@@ -65,7 +65,6 @@ from parts.files import (
 from parts.pairs import add_split_arguments
 from parts.reward_models import PolicyWithValues, load_critic, reward_function, start_at
 from parts.sampling import is_weights, kl_estimates
-from parts.texts import text_row
 
 # --lr below 100 M parameters (3e-4: twice the KL, less reward), above (tried once), LoRA (not tried)
 RATES = 1e-4, 5e-6, 1e-4
@@ -358,7 +357,7 @@ def rollout_row(args, b, kl_ref, kl_coef):
         "reward/unscored_frac": 1 - len(cut) / args.rollouts, **kls,
         "explained_variance": explained_variance(b["returns"], b["values"], b["mask"]),
         **rollouts.length_row(lengths, cut, b["attention_mask"].sum().item()),
-        **text_row(b["texts"]),
+        **rollouts.text_row(b["texts"]),
     }  # fmt: skip
 
 

@@ -13,6 +13,7 @@ their place and keeps the others as `sampler_logps`.
 """
 
 import copy
+from itertools import pairwise
 from statistics import fmean
 
 import numpy as np
@@ -260,6 +261,35 @@ def length_row(lengths, is_cut, tokens):
 def val_row(lengths, is_cut):
     """The counts of an evaluation; lengths, is_cut: as for `length_row`."""
     return {"val/n": len(lengths), "val/length": fmean(lengths), "val/cut": fmean(is_cut)}
+
+
+def is_repetitive(text):
+    """True if in some window of 1000 characters less than 15 % of the 8-grams are distinct.
+
+    "I see. I see. …" has 7 distinct ones; of the 8-grams of prose, even said twice, half are.
+    >>> [is_repetitive(text) for text in ("I see. " * 40, "Led two audits, then two more.", "")]
+    [True, False, False]
+    """
+    windows = (text[start : start + 1000] for start in range(0, len(text), 500))
+    return any(
+        len(window) > 90  # shorter texts cannot tell
+        and len({window[i : i + 8] for i in range(len(window) - 7)}) < 0.15 * len(window)
+        for window in windows
+    )
+
+
+def text_row(texts):
+    """The metrics of text/*, which rule R7 of watch.py reads: the share of repetitive answers;
+    distinct word pairs / word pairs, None where there is no pair.
+
+    >>> text_row(["No no no", "no no no"])
+    {'text/repetition': 0.0, 'text/distinct_2': 0.5}
+    """
+    pairs = [pair for text in texts for pair in pairwise(text.split())]
+    return {
+        "text/repetition": fmean(map(is_repetitive, texts)),
+        "text/distinct_2": len({*pairs}) / len(pairs) if pairs else None,
+    }
 
 
 # ---- validation: which weights are written, and when the run ends ----

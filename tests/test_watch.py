@@ -11,7 +11,7 @@ import pytest
 
 import watch
 from conftest import REPO
-from parts.texts import is_repetitive, text_row
+from parts.rollouts import is_repetitive, text_row
 from tiny import cases, error_of, table, write_rows
 
 sys.path.insert(0, str(REPO / "bench"))
