@@ -144,16 +144,28 @@ def encode_pair(tokenizer, prompt, *answers, max_length=None, tools=None):
 # ---- 2. rows and batches ----
 
 
-def pad_rows(prompts, answers, pad, device=None, side="right"):
-    """(ids, attention_mask, answer_mask), each (B, T), padded on the right; to sample, on the left,
-    where all prompts end in the last column."""
-    rows = [torch.tensor([*p, *a], dtype=torch.long) for p, a in zip(prompts, answers, strict=True)]
-    masks = [torch.ones(len(row), dtype=torch.bool) for row in rows]
-    answer_masks = [torch.arange(len(row)) >= len(p) for p, row in zip(prompts, rows)]
-    return [
-        pad_sequence(columns, True, value, side).to(device)
-        for columns, value in ((rows, pad), (masks, False), (answer_masks, False))
+ROWS = "ids", "attention_mask", "mask"  # of what `pack` returns, the arguments of a forward
+
+
+def pack(rows, device=None, side="right"):
+    """{"ids", "attention_mask", "mask", …}, (B, T) each, of rows {"ids", "mask", …}, lists of T;
+    padded with 0, which no token sees, on the right, or on the left, where all rows end in the last
+    column. mask: bool, what is trained."""
+    columns = {name: [torch.tensor(row[name]) for row in rows] for name in rows[0]}
+    columns["attention_mask"] = [torch.ones_like(mask) for mask in columns["mask"]]
+    return {
+        name: pad_sequence(x, True, padding_side=side).to(device) for name, x in columns.items()
+    }
+
+
+def pad_rows(prompts, answers, device=None, side="right"):
+    """(ids, attention_mask, answer_mask), each (B, T), of prompts and their answers, see `pack`."""
+    rows = [
+        {"ids": [*p, *a], "mask": [False] * len(p) + [True] * len(a)}
+        for p, a in zip(prompts, answers, strict=True)
     ]
+    b = pack(rows, device, side)
+    return [b[name] for name in ROWS]
 
 
 def batch_indices(n, batch_size, seed, step):

@@ -36,7 +36,6 @@ from parts.answers import Answers, add_answer_arguments, check_policy, identity
 from parts.files import OUT_OF_MEMORY, UserError, command, number, trainer_parser
 from parts.pairs import Pairs, add_pair_arguments, share_interval
 from parts.parallel import add_up, gather
-from parts.shared_prompt import can_share
 
 RATES = 3e-4, 1e-5, 2e-4  # below 100 M parameters (data/tiny-base), above (SmolLM2), with LoRA
 HEADLINE = ("eval/loss", "eval/rewards/accuracies", "val/gold", "val/kl", "val/cut")
@@ -213,10 +212,10 @@ def main(argv=None):
     policy = reference = Policy(model, run.dtype)
     if args.prompts and not args.lora_rank:
         reference = Policy(load_model(*source), run.dtype)
-    longest = pairs.batch([pairs.tokens().argmax()], run.device)
-    pairs.shared = can_share(model, run.dtype, *longest)
+    longest = pairs.share(policy)
     per_epoch = len(pairs.train) / args.batch_size
-    optimizer = run.start({"policy": policy}, tokenizer, RATES, per_epoch, pairs.ids())
+    ids = pairs.prompts + pairs.chosen + pairs.rejected
+    optimizer = run.start({"policy": policy}, tokenizer, RATES, per_epoch, ids)
     if run.step == 0:
         check_policy(policy, tokenizer, *longest, f"--model {args.model}")
         # (2) reference: log-probs of both answers under the frozen start, once
@@ -243,14 +242,13 @@ def main(argv=None):
             # (5) update: L = mean loss + c·NLL, sums over this part ÷ counts of the whole step
             nll = -chosen_logps.sum() / chosen_tokens
             loss = losses.sum() / len(batch) + args.nll_coef * nll
-            run.scaler.scale(loss).backward()
+            (run.loss_scale * loss).backward()  # the scale is 1 but in fp16
             total += loss.item()
             stats.append(columns)
         # loss and gradients summed over the ranks, clipped to norm 1; these rows if not finite
         loss, grad_norm = run.clip(total, [pairs.places[i] for i in batch[:4]])
         lr = run.set_lr(step)  # warm-up, then --schedule
-        run.scaler.step(optimizer)  # optimizer.step(); the scaler acts in fp16 alone
-        run.scaler.update()
+        optimizer.step()
         run.log(means(stats, pairs) | {
             "loss": loss, "lr": lr, "grad_norm": grad_norm, "epoch": epoch, "n": len(batch),
             "tokens": tokens[batch].sum(),

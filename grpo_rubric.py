@@ -65,8 +65,8 @@ from parts.files import (
     trainer_parser,
 )
 from parts.grading import order_difference
-from parts.messages import as_chat, prompt_key
-from parts.pairs import say_how_text_is_read
+from parts.messages import prompt_key
+from parts.pairs import read_texts
 from parts.rubrics import SPLITS, read_rubrics
 from watch import add_watch_arguments
 
@@ -139,17 +139,13 @@ def read_prompts(args, tokenizer, rows):
     """({task_id: the prompt as the policy reads it, text or messages}, {task_id: its ids, the end
     of those that are too long})"""
     room = prompt_room(args, load_config(args.model))
-    texts = sum(isinstance(row.prompt, str) for row in rows)
-    say_how_text_is_read(tokenizer, texts, args.chat)
+    asked = [{"prompt": row.prompt} for row in rows]
+    read_texts(tokenizer, asked, args.chat)
     prompts, ids = {}, {}
-    for row in rows:
-        asked = {"prompt": row.prompt}
-        if args.chat:
-            as_chat(asked, "prompt")
-        prompt = asked["prompt"]
-        if args.system and isinstance(prompt, str):
-            raise UserError(f"--system: {row.place} is text, which is continued; add --chat")
+    for row, prompt in zip(rows, (each["prompt"] for each in asked)):
         if args.system:
+            if isinstance(prompt, str):
+                raise UserError(f"--system: {row.place} is text, which is continued; add --chat")
             prompt = [{"role": "system", "content": args.system}, *prompt]
         try:
             ids[row.task_id] = encode_prompt(tokenizer, prompt, room)

@@ -50,7 +50,15 @@ import torch
 from torch import nn
 
 import watch
-from common import Policy, batch_indices, encode_prompt, load_config, load_tokenizer, same_shape
+from common import (
+    ROWS,
+    Policy,
+    batch_indices,
+    encode_prompt,
+    load_config,
+    load_tokenizer,
+    same_shape,
+)
 from parts import engine, rollouts, runs
 from parts.answers import prompt_room, score_answers, scored
 from parts.files import (
@@ -260,7 +268,7 @@ class Models:
 
     def forward(self, mb, temperature):
         """(log-probs, entropies, values), each (n, T), of rows `mb`; a shared trunk passes once."""
-        rows = [mb[key] for key in rollouts.ROWS]
+        rows = [mb[key] for key in ROWS]
         values = () if self.critic is self.policy else self.critic(*rows)
         return *self.policy(*rows, temperature), *values
 
@@ -444,7 +452,7 @@ def main(argv=None):
                     policy_losses = is_weights(*drawn, args.is_clip) * policy_losses
                 # a sum over this part, divided by the actions of the whole optimiser step
                 loss = (policy_losses + VALUE_COEF * value_losses).sum() / actions
-                run.scaler.scale(loss).backward()
+                (run.loss_scale * loss).backward()  # the scale is 1 but in fp16
                 total += loss.item()
                 means.add(
                     mb, logps, policy_loss=policy_losses, value_loss=value_losses,
@@ -455,8 +463,7 @@ def main(argv=None):
             # summed over the processes, clipped to norm 1
             loss, grad_norm = run.clip(total, f"{batch.tolist()} of step {step}")
             lr = run.set_lr(step)  # warm-up, then --schedule
-            run.scaler.step(optimizer)  # optimizer.step(); the scaler acts in fp16 alone
-            run.scaler.update()
+            optimizer.step()
             means.step(loss=loss, grad_norm=grad_norm, lr=lr)
         guard.log({"epoch": epoch, **means.row(), **rollout_row(args, b, kl_ref, kl_coef)})
         if (step - 1) % ROLLOUTS_EVERY == 0:

@@ -27,10 +27,9 @@ from functools import partial
 
 import numpy as np
 import torch
-from torch.nn.utils.rnn import pad_sequence
 
 import common
-from common import Policy, Refused, batch_indices, encode, encode_pair, end_ids, pad_id, pad_rows
+from common import ROWS, Policy, Refused, batch_indices, encode, encode_pair, end_ids, pack
 from parts import runs
 from parts.answers import Answers, add_answer_arguments, check_policy
 from parts.files import OUT_OF_MEMORY, command, existing_file, trainer_parser
@@ -94,31 +93,29 @@ def encode_row(row, tokenizer, max_length):
     The answers of a dialogue share one row. A row of its own has an answer that the template writes
     otherwise once the dialogue goes on (Qwen3 drops its thought), or that is cut.
     """
-    turns = row.get("messages") or ()
-    pairs = [  # (what was said before, an answer)
-        (turns[:i], [turn])
-        for i, turn in enumerate(turns)
-        if turn["role"] == "assistant" and words([turn])
-    ]
-    if not turns and row.get("completion"):
-        pairs = [(row["prompt"], row["completion"])]
-    answers = [
-        encode_pair(tokenizer, *pair, max_length=max_length, tools=row.get("tools"))
-        for pair in reversed(pairs)
-    ]
-    if not turns and not pairs:  # of a text all but the first token is the answer
+    pairs, rows = [], []  # (what was said before, an answer); what is returned
+    if turns := row.get("messages"):
+        for i, turn in enumerate(turns):
+            if turn["role"] == "assistant" and words([turn]):
+                pairs.append((turns[:i], [turn]))
+    elif row.get("completion"):
+        pairs.append((row["prompt"], row["completion"]))
+    elif words(row["text"]):
         ids, ends = encode(tokenizer, row["text"], rendered=False), end_ids(tokenizer)
         if not {*ids[-1:]} & {*ends}:  # a corpus may bring its own
             ids.append(ends[-1])
-        answers = [(ids[:1], ids[1:max_length])] if words(row["text"]) and ids[1:] else []
-    if not answers:
-        raise Refused("nothing to train")
-    rows = []
-    for prompt, answer in answers:  # the last one first, which the others begin
+        ids = ids[:max_length]
+        rows = [(ids, [False] + [True] * (len(ids) - 1))]
+    for pair in reversed(pairs):  # the last answer first, whose row the others begin
+        prompt, answer = encode_pair(
+            tokenizer, *pair, max_length=max_length, tools=row.get("tools")
+        )
         ids = prompt + answer
         if not rows or rows[-1][0][: len(ids)] != ids:
             rows.append((ids, [False] * len(ids)))
         rows[-1][1][len(prompt) : len(ids)] = [True] * len(answer)
+    if not any(True in mask for _, mask in rows):
+        raise Refused("nothing to train")
     return rows
 
 
@@ -139,11 +136,10 @@ class Rows:
 
     def __init__(self, args, tokenizer, max_length):
         encode = partial(encode_row, tokenizer=tokenizer, max_length=max_length)
-        files = [("--data", name) for name in args.data]
-        usable = encoded_rows(args, tokenizer, files, check_row, encode)
-        usable = [(*ids_mask, row, place) for each, row, place, _ in usable for ids_mask in each]
-        self.ids, self.masks, self.rows, self.places = zip(*usable)
-        self.keys, self.pad = [prompt_key(row) for row in self.rows], pad_id(tokenizer)
+        usable = encoded_rows(args, tokenizer, {"--data": args.data}, check_row, encode)
+        rows = [(*ids_mask, row, place) for each, row, place, _ in usable for ids_mask in each]
+        self.ids, self.masks, self.rows, self.places = zip(*rows)
+        self.keys = [*map(prompt_key, self.rows)]
         self.tokens = np.array([*map(len, self.ids)])
         self.trained = np.array([*map(sum, self.masks)])
         self.train, self.held = split(conversations(self.keys), [False], args.eval_fraction)
@@ -151,24 +147,27 @@ class Rows:
 
     def batch(self, indices, device):
         """(ids, attention_mask, answer_mask), (b, T) each."""
-        ids = [self.ids[i] for i in indices]
-        ids, attention_mask, _ = pad_rows(ids, [()] * len(ids), self.pad, device)
-        answer_mask = pad_sequence([torch.tensor(self.masks[i]) for i in indices], True)
-        return ids, attention_mask, answer_mask.to(device)
+        b = pack([{"ids": self.ids[i], "mask": self.masks[i]} for i in indices], device)
+        return [b[name] for name in ROWS]
 
 
 # ---- evaluation ----
 
 
 @torch.no_grad()
-def evaluate(run, policy, rows, answers):
-    """Log the loss of held-out rows, per trained token; sample answers and their score."""
-    metrics, samples = answers(policy)
-    loss, n = 0.0, len(rows.held)
-    for part in run.micro_batches(rows.held, rows.tokens):
+def loss_of(run, policy, rows, indices):
+    """The loss of rows, per trained token."""
+    loss = 0.0
+    for part in run.micro_batches(indices, rows.tokens):
         loss -= policy(*rows.batch(part, run.device))[0].sum().item()
-    if n:
-        metrics |= {"eval/loss": all_sum(loss) / rows.trained[rows.held].sum(), "eval/n": n}
+    return all_sum(loss) / rows.trained[indices].sum()
+
+
+def evaluate(run, policy, rows, answers):
+    """Log the loss of held-out rows; sample answers and their score."""
+    metrics, samples = answers(policy)
+    if n := len(rows.held):
+        metrics |= {"eval/loss": loss_of(run, policy, rows, rows.held), "eval/n": n}
     run.evaluation(metrics, samples)
 
 
@@ -184,17 +183,15 @@ def main(argv=None):
     answers = Answers(run, tokenizer, config, rows.rows[:2], {rows.keys[i] for i in rows.train})
 
     # the policy: all its weights are trained, or adapters
-    model = common.load_model(args.model, run.device, run.dtype, True, args.lora_rank, args.seed)
-    policy = Policy(model, run.dtype)
+    settings = args.model, run.device, run.dtype, True, args.lora_rank, args.seed
+    policy = Policy(common.load_model(*settings), run.dtype)
     optimizer = run.start(
         {"policy": policy}, tokenizer, RATES, len(rows.train) / args.batch_size, rows.ids
     )
     if run.step == 0:
         check_policy(policy, tokenizer, *rows.batch(rows.train[:1], run.device), "--model")
         print("preflight  log-probs are the model's: ok")
-        with torch.no_grad():
-            for part in run.micro_batches(rows.train[: args.batch_size], rows.tokens):
-                policy(*rows.batch(part, run.device))
+        loss_of(run, policy, rows, rows.train[: args.batch_size])
         run.forecast(1 / 3)  # a backward takes two forwards
         evaluate(run, policy, rows, answers)
 
@@ -209,13 +206,12 @@ def main(argv=None):
             # (3) loss: the negative of their mean over the whole optimiser step
             loss = -logps.sum() / trained
             # (4) update: backward, clip the gradient, step
-            run.scaler.scale(loss).backward()
+            (run.loss_scale * loss).backward()  # the scale is 1 but in fp16
             total += loss.item()
         # summed over the processes, clipped to norm 1
         loss, grad_norm = run.clip(total, [rows.places[i] for i in batch[:4]])
         lr = run.set_lr(step)  # warm-up, then --schedule
-        run.scaler.step(optimizer)  # optimizer.step(); the scaler acts in fp16 alone
-        run.scaler.update()
+        optimizer.step()
         run.log({
             "epoch": epoch, "loss": loss, "lr": lr, "grad_norm": grad_norm,
             "tokens": rows.tokens[batch].sum(), "trained_tokens": trained,

@@ -133,7 +133,7 @@ def in_batches(forward, rows, pad, device, budget=None):
     parts = common.micro_batches(range(len(rows)), [len(p) + len(a) for p, a in rows], budget)
     found = {}
     for part in parallel.progress(parts, "reading", delay=3):
-        batch = common.pad_rows(*zip(*(rows[i] for i in part)), pad, device)  # (B, T) each
+        batch = common.pad_rows(*zip(*(rows[i] for i in part)), device)  # (B, T) each
         found |= zip(part, forward(*batch).double().cpu().numpy())
     return np.array([found[i] for i in range(len(rows))])
 

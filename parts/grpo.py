@@ -169,14 +169,13 @@ def update(args, run, policy, reference, optimizer, b, groups, advantages, names
                 logps, old_logps, advantages[part].to(logps), mb["mask"], ref_logps,
                 clip_high=args.clip_high, beta=args.beta, normalizer=tokens, weights=weights,
             )  # fmt: skip
-            run.scaler.scale(loss).backward()
+            (run.loss_scale * loss).backward()  # the scale is 1 but in fp16
             total += loss.item()
             means.add(mb, logps, entropy=entropies, **columns)
         # summed over the processes, clipped to norm 1
         loss, grad_norm = run.clip(total, [names[i] for i in active[:4]])
         lr = run.set_lr(run.step)  # warm-up, then --schedule
-        run.scaler.step(optimizer)  # optimizer.step(); the scaler acts in fp16 alone
-        run.scaler.update()
+        optimizer.step()
         means.step(loss=loss, grad_norm=grad_norm, lr=lr)
         forwarded += len(active)
     row = means.row() | {"updates": len(means.steps), "forwarded": forwarded}

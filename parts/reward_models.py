@@ -115,8 +115,8 @@ class RewardFunction:
         scores, lengths = torch.zeros(len(read)), [len(p) + len(a) for p, a in read]
         parts = micro_batches(range(len(read)), lengths, self.micro_tokens)
         for part in progress(parts, "scoring", delay=3):
-            rows = pad_rows(*zip(*(read[i] for i in part)), pad_id(self.tokenizer))
-            scores[part] = self.scorer(*(x.to(self.scorer.model.device) for x in rows)).cpu()
+            rows = pad_rows(*zip(*(read[i] for i in part)), self.scorer.model.device)
+            scores[part] = self.scorer(*rows).cpu()
         cut = sum(n >= (self.max_length or math.inf) for n in lengths)
         if cut and not self.told:
             self.told = True

@@ -19,20 +19,18 @@ from statistics import fmean
 import numpy as np
 import torch
 from torch.distributed.checkpoint.state_dict import StateDictOptions, set_model_state_dict
-from torch.nn.utils.rnn import pad_sequence
 
 import watch
-from common import Policy, load_model
+from common import ROWS, Policy, load_model, pack
 from parts import engine, parallel, runs
 from parts.answers import MOST_PROMPTS, check_policy, identity, read_prompts, some_prompts
 from parts.files import UserError, number
 from parts.lora import adapter_off
-from parts.messages import as_chat, hash_fraction, prompt_key
-from parts.pairs import say_how_text_is_read
+from parts.messages import hash_fraction, prompt_key
+from parts.pairs import read_texts
 
 MANY_CUT = 0.05  # share of cut answers beyond which the limit should be raised
 LEAST_VALIDATION = 8  # answers; fewer are no ground to choose weights by
-ROWS = ("ids", "attention_mask", "mask")  # of a rollout, what a forward takes
 
 
 def add_rollout_arguments(parser):
@@ -54,10 +52,7 @@ def split_prompts(args, tokenizer):
     they have one; else --eval-fraction of the prompts is held out by hash, of a small file
     LEAST_VALIDATION, at most half. A validation prompt is not trained on."""
     rows = read_prompts(args.prompts, "--prompts")
-    texts = sum(isinstance(row["prompt"], str) for row in rows)
-    say_how_text_is_read(tokenizer, texts, args.chat)
-    for row in rows if args.chat else ():
-        as_chat(row, "prompt")
+    read_texts(tokenizer, rows, args.chat)
     if any("split" in row for row in rows):
         train, val = ([r for r in rows if r.get("split") == name] for name in ("train", "val"))
     else:
@@ -142,14 +137,6 @@ def training_rows(draws):
         row["mask"] += [False] * len(context) + [True] * len(drawn)
         row["logps"] += [0.0] * len(context) + logps
     return rows
-
-
-def pack(rows, device):
-    """The same of rows {"ids", "mask", "logps"}, lists of T; right-padded with 0, which no mask
-    shows."""
-    columns = {name: [torch.tensor(row[name]) for row in rows] for name in rows[0]}
-    columns["attention_mask"] = [torch.ones_like(mask) for mask in columns["mask"]]
-    return {name: pad_sequence(column, True).to(device) for name, column in columns.items()}
 
 
 def cut(b, part):

@@ -114,7 +114,7 @@ def decode(policy, prompts, n, uniform, ends, temperature):
     model, device, most = policy.model, policy.model.device, uniform.shape[1]
     home = "cpu" if device.type == "mps" else device  # mps has no float64
     uniform, stops = uniform.to(home), torch.tensor(ends, device=device)
-    ids, mask, _ = pad_rows(prompts, [()] * len(prompts), 0, device, "left")  # (P, T) each
+    ids, mask, _ = pad_rows(prompts, [()] * len(prompts), device, "left")  # (P, T) each
     # (1) each prompt passes once, and its keys and values are forked for its n answers
     cache = DynamicCache(config=model.config)
     hidden = hidden_states(model, ids, mask, policy.dtype, cache)[:, -1]  # (P, H)
