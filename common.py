@@ -144,28 +144,22 @@ def encode_pair(tokenizer, prompt, *answers, max_length=None, tools=None):
 # ---- 2. rows and batches ----
 
 
-ROWS = "ids", "attention_mask", "mask"  # of what `pack` returns, the arguments of a forward
-
-
-def pack(rows, device=None, side="right"):
-    """{"ids", "attention_mask", "mask", …}, (B, T) each, of rows {"ids", "mask", …}, lists of T;
-    padded with 0, which no token sees, on the right, or on the left, where all rows end in the last
-    column. mask: bool, what is trained."""
-    columns = {name: [torch.tensor(row[name]) for row in rows] for name in rows[0]}
-    columns["attention_mask"] = [torch.ones_like(mask) for mask in columns["mask"]]
-    return {
-        name: pad_sequence(x, True, padding_side=side).to(device) for name, x in columns.items()
-    }
+def pack(ids, masks, *others, device=None, side="right"):
+    """[ids, attention_mask, mask, …], (B, T) each, of lists of T for each row: its tokens, which of
+    them are trained, and other numbers. Padded with 0, which no token sees, on the right; or on the
+    left, where all rows end in the last column."""
+    seen = [[True] * len(row) for row in ids]
+    return [
+        pad_sequence([*map(torch.tensor, column)], True, padding_side=side).to(device)
+        for column in (ids, seen, masks, *others)
+    ]
 
 
 def pad_rows(prompts, answers, device=None, side="right"):
-    """(ids, attention_mask, answer_mask), each (B, T), of prompts and their answers, see `pack`."""
-    rows = [
-        {"ids": [*p, *a], "mask": [False] * len(p) + [True] * len(a)}
-        for p, a in zip(prompts, answers, strict=True)
-    ]
-    b = pack(rows, device, side)
-    return [b[name] for name in ROWS]
+    """[ids, attention_mask, answer_mask], (B, T) each, of prompts and their answers; see `pack`."""
+    rows = [*zip(prompts, answers, strict=True)]
+    masks = [[False] * len(p) + [True] * len(a) for p, a in rows]
+    return pack([[*p, *a] for p, a in rows], masks, device=device, side=side)
 
 
 def batch_indices(n, batch_size, seed, step):

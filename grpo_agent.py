@@ -41,7 +41,7 @@ from statistics import fmean
 import numpy as np
 import torch
 
-from common import Policy, encode, encode_prompt, end_ids, load_model, load_tokenizer, pack, render
+from common import Policy, encode, encode_prompt, end_ids, load_model, load_tokenizer, render
 from parts import engine, grpo, rollouts, runs, sampling
 from parts.answers import prompt_room, scored
 from parts.files import (
@@ -402,7 +402,7 @@ def main(argv=None):
         if not rows:
             raise UserError(f"--max-length {args.max_length}: no opening fits in it with a turn")
         run.forecast(1 / args.groups_per_batch)  # two groups; an update takes as long again
-        rollouts.preflight(run, policy, reference, tokenizer, pack(rows, run.device))
+        rollouts.preflight(run, policy, reference, tokenizer, rollouts.tensors(rows, run.device))
         evaluate(args, run, guard, player, make)
 
     for step in run.steps():
@@ -420,7 +420,7 @@ def main(argv=None):
         # (4) update: clipped policy gradient over the policy's own tokens, see parts/grpo.py
         rows = [training_rows(episode.draws) for episode in episodes]
         places = np.repeat(range(len(rows)), [*map(len, rows)])  # of each row, its episode
-        b, names = pack(sum(rows, []), run.device), [f"seed {seeds[i]}" for i in places]
+        b, names = rollouts.tensors(sum(rows, []), run.device), [f"seed {seeds[i]}" for i in places]
         groups, advantages = places // g, advantages_PG.view(-1)[places]
         metrics = grpo.update(args, run, policy, reference, optimizer, b, groups, advantages, names)
         metrics |= grpo.group_row(rewards_PG, advantages_PG) | episode_row(episodes) | spent

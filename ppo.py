@@ -51,7 +51,6 @@ from torch import nn
 
 import watch
 from common import (
-    ROWS,
     Policy,
     batch_indices,
     encode_prompt,
@@ -268,7 +267,7 @@ class Models:
 
     def forward(self, mb, temperature):
         """(log-probs, entropies, values), each (n, T), of rows `mb`; a shared trunk passes once."""
-        rows = [mb[key] for key in ROWS]
+        rows = [mb[key] for key in rollouts.ROWS]
         values = () if self.critic is self.policy else self.critic(*rows)
         return *self.policy(*rows, temperature), *values
 
@@ -304,10 +303,7 @@ def rollout(args, run, models, rows, seed):
     prompts, texts     lists of B; texts: the answers. Every rank has all B
     """
     # (1) rollout: one answer to each prompt; log π_old is the sampler's or, `rescore`, a forward's
-    ids = list(map(models.encode, rows))
-    answers, b = rollouts.draw(
-        run, models.sample, models.policy, models.reference, models.tokenizer, ids, seed
-    )
+    answers, b = rollouts.draw(run, models, rows, seed)
     # (2) score: the reward model, or a function, reads the whole answer
     prompts, flag = [row["prompt"] for row in rows], reward_flag(args)
     scores = score_answers(models.reward, flag, rows, prompts, answers.texts)
@@ -374,10 +370,7 @@ def evaluate(args, guard, models, gold, rows):
     which the KL needs, and with the same random numbers each time."""
     if not rows:
         return
-    ids = list(map(models.encode, rows))
-    answers, b = rollouts.draw(
-        guard.run, models.sample, models.policy, models.reference, models.tokenizer, ids, args.seed
-    )
+    answers, b = rollouts.draw(guard.run, models, rows, args.seed)
     answered = rows, [row["prompt"] for row in rows], answers.texts
     metrics = scored("val/score", score_answers(models.reward, reward_flag(args), *answered))
     if gold:

@@ -29,7 +29,7 @@ import numpy as np
 import torch
 
 import common
-from common import ROWS, Policy, Refused, batch_indices, encode, encode_pair, end_ids, pack
+from common import Policy, Refused, batch_indices, encode, encode_pair, end_ids, pack
 from parts import runs
 from parts.answers import Answers, add_answer_arguments, check_policy
 from parts.files import OUT_OF_MEMORY, command, existing_file, trainer_parser
@@ -147,8 +147,8 @@ class Rows:
 
     def batch(self, indices, device):
         """(ids, attention_mask, answer_mask), (b, T) each."""
-        b = pack([{"ids": self.ids[i], "mask": self.masks[i]} for i in indices], device)
-        return [b[name] for name in ROWS]
+        rows = ([column[i] for i in indices] for column in (self.ids, self.masks))
+        return pack(*rows, device=device)
 
 
 # ---- evaluation ----

@@ -97,7 +97,7 @@ def scored(key, scores):
     values = np.array([x for x in scores if x is not None], float)
     if not len(values):
         return {key: None}
-    half = 1.96 * values.std(ddof=1) / len(values) ** 0.5 if len(values) > 1 else math.nan
+    half = 1.96 * (values.var() / (len(values) - 1 or math.nan)) ** 0.5  # not of a single one
     mean = values.mean().item()
     return {key: mean, f"{key}_low": mean - half, f"{key}_high": mean + half}
 

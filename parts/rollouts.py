@@ -21,8 +21,8 @@ import torch
 from torch.distributed.checkpoint.state_dict import StateDictOptions, set_model_state_dict
 
 import watch
-from common import ROWS, Policy, load_model, pack
-from parts import engine, parallel, runs
+from common import Policy, load_model, pack
+from parts import engine, parallel
 from parts.answers import MOST_PROMPTS, check_policy, identity, read_prompts, some_prompts
 from parts.files import UserError, number
 from parts.lora import adapter_off
@@ -30,6 +30,7 @@ from parts.messages import hash_fraction, prompt_key
 from parts.pairs import read_texts
 
 MANY_CUT = 0.05  # share of cut answers beyond which the limit should be raised
+ROWS = "ids", "attention_mask", "mask"  # of a rollout, what a forward takes
 LEAST_VALIDATION = 8  # answers; fewer are no ground to choose weights by
 
 
@@ -97,14 +98,15 @@ def load_policy(args, run, kind=Policy):
 
 
 @torch.no_grad()
-def draw(run, sample, policy, reference, tokenizer, prompt_ids, seed):
-    """(a `sampling.Rollout` of one answer to each prompt; its tensors `b`, with `ref_logps`, and of
-    each answer `finished` (N,): ended by an end token, not cut). sample: see `engine.sampler`"""
-    limits = run.args.max_new_tokens, run.args.temperature
-    rollout = sample(policy, tokenizer, prompt_ids, 1, *limits, seed)
+def draw(run, models, rows, seed):
+    """(a `sampling.Rollout` of one answer to the prompt of each row; its tensors `b`, with
+    `ref_logps`, and of each answer `finished` (N,): ended by an end token, not cut). models: see
+    `ppo.Models`"""
+    ids, limits = map(models.encode, rows), (run.args.max_new_tokens, run.args.temperature)
+    rollout = models.sample(models.policy, models.tokenizer, [*ids], 1, *limits, seed)
     b = rollout_tensors(rollout, run.device)
-    rescore(run, policy, b)
-    b["ref_logps"] = reference_logps(run, reference, b)
+    rescore(run, models.policy, b)
+    b["ref_logps"] = reference_logps(run, models.reference, b)
     b["finished"] = torch.tensor(rollout.finished, device=run.device)
     return rollout, b
 
@@ -112,7 +114,7 @@ def draw(run, sample, policy, reference, tokenizer, prompt_ids, seed):
 def rollout_tensors(rollout, device):
     """{"ids", "attention_mask", "mask", "logps"}, each (N, T), of a `sampling.Rollout`."""
     draws = zip(rollout.prompt_ids, rollout.answer_ids, rollout.logps)
-    return pack([row for draw in draws for row in training_rows([draw])], device)
+    return tensors([row for draw in draws for row in training_rows([draw])], device)
 
 
 def training_rows(draws):
@@ -137,6 +139,12 @@ def training_rows(draws):
         row["mask"] += [False] * len(context) + [True] * len(drawn)
         row["logps"] += [0.0] * len(context) + logps
     return rows
+
+
+def tensors(rows, device):
+    """The same of rows {"ids", "mask", "logps"}, lists of T."""
+    columns = zip(*(row.values() for row in rows))
+    return dict(zip((*ROWS, "logps"), pack(*columns, device=device)))
 
 
 def cut(b, part):
@@ -282,13 +290,6 @@ def text_row(texts):
 # ---- validation: which weights are written, and when the run ends ----
 
 
-def go_on(run):
-    """A resumed run that had ended goes on where it may do more: --steps, --target, --judge-budget."""
-    now, was = vars(run.args), (run.old or {}).get("args", {})
-    if any(now.get(key) != was.get(key) for key in runs.GOES_ON):
-        run.state["ended"] = None
-
-
 class Guard:
     """Connects a run to the alarms of watch.py: prints them, keeps the weights that validate best,
     and ends the run when a rule says so. Both lie in `run.state`, so a resumed run goes on alike.
@@ -298,12 +299,13 @@ class Guard:
 
     def __init__(self, run, n):
         self.run = run
-        go_on(run)
         run.state.setdefault("best", None)  # {"step", "weights"}; weights on rank 0 alone
         default = "best" if n >= LEAST_VALIDATION else "last"
         self.restore = run.args.restore or default if n else "last"
         print(f"validation {n} rows; the {self.restore} weights are saved (--restore)")
         print(f"watch      {watch.promise(run.args, n > 0)}")
+        if run.step:  # resumed: with more --judge-budget or another --target it may go on
+            self.end_step()
 
     def log(self, row):
         """One row of metrics.jsonl; in step 1 with a hint where many answers are cut."""
@@ -316,8 +318,7 @@ class Guard:
         """Log an evaluation; keep a copy of the weights if it is the best so far."""
         run = self.run
         run.evaluation(metrics, samples)
-        rows = [] if parallel.rank() else run.rows()  # rank 0 has written them
-        best_step = parallel.gather([watch.best_step(rows)])[0]
+        best_step = parallel.gather([watch.best_step(run.rows())])[0]
         if self.restore == "best" and best_step == run.step:
             weights = copy.deepcopy(parallel.full_state(run.policy, trained=True))
             run.state["best"] = {"step": run.step, "weights": weights}
@@ -327,7 +328,7 @@ class Guard:
         dearest of the last three rows would exceed --judge-budget. To be asked when all rows of the
         step are in."""
         run = self.run
-        rows, budget = [] if parallel.rank() else run.rows(), vars(run.args).get("judge_budget")
+        rows, budget = run.rows(), vars(run.args).get("judge_budget")
         for alarm in watch.alarms(rows, run.args):
             if alarm.step == run.step:
                 parallel.say(str(alarm))
@@ -335,7 +336,7 @@ class Guard:
         reason = watch.stop_reason(rows, run.args)
         if budget and sum(usd) + max(usd[-3:], default=0) > budget:
             reason = reason or "judge_budget"
-        run.state["ended"] = parallel.gather([reason])[0]  # rank 0 has written the rows
+        run.state["ended"] = parallel.gather([reason])[0]  # of rank 0, which has the rows
 
     def restore_best(self):
         """Put back the best weights, if any were kept; returns the step that the weights are from."""

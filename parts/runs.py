@@ -45,21 +45,15 @@ from parts.files import (
     read_record,
     replacing,
     shown_value,
+    write_card,
     write_json,
     write_jsonl,
 )
 from parts.parallel import all_sum, gather, rank
 
 LEAST_STEPS = 24  # of a run without --epochs
-ON_THE_BAR = (
-    "loss",
-    "rewards/accuracies",
-    "accuracy",
-    "reward/mean",
-    "kl/ref",
-    "grad_norm",
-    "lr",
-)  # what a step logs of these
+# what a step logs of these
+ON_THE_BAR = "loss rewards/accuracies accuracy reward/mean kl/ref grad_norm lr".split()
 MAX_GRAD_NORM = 1.0
 # of fp16, in which small gradients would be 0; 65536 overflows in the first steps of most models
 LOSS_SCALE = 2.0**10
@@ -305,8 +299,8 @@ class Run:
             write_jsonl(self.out / name, [{"step": self.step, **row} for row in rows], append=True)
 
     def rows(self, name="metrics.jsonl"):
-        """The rows of a log up to this step."""
-        rows = read_jsonl(self.out / name, log=True)
+        """The rows of a log up to this step; on rank 0 alone, which writes them."""
+        rows = [] if rank() else read_jsonl(self.out / name, log=True)
         return [row for row in rows if row["step"] <= self.step]
 
     def evaluates(self, step):
@@ -353,36 +347,9 @@ class Run:
                 numbers.append(f"{key:24} before {values[0]}  after {values[-1]}")
                 print(numbers[-1])
         if not rank():
-            self._write_card(numbers)
+            write_card(self, numbers)
         print(
             f"wrote {self.out}: the model, README.md, args.json, logs, checkpoint/\n"
             f"next: python {shlex.join(next)}"
         )
         return 0
-
-    def _write_card(self, numbers):
-        """README.md, the model card that the hub and reviewers read."""
-        numbers = "\n    ".join(numbers) or "Nothing was held out."
-        text = f"""---
-library_name: transformers
-base_model: {self.args.model}
-tags: [feedbackloop, {self.record["stage"]}]
----
-
-# {self.out.resolve().name}
-`{self.args.model}` after step {self.step} of `{self.record["stage"]}.py`.
-Ended: {self.state.get("ended") or "as planned"}.
-Its licence is that of its base; the licence of the data is for you to state.
-
-    python {shlex.join(sys.argv)}
-
-## Numbers
-`eval/` is of held-out rows, `val/` of answers to prompts; docs/metrics.md says what each is.
-
-    {numbers}
-
-## What was not measured
-Whether it treats people alike, and how it does on prompts unlike those of its data. It decides
-nothing about a person: someone who can answer for it has to do that.
-"""
-        (self.out / "README.md").write_text(text, encoding="utf-8")

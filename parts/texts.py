@@ -35,6 +35,11 @@ def one_spelling(text):
     return INVISIBLE.sub("", unicodedata.normalize("NFKC", text).translate(STRAIGHT))
 
 
+def plain_text(prompt):
+    """The words of a prompt: itself, or its messages one below the other."""
+    return prompt if isinstance(prompt, str) else "\n".join(m["content"] for m in prompt)
+
+
 def plain(text):
     """One spelling, lower case, single blanks."""
     return " ".join(one_spelling(text).lower().split())

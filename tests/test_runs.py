@@ -16,7 +16,7 @@ import pytest
 import torch
 
 import common
-from parts import files, rollouts, runs
+from parts import files, runs
 from parts.files import UserError
 from tiny import (
     cases,
@@ -61,11 +61,12 @@ class Toy:
         run, policy = self.opened(*given), self.policy()
         self.run = run
         optimizer = run.start({"policy": policy}, self.tokenizer, (1, 2, 3), 4, [encoded])
-        rollouts.go_on(run)
         run.state.setdefault("steps", [])
         run.state.setdefault("last", torch.zeros(2))
         if run.step == 0:
             run.evaluation({"eval/loss": 2.0, "val/gold": None}, [{"prompt": "p", "answer": "é 0"}])
+        else:  # as rollouts.Guard does
+            run.state["ended"] = self.reason(run)
         for step in run.steps():
             optimizer.zero_grad()
             loss = sum((w - step).square().mean() for w in policy.parameters())
@@ -79,9 +80,11 @@ class Toy:
             run.log({"loss": total, "lr": lr, "grad_norm": norm, "tokens": 50})
             if run.evaluates(step):
                 run.evaluation({"eval/loss": 1 / step}, [{"prompt": "p", "answer": f"é {step}"}])
-            if run.args.target and step >= run.args.target:
-                run.state["ended"] = "target_reached"
+            run.state["ended"] = self.reason(run)
         return run.finish("evaluate.py")
+
+    def reason(self, run):
+        return "target_reached" if run.step >= (run.args.target or math.inf) else None
 
     def numbers(self):
         return [row["step"] for row in log_of(self.out)]
