@@ -187,7 +187,8 @@ def micro_batches(indices, lengths, most_tokens, ranks=1):
         rows = max(1, most_tokens // lengths[left[0]]) * ranks
         if 0 < len(left) - rows < ranks:  # too few for a part of their own
             rows = len(left) - ranks if rows > ranks else len(left)
-        parts, left = [*parts, left[:rows]], left[rows:]
+        parts.append(left[:rows])
+        left = left[rows:]
     return parts
 
 

@@ -175,7 +175,7 @@ def means(stats, pairs):
     rows = columns.pop("pair").long().tolist()
     low, high = share_interval(columns["rewards/accuracies"], [pairs.keys[i] for i in rows])
     return {key: column.mean().item() for key, column in columns.items()} | {
-        "nll": -columns["logps/chosen"].sum().item() / pairs.lengths[1, rows].sum(),
+        "nll": -columns["logps/chosen"].sum().item() / pairs.lengths[1, rows].sum(), "n": len(rows),
         "rewards/accuracies_low": low, "rewards/accuracies_high": high,
     }  # fmt: skip
 
@@ -190,7 +190,7 @@ def evaluate(run, policy, reference, pairs, answers):
     ]
     if len(pairs.held):
         metrics |= {f"eval/{key}": x for key, x in means(stats, pairs).items()}
-        metrics |= {"eval/loss": metrics.pop("eval/pair_loss"), "eval/n": len(pairs.held)}
+        metrics["eval/loss"] = metrics.pop("eval/pair_loss")
     run.evaluation(metrics, samples)
 
 
@@ -207,9 +207,8 @@ def main(argv=None):
 
     # the policy; before step one it is its own reference, and gives the log-probs of all pairs
     source = args.model, run.device, run.dtype
-    model = load_model(*source, trainable=True, lora_rank=args.lora_rank, seed=args.seed)
     # `reference` serves val/kl only; the loss reads run.state["reference"], which is computed once
-    policy = reference = Policy(model, run.dtype)
+    policy = reference = Policy(load_model(*source, True, args.lora_rank, args.seed), run.dtype)
     if args.prompts and not args.lora_rank:
         reference = Policy(load_model(*source), run.dtype)
     longest = pairs.share(policy)
@@ -250,7 +249,7 @@ def main(argv=None):
         lr = run.set_lr(step)  # warm-up, then --schedule
         optimizer.step()
         run.log(means(stats, pairs) | {
-            "loss": loss, "lr": lr, "grad_norm": grad_norm, "epoch": epoch, "n": len(batch),
+            "loss": loss, "lr": lr, "grad_norm": grad_norm, "epoch": epoch,
             "tokens": tokens[batch].sum(),
         })  # fmt: skip
         # (6) every --eval-every steps: held-out loss and accuracy, sample answers and their score

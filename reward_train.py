@@ -35,8 +35,8 @@ from parts import contest, runs
 from parts.answers import identity, show_row
 from parts.files import OUT_OF_MEMORY, UserError, command, number, trainer_parser
 from parts.pairs import Pairs, add_pair_arguments, share_interval
-from parts.parallel import add_up, gather
-from parts.reward_models import load_scorer
+from parts.parallel import gather
+from parts.reward_models import load_scorer, pair_scores, score_pairs
 
 RATES = 5e-4, 3e-5, 3e-4  # below 100 M parameters (data/tiny-base), above (SmolLM2), with LoRA
 LEAST_STEPS = 6  # a small file is repeated to make so many: five passes learn 162 pairs by heart
@@ -95,7 +95,7 @@ def pair_metrics(chosen_rewards, rejected_rewards, tie, keys):
     counts = {"n": len(delta), "n_ties": len(tie) - len(delta)}
     if not len(delta):
         return counts
-    right = (delta > 0).double() + 0.5 * (delta == 0).double()
+    right = (delta.sign() + 1) / 2  # ½ where they are equal
     low, high = share_interval(right, [key for key, equal in zip(keys, tie) if not equal])
     return {
         "accuracy": right.mean().item(), "accuracy_low": low, "accuracy_high": high,
@@ -137,23 +137,7 @@ def read_labels(args, pairs):
     return margins, ties
 
 
-# ---- scores and evaluation ----
-
-
-def pair_scores(scorer, pairs, part):
-    """(2, b) scores of the chosen and the rejected answers of `part`, read at their last token."""
-    rows = pairs.batch(part, scorer.model.device)  # (2b, T) each
-    return scorer(*rows, shared=pairs.shared).view(2, -1)  # all chosen rows come first
-
-
-@torch.no_grad()
-def score_pairs(run, scorer, pairs, indices):
-    """(2, len(indices)): `pair_scores` of these pairs, on the CPU."""
-    scores = torch.zeros(2, len(pairs.places))
-    for part in run.micro_batches(indices, pairs.tokens()):
-        scores[:, part] = pair_scores(scorer, pairs, part).cpu()
-    add_up([scores])  # over the ranks, each of which scored its share
-    return scores[:, indices]
+# ---- evaluation ----
 
 
 def evaluate(run, scorer, pairs, ties):

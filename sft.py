@@ -23,8 +23,6 @@ Reference    Ouyang et al. 2022, arXiv 2203.02155, section 3.5 (SFT)
 Axes         B rows of a batch, b rows of a forward, T tokens
 """
 
-from functools import partial
-
 import numpy as np
 import torch
 
@@ -135,8 +133,8 @@ class Rows:
     and the row as it was read; train, held: the row numbers on each side of the split."""
 
     def __init__(self, args, tokenizer, max_length):
-        encode = partial(encode_row, tokenizer=tokenizer, max_length=max_length)
-        usable = encoded_rows(args, tokenizer, {"--data": args.data}, check_row, encode)
+        files = {"--data": args.data}
+        usable = encoded_rows(args, tokenizer, max_length, files, check_row, encode_row)
         rows = [(*ids_mask, row, place) for each, row, place, _ in usable for ids_mask in each]
         self.ids, self.masks, self.rows, self.places = zip(*rows)
         self.keys = [*map(prompt_key, self.rows)]

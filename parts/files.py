@@ -198,7 +198,7 @@ tags: [feedbackloop, {run.record["stage"]}]
 
 # {run.out.resolve().name}
 `{run.args.model}` after step {run.step} of `{run.record["stage"]}.py`.
-Ended: {run.state.get("ended") or "as planned"}.
+Ended: {run.state["ended"] or "as planned"}.
 Its licence is that of its base; the licence of the data is for you to state.
 
     python {shlex.join(sys.argv)}

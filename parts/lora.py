@@ -78,7 +78,7 @@ def merged_state(model):
     for path, layer in lora_layers(model):
         change = SCALE * layer.lora_B.weight @ layer.lora_A.weight
         state[f"{path}.weight"] = (layer.weight.float() + change).cpu()
-    return {k: x.float() for k, x in state.items() if ".lora_" not in k and k not in tied}
+    return {key: x.float() for key, x in state.items() if ".lora_" not in key and key not in tied}
 
 
 def save_adapter(model, folder, source):

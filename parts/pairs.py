@@ -59,12 +59,12 @@ def read_texts(tokenizer, rows, chat):
         as_chat(row, "prompt", "completion", "chosen", "rejected")
 
 
-def encoded_rows(args, tokenizer, files, check, encode):
-    """[(encode(row), row, "FILE:LINE", flag)] of all rows of files; those that `encode` refuses are
-    dropped, counted and said.
+def encoded_rows(args, tokenizer, max_length, files, check, encode):
+    """[(encode(row, tokenizer, max_length), row, "FILE:LINE", flag)] of all rows of files; those that
+    `encode` refuses are dropped, counted and said.
 
     files    {flag: names of JSONL files}
-    check    of a row, see `read_jsonl`;  encode  a row → what is kept, or raises Refused
+    check    of a row, see `read_jsonl`;  encode  returns what is kept, or raises Refused
     """
     rows = [
         (row, f"{name}:{line}", flag)
@@ -76,7 +76,7 @@ def encoded_rows(args, tokenizer, files, check, encode):
     usable, counts = [], Counter(rows=len(rows))
     for row, *place in rows:
         try:
-            usable.append((encode(row), row, *place))
+            usable.append((encode(row, tokenizer, max_length), row, *place))
         except Refused as error:
             counts[f"dropped: {error}"] += 1
     if not usable:
@@ -132,8 +132,10 @@ def share_interval(right, keys):
 
 def encode_sides(row, tokenizer, max_length, keep_ties=False):
     """Ids of prompt, chosen and rejected answer, four bytes each."""
-    sides = row["prompt"], row["chosen"], row["rejected"]
-    sides = encode_pair(tokenizer, *sides, max_length=max_length, tools=row.get("tools"))
+    sides = encode_pair(
+        tokenizer, row["prompt"], row["chosen"], row["rejected"],
+        max_length=max_length, tools=row.get("tools"),
+    )  # fmt: skip
     if sides[1] == sides[2]:
         raise Refused("equal answers")
     if row.get("tie") and not keep_ties:
@@ -150,9 +152,12 @@ class Pairs:
     def __init__(self, args, tokenizer, config, keep_ties=False):
         max_length = min(args.max_length, max_positions(config))
         files = {"--pairs": args.pairs, "--eval-pairs": args.eval_pairs}
-        how = dict(tokenizer=tokenizer, max_length=max_length, keep_ties=keep_ties)
-        rows = encoded_rows(args, tokenizer, files, check_pair, partial(encode_sides, **how))
-        sides, self.rows, self.places, flags = zip(*rows)
+        sides, self.rows, self.places, flags = zip(
+            *encoded_rows(
+                args, tokenizer, max_length, files, check_pair,
+                partial(encode_sides, keep_ties=keep_ties),
+            )
+        )  # fmt: skip
         self.prompts, self.chosen, self.rejected = zip(*sides)
         self.keys = [*map(prompt_key, self.rows)]
         self.lengths = np.array([[*map(len, ids)] for ids in sides]).T
@@ -160,8 +165,8 @@ class Pairs:
         self.train, self.held = split(self.keys, is_eval, args.eval_fraction)
         say_what_is_cut(self.lengths[0] + self.lengths[1:].max(0), max_length)
         self.shared = False
-        for rows in (len(self.train) % args.batch_size, len(self.held)):
-            micro_batches(range(rows), self.tokens(), 1, world())  # too short for all ranks?
+        # is the last batch of an epoch too short for all ranks?
+        micro_batches(range(len(self.train) % args.batch_size), self.tokens(), 1, world())
 
     def share(self, module):
         """Set `shared` for a `Policy` or `Scorer`; returns the batch of the longest pair, by which

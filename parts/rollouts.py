@@ -350,7 +350,7 @@ class Guard:
 
     def finish(self, *next):
         """`Run.finish` with the best weights. The exit status is watch's if a rule ended the run."""
-        run, step, ended = self.run, self.restore_best(), self.run.state.get("ended")
+        run, step, ended = self.run, self.restore_best(), self.run.state["ended"]
         if ended:
             print(f"stopped after step {run.step}: {ended}")
         start = ": no step improved on the start" * (step == 0)

@@ -95,8 +95,8 @@ class Run:
         args.micro_tokens = args.micro_tokens or (512 if self.device.type == "cpu" else 8192)
         self.loss_scale = LOSS_SCALE if self.dtype == torch.float16 else 1.0
         self.step = self.caught = 0
-        self.state, self.wandb, self.is_open = {}, None, False
-        self.bar, self.last = tqdm(disable=True), time.perf_counter()
+        self.state, self.wandb, self.is_open = {"ended": None}, None, False
+        self.bar = tqdm(disable=True)
         torch.manual_seed(args.seed)
         self.record = dict(
             stage=stage, command=sys.argv, args=vars(args),
@@ -114,9 +114,8 @@ class Run:
                 if now.get(key) is None:
                     now[key] = was
                 elif now[key] != was and key not in GOES_ON:
-                    raise UserError(
-                        f"--resume: --{key.replace('_', '-')} was {was!r}, is {now[key]!r}"
-                    )
+                    flag = key.replace("_", "-")
+                    raise UserError(f"--resume: --{flag} was {was!r}, is {now[key]!r}")
         elif old and not args.overwrite:
             raise UserError(f"--out {out}: holds a run; pass --resume, --overwrite or another")
         elif not old and out.exists() and any(out.iterdir()):
@@ -210,7 +209,7 @@ class Run:
     def steps(self):
         """Yield each remaining step; save checkpoints, and stop when asked."""
         self.open()  # logs are cut to the step that was resumed
-        last = self.step if self.state.get("ended") else self.planned
+        last = self.step if self.state["ended"] else self.planned
         before = {n: signal.signal(n, self._catch) for n in (signal.SIGINT, signal.SIGTERM)}
         self.bar = parallel.progress(range(self.step + 1, last + 1), "training", last, self.step)
         self.last = time.perf_counter()
@@ -236,7 +235,7 @@ class Run:
 
     def unfinished(self):
         """Are steps left, for --resume?"""
-        return self.step < self.planned and not self.state.get("ended")
+        return self.step < self.planned and not self.state["ended"]
 
     # ---- one step ----
 
@@ -252,8 +251,8 @@ class Run:
         clipped to norm 1, and the first one's norm before is returned. A UserError names the rows
         if one is not finite; but in fp16 that step has no gradient, and the scale is halved, down to
         1."""
-        loss, weights = all_sum(loss), self.modules.parameters()
-        gradients = [weight.grad for weight in weights if weight.grad is not None]
+        loss = all_sum(loss)
+        gradients = [w.grad for w in self.modules.parameters() if w.grad is not None]
         if not self.args.fsdp:  # which has summed its shards already
             parallel.add_up(gradients)
         for gradient in gradients if self.loss_scale > 1 else ():
@@ -340,16 +339,12 @@ class Run:
             )
             return self.caught and 128 + self.caught
         self.step, numbers = min(step, self.step), []
-        rows = self.rows()
         for key in self.headline:
-            values = [shown_value(row, key) for row in rows if row.get(key) is not None]
+            values = [shown_value(row, key) for row in self.rows() if row.get(key) is not None]
             if values:
                 numbers.append(f"{key:24} before {values[0]}  after {values[-1]}")
-                print(numbers[-1])
         if not rank():
             write_card(self, numbers)
-        print(
-            f"wrote {self.out}: the model, README.md, args.json, logs, checkpoint/\n"
-            f"next: python {shlex.join(next)}"
-        )
+        wrote = f"wrote {self.out}: the model, README.md, args.json, logs, checkpoint/"
+        print(*numbers, wrote, f"next: python {shlex.join(next)}", sep="\n")
         return 0
