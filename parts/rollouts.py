@@ -355,4 +355,4 @@ class Guard:
             print(f"stopped after step {run.step}: {ended}")
         start = ": no step improved on the start" * (step == 0)
         print(f"saved are the {self.restore} weights, of step {step}{start}")
-        return run.finish(*next, step=step) or watch.exit_code(ended)
+        return run.finish(*next, step=step) or watch.STOPS.get(ended, 0)
