@@ -36,9 +36,8 @@ from torch.nn.utils.rnn import pad_sequence
 from torch.utils.checkpoint import checkpoint as recompute
 
 from parts.files import UserError, brief, write_json
-from parts.lora import add_lora, lora_layers, merged_state, save_adapter
 from parts.messages import roles
-from parts.parallel import autocast, rank
+from parts.parallel import add_lora, autocast, lora_layers, merged_state, rank, save_adapter
 from parts.shared_prompt import shared_hidden
 
 BASE = "data/tiny-base"

@@ -50,14 +50,7 @@ import torch
 from torch import nn
 
 import watch
-from common import (
-    Policy,
-    batch_indices,
-    encode_prompt,
-    load_config,
-    load_tokenizer,
-    same_shape,
-)
+from common import Policy, batch_indices, encode_prompt, load_config, load_tokenizer, same_shape
 from parts import engine, rollouts, runs
 from parts.answers import prompt_room, score_answers, scored
 from parts.files import (
@@ -291,7 +284,6 @@ def load_models(args, run, tokenizer, room):
 # ---- the rollout ----
 
 
-@torch.no_grad()
 def rollout(args, run, models, rows, seed):
     """Steps (1) to (3) for the prompts in `rows`: the tensors of `rollouts.draw`, without the
     answers that cannot be scored, and
@@ -457,7 +449,7 @@ def main(argv=None):
             loss, grad_norm = run.clip(total, f"{batch.tolist()} of step {step}")
             lr = run.set_lr(step)  # warm-up, then --schedule
             optimizer.step()
-            means.step(loss=loss, grad_norm=grad_norm, lr=lr)
+            means.steps.append({"loss": loss, "grad_norm": grad_norm, "lr": lr})
         guard.log({"epoch": epoch, **means.row(), **rollout_row(args, b, kl_ref, kl_coef)})
         if (step - 1) % ROLLOUTS_EVERY == 0:
             columns = zip(b["prompts"], b["texts"], b["scores"], kl.sum(1), b["finished"])

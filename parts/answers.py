@@ -8,8 +8,8 @@ import torch
 from common import encode_prompt, end_ids, max_positions, pad_rows
 from parts import parallel
 from parts.files import UserError, existing_file, load_function, number, read_jsonl
-from parts.lora import adapter_off
 from parts.messages import as_chat, check_prompt, hash_fraction, prompt_key, visible
+from parts.parallel import adapter_off
 
 MOST_PROMPTS = 64  # that an evaluation answers
 

@@ -28,7 +28,7 @@ from urllib3.util import Retry
 from common import end_ids, pad_rows
 from parts import parallel, sampling
 from parts.files import UserError, brief, number
-from parts.lora import save_adapter
+from parts.parallel import save_adapter
 
 TIMEOUT = 10, 1800  # seconds to connect, and to wait for a reply
 IN_FLIGHT = 64  # requests to each server at a time

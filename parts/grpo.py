@@ -19,7 +19,7 @@ from parts.answers import score_answers, scores_by
 from parts.files import UserError, load_function, number
 from parts.grading import ALONE, add_ruler_arguments, grade_answers, ruler_groups
 from parts.judging import Judge, add_judge_arguments, conversation
-from parts.lora import adapter_off
+from parts.parallel import adapter_off
 from parts.reward_models import reward_function
 from parts.rubrics import Grade
 from parts.sampling import is_weights, kl_estimates
@@ -176,7 +176,7 @@ def update(args, run, policy, reference, optimizer, b, groups, advantages, names
         loss, grad_norm = run.clip(total, [names[i] for i in active[:4]])
         lr = run.set_lr(run.step)  # warm-up, then --schedule
         optimizer.step()
-        means.step(loss=loss, grad_norm=grad_norm, lr=lr)
+        means.steps.append({"loss": loss, "grad_norm": grad_norm, "lr": lr})
         forwarded += len(active)
     row = means.row() | {"updates": len(means.steps), "forwarded": forwarded}
     if "kl/token" in row:  # per row, as a sum over its tokens, in nats

@@ -25,9 +25,9 @@ from common import Policy, load_model, pack
 from parts import engine, parallel
 from parts.answers import MOST_PROMPTS, check_policy, identity, read_prompts, some_prompts
 from parts.files import UserError, number
-from parts.lora import adapter_off
 from parts.messages import hash_fraction, prompt_key
 from parts.pairs import read_texts
+from parts.parallel import adapter_off
 
 MANY_CUT = 0.05  # share of cut answers beyond which the limit should be raised
 ROWS = "ids", "attention_mask", "mask"  # of a rollout, what a forward takes
@@ -97,11 +97,9 @@ def load_policy(args, run, kind=Policy):
     return policy, reference
 
 
-@torch.no_grad()
 def draw(run, models, rows, seed):
     """(a `sampling.Rollout` of one answer to the prompt of each row; its tensors `b`, with
-    `ref_logps`, and of each answer `finished` (N,): ended by an end token, not cut). models: see
-    `ppo.Models`"""
+    `ref_logps` and `finished` (N,): ended by itself, not cut). models: those of ppo.py"""
     ids, limits = map(models.encode, rows), (run.args.max_new_tokens, run.args.temperature)
     rollout = models.sample(models.policy, models.tokenizer, [*ids], 1, *limits, seed)
     b = rollout_tensors(rollout, run.device)
@@ -208,7 +206,7 @@ class UpdateMeans:
     once, and means over its optimiser steps."""
 
     def __init__(self):
-        self.tokens, self.steps = [], []  # of each micro-batch; of each optimiser step
+        self.tokens, self.steps = [], []  # of each micro-batch; of each step loss, grad_norm, lr
         self.mismatch = []  # |log π − log π of what drew| of each token, before the first step
 
     def add(self, mb, logps, **columns):
@@ -218,10 +216,6 @@ class UpdateMeans:
         self.tokens.append((mb["mask"].sum().item(), columns["ratio"].max().item(), sums))
         if not self.steps:  # later the policy is another
             self.mismatch += (logps.detach() - drawn_logps(mb))[mb["mask"]].abs().tolist()
-
-    def step(self, **numbers):
-        """After an optimiser step: loss, grad_norm, lr."""
-        self.steps.append(numbers)
 
     def row(self):
         """{key: mean}, "ratio/max" and "rollout/mismatch"; nothing if no token was updated."""
@@ -244,8 +238,7 @@ def lengths_of(b):
 
 
 def length_row(lengths, is_cut, tokens):
-    """The metrics of length/* and the counts of a rollout. lengths, is_cut: see `lengths_of`;
-    tokens: of prompts and answers together."""
+    """length/* and counts. lengths, is_cut: see `lengths_of`; tokens: of prompts and answers."""
     return {
         "length/mean": fmean(lengths), "length/min": min(lengths),
         "length/max": max(lengths), "length/truncated_frac": fmean(is_cut),
@@ -276,7 +269,6 @@ def is_repetitive(text):
 def text_row(texts):
     """The metrics of text/*, which rule R7 of watch.py reads: the share of repetitive answers;
     distinct word pairs / word pairs, None where there is no pair.
-
     >>> text_row(["No no no", "no no no"])
     {'text/repetition': 0.0, 'text/distinct_2': 0.5}
     """
@@ -310,9 +302,9 @@ class Guard:
     def log(self, row):
         """One row of metrics.jsonl; in step 1 with a hint where many answers are cut."""
         self.run.log(row)
-        if self.run.step == 1 and row["length/truncated_frac"] > MANY_CUT:
-            share = f"{row['length/truncated_frac']:.0%} of the answers"
-            parallel.say(f"step 1: {share} were cut; raise --max-new-tokens")
+        share = row["length/truncated_frac"]
+        if self.run.step == 1 and share > MANY_CUT:
+            parallel.say(f"step 1: {share:.0%} of the answers were cut; raise --max-new-tokens")
 
     def evaluation(self, metrics, samples):
         """Log an evaluation; keep a copy of the weights if it is the best so far."""

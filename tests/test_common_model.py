@@ -15,7 +15,7 @@ from transformers import AutoModelForCausalLM, AutoModelForSequenceClassificatio
 import common
 import tiny
 from common import load_model
-from parts import lora, parallel
+from parts import parallel
 from parts.shared_prompt import can_share
 from tiny import CHATML, FAMILIES, cases, error_of, read_json, tiny_model, tiny_tokenizer
 
@@ -280,7 +280,7 @@ def test_lora_starts_as_the_identity_and_switches_off(family, made):
     base = outputs(policy_of(made(family)))
     policy = policy_of(made(family), lora_rank=4)
     assert torch.equal(outputs(policy), base)
-    layers = lora.lora_layers(policy.model)
+    layers = parallel.lora_layers(policy.model)
     assert len(layers) == 2 * (4 if family == "phi3" else 7), "not the embedding, not the head"
     policy(*batch())[0].sum().backward()
     steps = gradients(policy)
@@ -288,7 +288,7 @@ def test_lora_starts_as_the_identity_and_switches_off(family, made):
     assert all((x != 0).any() == ("lora_B" in name) for name, x in steps.items())
     changed = outputs(filled(policy))
     assert (changed - base).abs().max() > 0.1
-    with pytest.raises(KeyError), lora.adapter_off():
+    with pytest.raises(KeyError), parallel.adapter_off():
         assert torch.equal(outputs(policy), base), "the adapter off is the reference"
         raise KeyError
     assert torch.equal(outputs(policy), changed)
@@ -297,7 +297,7 @@ def test_lora_starts_as_the_identity_and_switches_off(family, made):
 def test_the_start_follows_the_seed(folders):
     """A has PyTorch's own start, uniform within ±1/√in."""
     a, b, c = (
-        [layer.lora_A.weight for _, layer in lora.lora_layers(
+        [layer.lora_A.weight for _, layer in parallel.lora_layers(
             policy_of(folders["llama"], lora_rank=4, seed=seed).model)]
         for seed in (1, 1, 2)
     )  # fmt: skip
