@@ -49,7 +49,6 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
-import watch
 from common import Policy, batch_indices, encode_prompt, load_config, load_tokenizer, same_shape
 from parts import engine, rollouts, runs
 from parts.answers import prompt_room, score_answers, scored
@@ -231,9 +230,7 @@ def parse_args(argv=None):
     add("--clip-high", type=number(above=0), default=0.2, help="the ratio is kept below 1 + this; 0.28 is DAPO's clip-higher")
     add("--end-penalty", type=number(at_least=0), default=1.0, help="subtracted from the score of a cut answer, in its deviations")
     # fmt: on
-    rollouts.add_rollout_arguments(parser)  # --temperature, --max-new-tokens, --restore
-    watch.add_watch_arguments(parser)  # when to stop: --patience, --target, --on-hack …
-    parser.set_defaults(eval_every=5, save_every=20)  # a step is a whole rollout
+    rollouts.add_rollout_arguments(parser)  # --temperature, --max-new-tokens, --patience …
     args = parser.parse_args(argv)
     if args.kl_target and not args.beta:
         raise UserError("--kl-target: it multiplies --beta, which is 0; start from 0.05")
@@ -274,9 +271,7 @@ def load_models(args, run, tokenizer, room):
         reward.check_room(room + args.max_new_tokens, args.max_new_tokens)
     kind = PolicyWithValues if args.critic == "shared" else Policy
     policy, reference = rollouts.load_policy(args, run, kind)
-    critic = policy
-    if args.critic == "separate":
-        critic = load_critic(args, run, reward, tokenizer)
+    critic = load_critic(args, run, reward, tokenizer) if args.critic == "separate" else policy
     sample = engine.sampler(args, run)
     return Models(policy, critic, reference, reward, tokenizer, room, sample)
 
@@ -346,14 +341,12 @@ def preflight(args, run, models, rows):
 
 def rollout_row(args, b, kl_ref, kl_coef):
     """The metrics of a rollout: means over its answers, and explained_variance over its actions."""
-    lengths, cut = rollouts.lengths_of(b)
     kls = {"kl/ref": kl_ref, "kl/coef": kl_coef} if kl_coef else {}
     return {
         "reward/mean": b["scores"].mean().item(), "reward/std": b["scores"].std().item(),
-        "reward/unscored_frac": 1 - len(cut) / args.rollouts, **kls,
+        "reward/unscored_frac": 1 - len(b["texts"]) / args.rollouts, **kls,
         "explained_variance": explained_variance(b["returns"], b["values"], b["mask"]),
-        **rollouts.length_row(lengths, cut, b["attention_mask"].sum().item()),
-        **rollouts.text_row(b["texts"]),
+        **rollouts.answers_row(b),
     }  # fmt: skip
 
 

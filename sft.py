@@ -26,14 +26,25 @@ Axes         B rows of a batch, b rows of a forward, T tokens
 import numpy as np
 import torch
 
-import common
-from common import Policy, Refused, batch_indices, encode, encode_pair, end_ids, pack
-from parts import runs
+from common import (
+    Policy,
+    Refused,
+    batch_indices,
+    encode,
+    encode_pair,
+    end_ids,
+    load_config,
+    load_model,
+    load_tokenizer,
+    max_positions,
+    pack,
+)  # fmt: skip
 from parts.answers import Answers, add_answer_arguments, check_policy
 from parts.files import OUT_OF_MEMORY, command, existing_file, trainer_parser
 from parts.messages import check_answer, check_prompt, check_text, prompt_key, roles, words
 from parts.pairs import add_split_arguments, check_pair, encoded_rows, say_what_is_cut, split
 from parts.parallel import all_sum
+from parts.runs import Run
 
 # below 100 M parameters (made the bundled base), above (reports/real-model.md), with LoRA
 RATES = 1e-3, 2e-5, 2e-4
@@ -79,8 +90,10 @@ def check_row(row):
     elif isinstance(row.get("text"), str):
         row["prompt"] = row["text"]
     else:
-        forms = '"prompt" and "completion", "messages", "text", or "chosen" and "rejected"'
-        raise ValueError(f"expected {forms}, not empty; found {', '.join(row) or 'nothing'}")
+        raise ValueError(
+            'expected "prompt" and "completion", "messages", "text", or "chosen" and "rejected", '
+            f"not empty; found {', '.join(row) or 'nothing'}"
+        )
     if isinstance(row.get("group"), list):
         check_text(row, "group")
 
@@ -93,11 +106,13 @@ def encode_row(row, tokenizer, max_length):
     """
     pairs, rows = [], []  # (what was said before, an answer); what is returned
     if turns := row.get("messages"):
-        for i, turn in enumerate(turns):
-            if turn["role"] == "assistant" and words([turn]):
-                pairs.append((turns[:i], [turn]))
+        pairs = [
+            (turns[:i], [turn])
+            for i, turn in enumerate(turns)
+            if turn["role"] == "assistant" and words([turn])
+        ]
     elif row.get("completion"):
-        pairs.append((row["prompt"], row["completion"]))
+        pairs = [(row["prompt"], row["completion"])]
     elif words(row["text"]):
         ids, ends = encode(tokenizer, row["text"], rendered=False), end_ids(tokenizer)
         if not {*ids[-1:]} & {*ends}:  # a corpus may bring its own
@@ -133,20 +148,22 @@ class Rows:
     and the row as it was read; train, held: the row numbers on each side of the split."""
 
     def __init__(self, args, tokenizer, max_length):
-        files = {"--data": args.data}
-        usable = encoded_rows(args, tokenizer, max_length, files, check_row, encode_row)
-        rows = [(*ids_mask, row, place) for each, row, place, _ in usable for ids_mask in each]
-        self.ids, self.masks, self.rows, self.places = zip(*rows)
+        usable = encoded_rows(
+            args, tokenizer, max_length, {"--data": args.data}, check_row, encode_row
+        )
+        self.ids, self.masks, self.rows, self.places = zip(
+            *((*ids_mask, row, place) for each, row, place, _ in usable for ids_mask in each)
+        )
         self.keys = [*map(prompt_key, self.rows)]
         self.tokens = np.array([*map(len, self.ids)])
         self.trained = np.array([*map(sum, self.masks)])
-        self.train, self.held = split(conversations(self.keys), [False], args.eval_fraction)
+        self.train, self.held = split(conversations(self.keys), (), args.eval_fraction)
         say_what_is_cut(self.tokens, max_length)
 
     def batch(self, indices, device):
         """(ids, attention_mask, answer_mask), (b, T) each."""
-        rows = ([column[i] for i in indices] for column in (self.ids, self.masks))
-        return pack(*rows, device=device)
+        ids, masks = ([column[i] for i in indices] for column in (self.ids, self.masks))
+        return pack(ids, masks, device=device)
 
 
 # ---- evaluation ----
@@ -174,15 +191,15 @@ def evaluate(run, policy, rows, answers):
 
 def main(argv=None):
     args = parse_args(argv)
-    run = runs.Run("sft", args, HEADLINE)
-    tokenizer, config = common.load_tokenizer(args.model), common.load_config(args.model)
+    run = Run("sft", args, HEADLINE)
+    tokenizer, config = load_tokenizer(args.model), load_config(args.model)
     # (1) read rows; render the prompt; mark the answer tokens
-    rows = Rows(args, tokenizer, min(args.max_length, common.max_positions(config)))
+    rows = Rows(args, tokenizer, min(args.max_length, max_positions(config)))
     answers = Answers(run, tokenizer, config, rows.rows[:2], {rows.keys[i] for i in rows.train})
 
     # the policy: all its weights are trained, or adapters
-    settings = args.model, run.device, run.dtype, True, args.lora_rank, args.seed
-    policy = Policy(common.load_model(*settings), run.dtype)
+    model = load_model(args.model, run.device, run.dtype, True, args.lora_rank, args.seed)
+    policy = Policy(model, run.dtype)
     optimizer = run.start(
         {"policy": policy}, tokenizer, RATES, len(rows.train) / args.batch_size, rows.ids
     )

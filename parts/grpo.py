@@ -110,7 +110,7 @@ def add_group_arguments(parser):
     add("--beta", type=number(at_least=0), default=0.0, help="β of the paper, weight of the KL to the start; 0 needs no reference")
     # fmt: on
     rollouts.add_rollout_arguments(parser)
-    parser.set_defaults(eval_every=5, save_every=20, batch_size=None)  # a step is a whole rollout
+    parser.set_defaults(batch_size=None)
 
 
 def check_groups(args):

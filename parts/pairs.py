@@ -91,7 +91,7 @@ def encoded_rows(args, tokenizer, max_length, files, check, encode):
 def split(keys, is_eval, fraction):
     """(train, held) row numbers, (n,) arrays: no key is on both sides.
 
-    is_eval   of each row, whether it comes from a file of held-out rows; without such a file
+    is_eval   of each row, whether it comes from a file of held-out rows; () or without such a file
               `fraction` of the keys is held out, by their hash, so every file splits them alike
     """
     held = np.array(is_eval if any(is_eval) else [hash_fraction(key) < fraction for key in keys])

@@ -21,21 +21,21 @@ import torch
 from torch.distributed.checkpoint.state_dict import StateDictOptions, set_model_state_dict
 
 import watch
-from common import Policy, load_model, pack
+from common import Policy, load_model
 from parts import engine, parallel
 from parts.answers import MOST_PROMPTS, check_policy, identity, read_prompts, some_prompts
 from parts.files import UserError, number
 from parts.messages import hash_fraction, prompt_key
 from parts.pairs import read_texts
 from parts.parallel import adapter_off
+from parts.sampling import ROWS, rollout_tensors
 
 MANY_CUT = 0.05  # share of cut answers beyond which the limit should be raised
-ROWS = "ids", "attention_mask", "mask"  # of a rollout, what a forward takes
 LEAST_VALIDATION = 8  # answers; fewer are no ground to choose weights by
 
 
 def add_rollout_arguments(parser):
-    """The flags that ppo.py and grpo_*.py share."""
+    """The flags that ppo.py and grpo_*.py share; when to stop is watch.py's."""
     add = parser.add_argument
     # fmt: off
     add("--temperature", type=number(above=0), default=1.0, help="temperature of rollouts and updates")
@@ -43,6 +43,8 @@ def add_rollout_arguments(parser):
     add("--restore", choices=("best", "last"), help=f"weights to save: best on validation (default with {LEAST_VALIDATION} rows) or last")
     # fmt: on
     engine.add_engine_arguments(parser)
+    watch.add_watch_arguments(parser)
+    parser.set_defaults(eval_every=5, save_every=20)  # a step is a whole rollout
 
 
 # ---- prompts ----
@@ -107,42 +109,6 @@ def draw(run, models, rows, seed):
     b["ref_logps"] = reference_logps(run, models.reference, b)
     b["finished"] = torch.tensor(rollout.finished, device=run.device)
     return rollout, b
-
-
-def rollout_tensors(rollout, device):
-    """{"ids", "attention_mask", "mask", "logps"}, each (N, T), of a `sampling.Rollout`."""
-    draws = zip(rollout.prompt_ids, rollout.answer_ids, rollout.logps)
-    return tensors([row for draw in draws for row in training_rows([draw])], device)
-
-
-def training_rows(draws):
-    """What is trained of an episode: one row where each turn's prompt begins with the row so far,
-    else a row per turn.
-
-    draws     (prompt ids, drawn ids, log-probs) of each turn
-    returns   rows {"ids", "mask", "logps"}, lists of T: mask is True for what the
-              policy drew; log-probs of other tokens are 0
-
-    >>> (row,) = training_rows([([1], [2], [-0.5]), ([1, 2, 3], [4], [-0.1])])
-    >>> row["ids"], row["mask"], row["logps"]
-    ([1, 2, 3, 4], [False, True, False, True], [0.0, -0.5, 0.0, -0.1])
-    """
-    rows = []
-    for prompt, drawn, logps in draws:
-        if not rows or rows[-1]["ids"] != prompt[: len(rows[-1]["ids"])]:
-            rows.append({"ids": [], "mask": [], "logps": []})
-        row = rows[-1]
-        context = prompt[len(row["ids"]) :]  # tokens of the environment and of the template
-        row["ids"] += context + drawn
-        row["mask"] += [False] * len(context) + [True] * len(drawn)
-        row["logps"] += [0.0] * len(context) + logps
-    return rows
-
-
-def tensors(rows, device):
-    """The same of rows {"ids", "mask", "logps"}, lists of T."""
-    columns = zip(*(row.values() for row in rows))
-    return dict(zip((*ROWS, "logps"), pack(*columns, device=device)))
 
 
 def cut(b, part):
@@ -277,6 +243,12 @@ def text_row(texts):
         "text/repetition": fmean(map(is_repetitive, texts)),
         "text/distinct_2": len({*pairs}) / len(pairs) if pairs else None,
     }
+
+
+def answers_row(b):
+    """`length_row` and `text_row` of a rollout."""
+    tokens = int(b["attention_mask"].sum())
+    return length_row(*lengths_of(b), tokens) | text_row(b["texts"])
 
 
 # ---- validation: which weights are written, and when the run ends ----
