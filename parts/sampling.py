@@ -74,7 +74,7 @@ def rollout_of(tokenizer, prompt_ids, n, ids, logps):
     """A `Rollout` of n answers to each prompt, in order."""
     ends, prompts = end_ids(tokenizer), [p for p in prompt_ids for _ in range(n)]
     finished = [row[-1] in ends for row in ids]
-    texts = tokenizer.batch_decode(ids, skip_special_tokens=True)
+    texts = [tokenizer.decode(row, skip_special_tokens=True) for row in ids]
     return Rollout(prompts, ids, logps, finished, texts)
 
 
