@@ -18,8 +18,9 @@ Run          python reward_train.py --pairs data/prefs_train.jsonl data/rank_tra
              python reward_train.py --model Qwen/Qwen2.5-0.5B-Instruct --pairs mine.jsonl
              torchrun --nproc-per-node 8 reward_train.py --fsdp --model Qwen/Qwen2.5-7B-Instruct
 Writes       an AutoModelForSequenceClassification folder, args.json, metrics.jsonl, checkpoint/
-To copy      `bradley_terry_loss` needs torch alone; scores for it come from `Scorer` in
-             parts/reward_models.py, rows from `encode_pair` in common.py
+Read with    parts/reward_models.py (`Scorer`, `pair_scores`) and parts/pairs.py (`Pairs`)
+To copy      `bradley_terry_loss` needs torch alone; scores for it come from `Scorer`, rows from
+             `encode_pair` in common.py
 Reference    Bradley & Terry 1952; Ouyang et al. 2022, arXiv 2203.02155, eq. 1; centring: Eisenstein
              et al. 2023, arXiv 2312.09244; margin: Touvron et al. 2023, arXiv 2307.09288, eq. 2
 Axes         B pairs of a batch, b pairs of a forward, n all pairs
