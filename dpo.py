@@ -38,7 +38,7 @@ from parts.pairs import Pairs, add_pair_arguments, share_interval
 from parts.parallel import add_up, gather
 
 RATES = 3e-4, 1e-5, 2e-4  # below 100 M parameters (data/tiny-base), above (SmolLM2), with LoRA
-HEADLINE = ("eval/loss", "eval/rewards/accuracies", "val/gold", "val/kl", "val/cut")
+HEADLINE = "eval/loss", "eval/rewards/accuracies", "val/gold", "val/kl", "val/cut"
 LOSS_TYPES = ("sigmoid", "robust", "hinge", "ipo", "sigmoid_norm", "simpo")
 
 # ---- the math ----

@@ -66,7 +66,7 @@ STEPS = 40  # of an epoch, and so of a run without --steps; seeds have no end
 VAL_SEEDS, TEST_SEEDS = 10**9, 2 * 10**9  # training seeds are drawn below 10⁹
 SHOWN = 3  # episodes that `play` prints
 WRITTEN = "seed messages reward advantage reason metrics truncated".split()  # to rollouts.jsonl
-HEADLINE = ("val/score", "val/reward")
+HEADLINE = "val/score", "val/reward"
 
 
 # ---- the arguments ----

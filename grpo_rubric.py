@@ -70,7 +70,7 @@ from parts.pairs import read_texts
 from parts.rubrics import SPLITS, read_rubrics
 
 RATES = 3e-4, 1e-5, 2e-4  # below 100 M parameters, above (both run: reports/), with LoRA (a guess)
-HEADLINE = ("val/score", "val/gold", "reward/mean")  # before and after
+HEADLINE = "val/score", "val/gold", "reward/mean"  # before and after
 
 # ---- the arguments ----
 

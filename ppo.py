@@ -74,7 +74,7 @@ VALUE_CLIP = 0.2  # how far a value may move per rollout, in deviations of the s
 VALUE_COEF = 0.1  # weight of the value loss; it matters with --critic shared
 KL_GAIN = 0.1  # of --kl-target: a rollout moves β by at most 0.1 · 0.2 = 2 %, as in the paper
 ROLLOUTS_EVERY = 5  # steps between the rollouts kept in rollouts.jsonl
-HEADLINE = ("val/score", "val/gold", "val/kl", "reward/mean")  # printed at each evaluation
+HEADLINE = "val/score", "val/gold", "val/kl", "reward/mean"  # printed at each evaluation
 
 # ---- the math ----
 

@@ -43,7 +43,7 @@ RATES = 5e-4, 3e-5, 3e-4  # below 100 M parameters (data/tiny-base), above (Smol
 LEAST_STEPS = 6  # a small file is repeated to make so many: five passes learn 162 pairs by heart
 SCALE_PAIRS = 256  # at most: they give the scores' mean to .06 of a deviation, that itself to 4 %
 HEAD_LR = 1e-3  # of a fresh head: after 32 steps the loss is still log 2 at 1e-5, but .677 at 1e-3
-HEADLINE = ("eval/loss", "eval/accuracy", "eval/accuracy_longer")
+HEADLINE = "eval/loss", "eval/accuracy", "eval/accuracy_longer"
 
 # ---- the math ----
 

@@ -48,7 +48,7 @@ from parts.runs import Run
 
 # below 100 M parameters (made the bundled base), above (reports/real-model.md), with LoRA
 RATES = 1e-3, 2e-5, 2e-4
-HEADLINE = ("eval/loss", "val/gold")
+HEADLINE = "eval/loss", "val/gold"
 
 # ---- the arguments ----
 
@@ -115,10 +115,11 @@ def encode_row(row, tokenizer, max_length):
         pairs = [(row["prompt"], row["completion"])]
     elif words(row["text"]):
         ids, ends = encode(tokenizer, row["text"], rendered=False), end_ids(tokenizer)
-        if not {*ids[-1:]} & {*ends}:  # a corpus may bring its own
+        if {*ends}.isdisjoint(ids[-1:]):  # a corpus may bring its own
             ids.append(ends[-1])
-        ids = ids[:max_length]
-        rows = [(ids, [False] + [True] * (len(ids) - 1))]
+        if ids[1:]:
+            ids = ids[:max_length]
+            rows = [(ids, [False] + [True] * (len(ids) - 1))]
     for pair in reversed(pairs):  # the last answer first, whose row the others begin
         prompt, answer = encode_pair(
             tokenizer, *pair, max_length=max_length, tools=row.get("tools")
@@ -127,7 +128,7 @@ def encode_row(row, tokenizer, max_length):
         if not rows or rows[-1][0][: len(ids)] != ids:
             rows.append((ids, [False] * len(ids)))
         rows[-1][1][len(prompt) : len(ids)] = [True] * len(answer)
-    if not any(True in mask for _, mask in rows):
+    if not rows:
         raise Refused("nothing to train")
     return rows
 
@@ -162,8 +163,8 @@ class Rows:
 
     def batch(self, indices, device):
         """(ids, attention_mask, answer_mask), (b, T) each."""
-        ids, masks = ([column[i] for i in indices] for column in (self.ids, self.masks))
-        return pack(ids, masks, device=device)
+        ids = [self.ids[i] for i in indices]
+        return pack(ids, [self.masks[i] for i in indices], device=device)
 
 
 # ---- evaluation ----
@@ -198,8 +199,9 @@ def main(argv=None):
     answers = Answers(run, tokenizer, config, rows.rows[:2], {rows.keys[i] for i in rows.train})
 
     # the policy: all its weights are trained, or adapters
-    model = load_model(args.model, run.device, run.dtype, True, args.lora_rank, args.seed)
-    policy = Policy(model, run.dtype)
+    policy = Policy(
+        load_model(args.model, run.device, run.dtype, True, args.lora_rank, args.seed), run.dtype
+    )
     optimizer = run.start(
         {"policy": policy}, tokenizer, RATES, len(rows.train) / args.batch_size, rows.ids
     )
