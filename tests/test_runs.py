@@ -213,7 +213,9 @@ def test_an_fp16_overflow_skips_the_step(toy):
     assert toy.train(given, "--resume", during=spoiled(5)) == 0
     assert scales == [2.0**n for n in (10, 10, 9, 8, 8, 7)], "the scale is resumed, too"
     assert [torch.equal(*pair) for pair in itertools.pairwise(weights)] == [0, 1, 1, 0, 1]
-    assert max(row.get("loss", 0) for row in log_of(toy.out)) < 1000, "what is logged is not scaled"
+    log = log_of(toy.out)
+    assert max(row.get("loss", 0) for row in log) < 1000, "what is logged is not scaled"
+    assert 0 < max(row.get("grad_norm") or 0 for row in log) < 10, "nor what AdamW reads"
     with pytest.raises(UserError, match="gradient norm (inf|nan): not finite; rows .*file:12"):
         toy.train(given, "--overwrite --steps 20 --save-every 50", during=spoiled(*range(2, 13)))
 
