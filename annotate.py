@@ -44,7 +44,7 @@ from urllib.parse import urlsplit
 from parts import files, votes
 from parts.agreement import print_agreement, to_prefs
 from parts.files import UserError, number
-from parts.messages import plain_text
+from parts.texts import plain_text
 from parts.votes import load_items, other, read_log, replay, sha256, standing
 
 TEMPLATES = Path(__file__).resolve().parent / "parts/templates"

@@ -13,9 +13,7 @@ import json
 import re
 from operator import eq, ge, gt, le, lt
 
-from parts.risky import number_of_requests, plain, risky_questions
-from parts.run_code import run_tests
-from parts.texts import last_line
+from parts.texts import last_line, number_of_requests, plain, risky_questions, run_tests
 
 RELATIONS = {"less than": lt, "at least": ge, "exactly": eq, "at most": le, "more than": gt}
 

@@ -36,9 +36,8 @@ from torch.nn.utils.rnn import pad_sequence
 from torch.utils.checkpoint import checkpoint as recompute
 
 from parts.files import UserError, brief, write_json
-from parts.lora import add_lora, lora_layers, merged_state, save_adapter
 from parts.messages import roles
-from parts.parallel import autocast, rank
+from parts.parallel import add_lora, autocast, lora_layers, merged_state, rank, save_adapter
 from parts.shared_prompt import shared_hidden
 
 BASE = "data/tiny-base"
@@ -144,16 +143,22 @@ def encode_pair(tokenizer, prompt, *answers, max_length=None, tools=None):
 # ---- 2. rows and batches ----
 
 
-def pad_rows(prompts, answers, pad, device=None, side="right"):
-    """(ids, attention_mask, answer_mask), each (B, T), padded on the right; to sample, on the left,
-    where all prompts end in the last column."""
-    rows = [torch.tensor([*p, *a], dtype=torch.long) for p, a in zip(prompts, answers, strict=True)]
-    masks = [torch.ones(len(row), dtype=torch.bool) for row in rows]
-    answer_masks = [torch.arange(len(row)) >= len(p) for p, row in zip(prompts, rows)]
+def pack(ids, masks, *others, device=None, side="right"):
+    """[ids, attention_mask, mask, …], (B, T) each, of lists of T for each row: its tokens, which of
+    them are trained, and other numbers. Padded with 0, which no token sees, on the right; or on the
+    left, where all rows end in the last column."""
+    seen = [[True] * len(row) for row in ids]
     return [
-        pad_sequence(columns, True, value, side).to(device)
-        for columns, value in ((rows, pad), (masks, False), (answer_masks, False))
+        pad_sequence([*map(torch.tensor, column)], True, padding_side=side).to(device)
+        for column in (ids, seen, masks, *others)
     ]
+
+
+def pad_rows(prompts, answers, device=None, side="right"):
+    """[ids, attention_mask, answer_mask], (B, T) each, of prompts and their answers; see `pack`."""
+    rows = [*zip(prompts, answers, strict=True)]
+    masks = [[False] * len(p) + [True] * len(a) for p, a in rows]
+    return pack([[*p, *a] for p, a in rows], masks, device=device, side=side)
 
 
 def batch_indices(n, batch_size, seed, step):
@@ -181,7 +186,8 @@ def micro_batches(indices, lengths, most_tokens, ranks=1):
         rows = max(1, most_tokens // lengths[left[0]]) * ranks
         if 0 < len(left) - rows < ranks:  # too few for a part of their own
             rows = len(left) - ranks if rows > ranks else len(left)
-        parts, left = [*parts, left[:rows]], left[rows:]
+        parts.append(left[:rows])
+        left = left[rows:]
     return parts
 
 

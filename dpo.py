@@ -36,10 +36,9 @@ from parts.answers import Answers, add_answer_arguments, check_policy, identity
 from parts.files import OUT_OF_MEMORY, UserError, command, number, trainer_parser
 from parts.pairs import Pairs, add_pair_arguments, share_interval
 from parts.parallel import add_up, gather
-from parts.shared_prompt import can_share
 
 RATES = 3e-4, 1e-5, 2e-4  # below 100 M parameters (data/tiny-base), above (SmolLM2), with LoRA
-HEADLINE = ("eval/loss", "eval/rewards/accuracies", "val/gold", "val/kl", "val/cut")
+HEADLINE = "eval/loss", "eval/rewards/accuracies", "val/gold", "val/kl", "val/cut"
 LOSS_TYPES = ("sigmoid", "robust", "hinge", "ipo", "sigmoid_norm", "simpo")
 
 # ---- the math ----
@@ -176,7 +175,7 @@ def means(stats, pairs):
     rows = columns.pop("pair").long().tolist()
     low, high = share_interval(columns["rewards/accuracies"], [pairs.keys[i] for i in rows])
     return {key: column.mean().item() for key, column in columns.items()} | {
-        "nll": -columns["logps/chosen"].sum().item() / pairs.lengths[1, rows].sum(),
+        "nll": -columns["logps/chosen"].sum().item() / pairs.lengths[1, rows].sum(), "n": len(rows),
         "rewards/accuracies_low": low, "rewards/accuracies_high": high,
     }  # fmt: skip
 
@@ -191,7 +190,7 @@ def evaluate(run, policy, reference, pairs, answers):
     ]
     if len(pairs.held):
         metrics |= {f"eval/{key}": x for key, x in means(stats, pairs).items()}
-        metrics |= {"eval/loss": metrics.pop("eval/pair_loss"), "eval/n": len(pairs.held)}
+        metrics["eval/loss"] = metrics.pop("eval/pair_loss")
     run.evaluation(metrics, samples)
 
 
@@ -208,15 +207,14 @@ def main(argv=None):
 
     # the policy; before step one it is its own reference, and gives the log-probs of all pairs
     source = args.model, run.device, run.dtype
-    model = load_model(*source, trainable=True, lora_rank=args.lora_rank, seed=args.seed)
     # `reference` serves val/kl only; the loss reads run.state["reference"], which is computed once
-    policy = reference = Policy(model, run.dtype)
+    policy = reference = Policy(load_model(*source, True, args.lora_rank, args.seed), run.dtype)
     if args.prompts and not args.lora_rank:
         reference = Policy(load_model(*source), run.dtype)
-    longest = pairs.batch([pairs.tokens().argmax()], run.device)
-    pairs.shared = can_share(model, run.dtype, *longest)
+    longest = pairs.share(policy)
     per_epoch = len(pairs.train) / args.batch_size
-    optimizer = run.start({"policy": policy}, tokenizer, RATES, per_epoch, pairs.ids())
+    ids = pairs.prompts + pairs.chosen + pairs.rejected
+    optimizer = run.start({"policy": policy}, tokenizer, RATES, per_epoch, ids)
     if run.step == 0:
         check_policy(policy, tokenizer, *longest, f"--model {args.model}")
         # (2) reference: log-probs of both answers under the frozen start, once
@@ -243,16 +241,15 @@ def main(argv=None):
             # (5) update: L = mean loss + c·NLL, sums over this part ÷ counts of the whole step
             nll = -chosen_logps.sum() / chosen_tokens
             loss = losses.sum() / len(batch) + args.nll_coef * nll
-            run.scaler.scale(loss).backward()
+            (run.loss_scale * loss).backward()  # the scale is 1 but in fp16
             total += loss.item()
             stats.append(columns)
         # loss and gradients summed over the ranks, clipped to norm 1; these rows if not finite
         loss, grad_norm = run.clip(total, [pairs.places[i] for i in batch[:4]])
         lr = run.set_lr(step)  # warm-up, then --schedule
-        run.scaler.step(optimizer)  # optimizer.step(); the scaler acts in fp16 alone
-        run.scaler.update()
+        optimizer.step()
         run.log(means(stats, pairs) | {
-            "loss": loss, "lr": lr, "grad_norm": grad_norm, "epoch": epoch, "n": len(batch),
+            "loss": loss, "lr": lr, "grad_norm": grad_norm, "epoch": epoch,
             "tokens": tokens[batch].sum(),
         })  # fmt: skip
         # (6) every --eval-every steps: held-out loss and accuracy, sample answers and their score

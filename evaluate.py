@@ -30,9 +30,9 @@ import pandas as pd
 from parts import curves, files, report, stats
 from parts.contest import KINDS, check_judge, check_scorer, sentences
 from parts.files import UserError, number
-from parts.messages import plain_text
 from parts.report import show
 from parts.stats import FEWEST_CLUSTERS, FOUND, NONE, OPEN, UNMEASURED
+from parts.texts import plain_text
 
 NEVER = "this judge cannot be trusted here"  # the verdict where the judge fails its check
 VERDICTS = {  # of the first model of a row against the second

@@ -30,12 +30,11 @@ import pandas as pd
 
 from parts import files, groups, twins
 from parts.files import UserError
-from parts.messages import plain_text, prompt_key, visible
+from parts.messages import prompt_key, visible
 from parts.report import Report, add_flags, names_of, show
-from parts.risky import risky_questions
 from parts.stats import FOUND, NONE, OPEN
 from parts.tables import write_csv
-from parts.texts import recommendation
+from parts.texts import plain_text, recommendation, risky_questions
 from parts.twins import ANSWER, DECISION, FIELDS, MARGIN, PROFILE
 
 REFERENCES = ["Male", "White"]

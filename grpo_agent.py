@@ -42,7 +42,7 @@ import numpy as np
 import torch
 
 from common import Policy, encode, encode_prompt, end_ids, load_model, load_tokenizer, render
-from parts import engine, grpo, rollouts, runs, sampling
+from parts import engine, grpo, rollouts, runs
 from parts.answers import prompt_room, scored
 from parts.files import (
     OUT_OF_MEMORY,
@@ -59,15 +59,14 @@ from parts.grading import add_ruler_arguments, order_difference
 from parts.judging import Judge, add_judge_arguments
 from parts.messages import check_text, visible
 from parts.parallel import all_sum, gather, pick, rank, world
-from parts.rollouts import training_rows
-from parts.texts import text_row
-from watch import add_watch_arguments
+from parts.sampling import sample, tensors, training_rows
 
 RATES = 3e-4, 1e-5, 2e-4  # below 100 M parameters (worked on data/tiny-base), above, with LoRA
 STEPS = 40  # of an epoch, and so of a run without --steps; seeds have no end
 VAL_SEEDS, TEST_SEEDS = 10**9, 2 * 10**9  # training seeds are drawn below 10⁹
 SHOWN = 3  # episodes that `play` prints
-HEADLINE = ("val/score", "val/reward")
+WRITTEN = "seed messages reward advantage reason metrics truncated".split()  # to rollouts.jsonl
+HEADLINE = "val/score", "val/reward"
 
 
 # ---- the arguments ----
@@ -94,8 +93,7 @@ def parse_args(argv=None):
     grpo.add_group_arguments(parser)
     add_ruler_arguments(parser)
     add_judge_arguments(parser)
-    add_watch_arguments(parser)
-    parser.set_defaults(eval_every=5, save_every=10)
+    parser.set_defaults(save_every=10)
     args = parser.parse_args(argv)
     grpo.check_groups(args)
     return args
@@ -331,13 +329,9 @@ def scores(episodes, env):
 
 def write_episodes(run, split, episodes):
     """Add the episodes to rollouts.jsonl, every word, to be read by people."""
-    rows = [
-        {"split": split, "seed": e.seed, "messages": e.messages, "reward": e.reward,
-         "advantage": e.advantage, "reason": e.reason, "metrics": e.metrics,
-         "tokens": e.tokens(), "truncated": e.truncated}
-        for e in episodes
-    ]  # fmt: skip
-    run.write("rollouts.jsonl", rows)
+    for e in episodes:
+        row = {key: getattr(e, key) for key in WRITTEN}
+        run.write("rollouts.jsonl", [{"split": split, **row, "tokens": e.tokens()}])
 
 
 def evaluate(args, run, guard, player, make):
@@ -365,7 +359,7 @@ def play_command(args, make):
         flag = f"--policy, a model folder or one of {', '.join(env.baselines)};"
         device, dtype = pick(args.device, args.dtype)
         model = load_model(args.policy, device, dtype, flag=flag)
-        player = sampling.sample, Policy(model, dtype), load_tokenizer(args.policy, flag)
+        player = sample, Policy(model, dtype), load_tokenizer(args.policy, flag)
     episodes = play(args, make, seeds, player, args.eval_temperature, args.seed)
     for episode in episodes[:SHOWN]:
         print(f"{env.name}, {args.policy}, {episode.transcript()}")
@@ -403,7 +397,7 @@ def main(argv=None):
         if not rows:
             raise UserError(f"--max-length {args.max_length}: no opening fits in it with a turn")
         run.forecast(1 / args.groups_per_batch)  # two groups; an update takes as long again
-        rollouts.preflight(run, policy, reference, tokenizer, rollouts.pack(rows, run.device))
+        rollouts.preflight(run, policy, reference, tokenizer, tensors(rows, run.device))
         evaluate(args, run, guard, player, make)
 
     for step in run.steps():
@@ -421,13 +415,13 @@ def main(argv=None):
         # (4) update: clipped policy gradient over the policy's own tokens, see parts/grpo.py
         rows = [training_rows(episode.draws) for episode in episodes]
         places = np.repeat(range(len(rows)), [*map(len, rows)])  # of each row, its episode
-        b, names = rollouts.pack(sum(rows, []), run.device), [f"seed {seeds[i]}" for i in places]
+        b, names = tensors(sum(rows, []), run.device), [f"seed {seeds[i]}" for i in places]
         groups, advantages = places // g, advantages_PG.view(-1)[places]
         metrics = grpo.update(args, run, policy, reference, optimizer, b, groups, advantages, names)
         metrics |= grpo.group_row(rewards_PG, advantages_PG) | episode_row(episodes) | spent
         metrics |= rollouts.length_row(*lengths(episodes), int(b["attention_mask"].sum()))
         if getattr(env, "prose", True):
-            metrics |= text_row(["\n".join(e.texts()) for e in episodes])
+            metrics |= rollouts.text_row(["\n".join(e.texts()) for e in episodes])
         guard.log(metrics)
         write_episodes(run, "train", episodes)
         # (5) now and then: episodes from held-out seeds; the alarms of watch.py

@@ -65,14 +65,12 @@ from parts.files import (
     trainer_parser,
 )
 from parts.grading import order_difference
-from parts.messages import as_chat, prompt_key
-from parts.pairs import say_how_text_is_read
+from parts.messages import prompt_key
+from parts.pairs import read_texts
 from parts.rubrics import SPLITS, read_rubrics
-from parts.texts import text_row
-from watch import add_watch_arguments
 
 RATES = 3e-4, 1e-5, 2e-4  # below 100 M parameters, above (both run: reports/), with LoRA (a guess)
-HEADLINE = ("val/score", "val/gold", "reward/mean")  # before and after
+HEADLINE = "val/score", "val/gold", "reward/mean"  # before and after
 
 # ---- the arguments ----
 
@@ -93,7 +91,6 @@ def parse_args(argv=None):
     # fmt: on
     grpo.add_group_arguments(parser)
     grpo.add_reward_arguments(parser)
-    add_watch_arguments(parser)
     args = parser.parse_args(argv)
     grpo.check_groups(args)
     args.reward = grpo.reward_weights(args)
@@ -109,16 +106,16 @@ def load_data(args):
     """(training, validation, test rows): by the file's own split, else shuffled by --data-seed and
     cut. Held-out rows whose prompt is also trained on are left out, counted."""
     rows = read_rubrics(args.data, args.allow_code_execution)
-    splits = {name: [row for row in rows if row.split == name] for name in SPLITS}
-    if rows[0].split and args.train_ratio:
-        raise UserError(f"--train-ratio: {args.data} has a split of its own")
     if not rows[0].split:
         random.Random(args.data_seed).shuffle(rows)
         enough = 1 - 2 * rollouts.LEAST_VALIDATION / len(rows)
         n = int(len(rows) * (args.train_ratio or min(0.8, max(0.5, enough)))) or 1
         middle = n + (len(rows) - n) // 2
-        splits = dict(zip(SPLITS, (rows[:n], rows[n:middle], rows[middle:])))
-    train, *held_out = (splits[name] for name in SPLITS)
+        train, *held_out = rows[:n], rows[n:middle], rows[middle:]
+    elif args.train_ratio:
+        raise UserError(f"--train-ratio: {args.data} has a split of its own")
+    else:
+        train, *held_out = ([row for row in rows if row.split == name] for name in SPLITS)
     trained = {row_key(row) for row in train}
     val, test = ([row for row in part if row_key(row) not in trained] for part in held_out)
     left_out = sum(map(len, held_out)) - len(val) - len(test)
@@ -140,17 +137,13 @@ def read_prompts(args, tokenizer, rows):
     """({task_id: the prompt as the policy reads it, text or messages}, {task_id: its ids, the end
     of those that are too long})"""
     room = prompt_room(args, load_config(args.model))
-    texts = sum(isinstance(row.prompt, str) for row in rows)
-    say_how_text_is_read(tokenizer, texts, args.chat)
+    asked = [{"prompt": row.prompt} for row in rows]
+    read_texts(tokenizer, asked, args.chat)
     prompts, ids = {}, {}
-    for row in rows:
-        asked = {"prompt": row.prompt}
-        if args.chat:
-            as_chat(asked, "prompt")
-        prompt = asked["prompt"]
-        if args.system and isinstance(prompt, str):
-            raise UserError(f"--system: {row.place} is text, which is continued; add --chat")
+    for row, prompt in zip(rows, (each["prompt"] for each in asked)):
         if args.system:
+            if isinstance(prompt, str):
+                raise UserError(f"--system: {row.place} is text, which is continued; add --chat")
             prompt = [{"role": "system", "content": args.system}, *prompt]
         try:
             ids[row.task_id] = encode_prompt(tokenizer, prompt, room)
@@ -221,14 +214,14 @@ def evaluate(args, run, models, rows, name):
 
 def rollout_row(b):
     """The metrics of a rollout: the parts of the reward, lengths, texts."""
-    metrics = rollouts.length_row(*rollouts.lengths_of(b), int(b["attention_mask"].sum()))
+    metrics = rollouts.answers_row(b)
     for name, group in b["grades"].items():
         scores = [grade.score for grade in group]
-        metrics |= {f"reward/{name}": scored("mean", scores)["mean"]}
-        metrics |= {f"reward/lost/{name}": scores.count(None)}
+        metrics[f"reward/{name}"] = scored("mean", scores)["mean"]
+        metrics[f"reward/lost/{name}"] = scores.count(None)
         if name == "ruler":
             metrics["judge/order_disagreement"] = order_difference(group)
-    return metrics | text_row(b["texts"])
+    return metrics
 
 
 def write_answers(run, split, b, advantages=None):

@@ -49,7 +49,6 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
-import watch
 from common import Policy, batch_indices, encode_prompt, load_config, load_tokenizer, same_shape
 from parts import engine, rollouts, runs
 from parts.answers import prompt_room, score_answers, scored
@@ -65,7 +64,6 @@ from parts.files import (
 from parts.pairs import add_split_arguments
 from parts.reward_models import PolicyWithValues, load_critic, reward_function, start_at
 from parts.sampling import is_weights, kl_estimates
-from parts.texts import text_row
 
 # --lr below 100 M parameters (3e-4: twice the KL, less reward), above (tried once), LoRA (not tried)
 RATES = 1e-4, 5e-6, 1e-4
@@ -76,7 +74,7 @@ VALUE_CLIP = 0.2  # how far a value may move per rollout, in deviations of the s
 VALUE_COEF = 0.1  # weight of the value loss; it matters with --critic shared
 KL_GAIN = 0.1  # of --kl-target: a rollout moves β by at most 0.1 · 0.2 = 2 %, as in the paper
 ROLLOUTS_EVERY = 5  # steps between the rollouts kept in rollouts.jsonl
-HEADLINE = ("val/score", "val/gold", "val/kl", "reward/mean")  # printed at each evaluation
+HEADLINE = "val/score", "val/gold", "val/kl", "reward/mean"  # printed at each evaluation
 
 # ---- the math ----
 
@@ -232,9 +230,7 @@ def parse_args(argv=None):
     add("--clip-high", type=number(above=0), default=0.2, help="the ratio is kept below 1 + this; 0.28 is DAPO's clip-higher")
     add("--end-penalty", type=number(at_least=0), default=1.0, help="subtracted from the score of a cut answer, in its deviations")
     # fmt: on
-    rollouts.add_rollout_arguments(parser)  # --temperature, --max-new-tokens, --restore
-    watch.add_watch_arguments(parser)  # when to stop: --patience, --target, --on-hack …
-    parser.set_defaults(eval_every=5, save_every=20)  # a step is a whole rollout
+    rollouts.add_rollout_arguments(parser)  # --temperature, --max-new-tokens, --patience …
     args = parser.parse_args(argv)
     if args.kl_target and not args.beta:
         raise UserError("--kl-target: it multiplies --beta, which is 0; start from 0.05")
@@ -275,9 +271,7 @@ def load_models(args, run, tokenizer, room):
         reward.check_room(room + args.max_new_tokens, args.max_new_tokens)
     kind = PolicyWithValues if args.critic == "shared" else Policy
     policy, reference = rollouts.load_policy(args, run, kind)
-    critic = policy
-    if args.critic == "separate":
-        critic = load_critic(args, run, reward, tokenizer)
+    critic = load_critic(args, run, reward, tokenizer) if args.critic == "separate" else policy
     sample = engine.sampler(args, run)
     return Models(policy, critic, reference, reward, tokenizer, room, sample)
 
@@ -285,7 +279,6 @@ def load_models(args, run, tokenizer, room):
 # ---- the rollout ----
 
 
-@torch.no_grad()
 def rollout(args, run, models, rows, seed):
     """Steps (1) to (3) for the prompts in `rows`: the tensors of `rollouts.draw`, without the
     answers that cannot be scored, and
@@ -297,10 +290,7 @@ def rollout(args, run, models, rows, seed):
     prompts, texts     lists of B; texts: the answers. Every rank has all B
     """
     # (1) rollout: one answer to each prompt; log π_old is the sampler's or, `rescore`, a forward's
-    ids = list(map(models.encode, rows))
-    answers, b = rollouts.draw(
-        run, models.sample, models.policy, models.reference, models.tokenizer, ids, seed
-    )
+    answers, b = rollouts.draw(run, models, rows, seed)
     # (2) score: the reward model, or a function, reads the whole answer
     prompts, flag = [row["prompt"] for row in rows], reward_flag(args)
     scores = score_answers(models.reward, flag, rows, prompts, answers.texts)
@@ -351,14 +341,12 @@ def preflight(args, run, models, rows):
 
 def rollout_row(args, b, kl_ref, kl_coef):
     """The metrics of a rollout: means over its answers, and explained_variance over its actions."""
-    lengths, cut = rollouts.lengths_of(b)
     kls = {"kl/ref": kl_ref, "kl/coef": kl_coef} if kl_coef else {}
     return {
         "reward/mean": b["scores"].mean().item(), "reward/std": b["scores"].std().item(),
-        "reward/unscored_frac": 1 - len(cut) / args.rollouts, **kls,
+        "reward/unscored_frac": 1 - len(b["texts"]) / args.rollouts, **kls,
         "explained_variance": explained_variance(b["returns"], b["values"], b["mask"]),
-        **rollouts.length_row(lengths, cut, b["attention_mask"].sum().item()),
-        **text_row(b["texts"]),
+        **rollouts.answers_row(b),
     }  # fmt: skip
 
 
@@ -367,10 +355,7 @@ def evaluate(args, guard, models, gold, rows):
     which the KL needs, and with the same random numbers each time."""
     if not rows:
         return
-    ids = list(map(models.encode, rows))
-    answers, b = rollouts.draw(
-        guard.run, models.sample, models.policy, models.reference, models.tokenizer, ids, args.seed
-    )
+    answers, b = rollouts.draw(guard.run, models, rows, args.seed)
     answered = rows, [row["prompt"] for row in rows], answers.texts
     metrics = scored("val/score", score_answers(models.reward, reward_flag(args), *answered))
     if gold:
@@ -445,7 +430,7 @@ def main(argv=None):
                     policy_losses = is_weights(*drawn, args.is_clip) * policy_losses
                 # a sum over this part, divided by the actions of the whole optimiser step
                 loss = (policy_losses + VALUE_COEF * value_losses).sum() / actions
-                run.scaler.scale(loss).backward()
+                (run.loss_scale * loss).backward()  # the scale is 1 but in fp16
                 total += loss.item()
                 means.add(
                     mb, logps, policy_loss=policy_losses, value_loss=value_losses,
@@ -456,9 +441,8 @@ def main(argv=None):
             # summed over the processes, clipped to norm 1
             loss, grad_norm = run.clip(total, f"{batch.tolist()} of step {step}")
             lr = run.set_lr(step)  # warm-up, then --schedule
-            run.scaler.step(optimizer)  # optimizer.step(); the scaler acts in fp16 alone
-            run.scaler.update()
-            means.step(loss=loss, grad_norm=grad_norm, lr=lr)
+            optimizer.step()
+            means.steps.append({"loss": loss, "grad_norm": grad_norm, "lr": lr})
         guard.log({"epoch": epoch, **means.row(), **rollout_row(args, b, kl_ref, kl_coef)})
         if (step - 1) % ROLLOUTS_EVERY == 0:
             columns = zip(b["prompts"], b["texts"], b["scores"], kl.sum(1), b["finished"])

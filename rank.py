@@ -23,8 +23,9 @@ import pandas as pd
 
 from parts import files
 from parts.files import UserError
-from parts.messages import check_prompt, plain_text
+from parts.messages import check_prompt
 from parts.tables import read_csv, write_csv
+from parts.texts import plain_text
 
 RANK_ORDER = "Which candidate fits this role?"  # first line of the task rank; data/README.md
 FIRST = ["rank", "of", "id", "role", "score"]  # columns of ranked.csv

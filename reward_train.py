@@ -18,8 +18,9 @@ Run          python reward_train.py --pairs data/prefs_train.jsonl data/rank_tra
              python reward_train.py --model Qwen/Qwen2.5-0.5B-Instruct --pairs mine.jsonl
              torchrun --nproc-per-node 8 reward_train.py --fsdp --model Qwen/Qwen2.5-7B-Instruct
 Writes       an AutoModelForSequenceClassification folder, args.json, metrics.jsonl, checkpoint/
-To copy      `bradley_terry_loss` needs torch alone; scores for it come from `Scorer` in
-             parts/reward_models.py, rows from `encode_pair` in common.py
+Read with    parts/reward_models.py (`Scorer`, `pair_scores`) and parts/pairs.py (`Pairs`)
+To copy      `bradley_terry_loss` needs torch alone; scores for it come from `Scorer`, rows from
+             `encode_pair` in common.py
 Reference    Bradley & Terry 1952; Ouyang et al. 2022, arXiv 2203.02155, eq. 1; centring: Eisenstein
              et al. 2023, arXiv 2312.09244; margin: Touvron et al. 2023, arXiv 2307.09288, eq. 2
 Axes         B pairs of a batch, b pairs of a forward, n all pairs
@@ -33,17 +34,16 @@ import torch.nn.functional as F
 from common import batch_indices, load_config, load_tokenizer, same_shape
 from parts import contest, runs
 from parts.answers import identity, show_row
-from parts.files import OUT_OF_MEMORY, UserError, command, number, trainer_parser, write_json
+from parts.files import OUT_OF_MEMORY, UserError, command, number, trainer_parser
 from parts.pairs import Pairs, add_pair_arguments, share_interval
-from parts.parallel import add_up, gather, rank
-from parts.reward_models import load_scorer
-from parts.shared_prompt import can_share
+from parts.parallel import gather
+from parts.reward_models import load_scorer, pair_scores, score_pairs
 
 RATES = 5e-4, 3e-5, 3e-4  # below 100 M parameters (data/tiny-base), above (SmolLM2), with LoRA
 LEAST_STEPS = 6  # a small file is repeated to make so many: five passes learn 162 pairs by heart
 SCALE_PAIRS = 256  # at most: they give the scores' mean to .06 of a deviation, that itself to 4 %
 HEAD_LR = 1e-3  # of a fresh head: after 32 steps the loss is still log 2 at 1e-5, but .677 at 1e-3
-HEADLINE = ("eval/loss", "eval/accuracy", "eval/accuracy_longer")
+HEADLINE = "eval/loss", "eval/accuracy", "eval/accuracy_longer"
 
 # ---- the math ----
 
@@ -96,7 +96,7 @@ def pair_metrics(chosen_rewards, rejected_rewards, tie, keys):
     counts = {"n": len(delta), "n_ties": len(tie) - len(delta)}
     if not len(delta):
         return counts
-    right = (delta > 0).double() + 0.5 * (delta == 0).double()
+    right = (delta.sign() + 1) / 2  # ½ where they are equal
     low, high = share_interval(right, [key for key, equal in zip(keys, tie) if not equal])
     return {
         "accuracy": right.mean().item(), "accuracy_low": low, "accuracy_high": high,
@@ -138,35 +138,19 @@ def read_labels(args, pairs):
     return margins, ties
 
 
-# ---- scores and evaluation ----
-
-
-def pair_scores(scorer, pairs, part):
-    """(2, b) scores of the chosen and the rejected answers of `part`, read at their last token."""
-    rows = pairs.batch(part, scorer.model.device)  # (2b, T) each
-    return scorer(*rows, shared=pairs.shared).view(2, -1)  # all chosen rows come first
-
-
-@torch.no_grad()
-def score_pairs(run, scorer, pairs, indices):
-    """(2, len(indices)): `pair_scores` of these pairs, on the CPU."""
-    scores = torch.zeros(2, len(pairs.places))
-    for part in run.micro_batches(indices, pairs.tokens()):
-        scores[:, part] = pair_scores(scorer, pairs, part).cpu()
-    add_up([scores])  # over the ranks, each of which scored its share
-    return scores[:, indices]
+# ---- evaluation ----
 
 
 def evaluate(run, scorer, pairs, ties):
     """Log held-out loss and accuracy, beside the accuracy of "the longer answer wins"."""
     if not len(pairs.held):
         return
-    held, tie, keys = pairs.held, ties[pairs.held].cpu(), [pairs.keys[i] for i in pairs.held]
-    scores = score_pairs(run, scorer, pairs, held)
-    metrics = pair_metrics(*scores, tie, keys)
-    metrics["loss"] = bradley_terry_loss(*scores, tie=tie).mean().item()
-    tokens = torch.from_numpy(pairs.lengths[1:, held])  # of both answers
-    metrics["accuracy_longer"] = pair_metrics(*tokens, tie, keys).get("accuracy")
+    labels = ties[pairs.held], [pairs.keys[i] for i in pairs.held]
+    scores = score_pairs(run, scorer, pairs, pairs.held)
+    metrics = pair_metrics(*scores, *labels)
+    metrics["loss"] = bradley_terry_loss(*scores, tie=labels[0]).mean().item()
+    tokens = torch.from_numpy(pairs.lengths[1:, pairs.held])  # of both answers
+    metrics["accuracy_longer"] = pair_metrics(*tokens, *labels).get("accuracy")
     run.evaluation({f"eval/{key}": value for key, value in metrics.items()}, [])
 
 
@@ -179,25 +163,26 @@ def main(argv=None):
     tokenizer, config = load_tokenizer(args.model), load_config(args.model, scores=None)
     # (1) read pairs; render the prompt; mark the answer tokens
     pairs = Pairs(args, tokenizer, config, keep_ties=True)
-    margins, ties = (x.to(run.device) for x in read_labels(args, pairs))  # (n,) each
+    margins, ties = read_labels(args, pairs)  # (n,) each
 
     # the trunk of --model with one output: all of it is trained, or adapters and that output
     scorer, fresh = load_scorer(
         args.model, tokenizer, run.device, run.dtype, True, args.lora_rank, args.seed, "--model"
     )
-    longest = pairs.batch([pairs.tokens().argmax()], run.device)
-    pairs.shared = can_share(scorer.model, run.dtype, *longest)
-    per_epoch, tokens = math.ceil(len(pairs.train) / args.batch_size), pairs.tokens()
-    args.epochs = args.epochs or math.ceil(LEAST_STEPS / per_epoch)
+    pairs.share(scorer)
+    per_epoch = len(pairs.train) / args.batch_size
+    ids = pairs.prompts + pairs.chosen + pairs.rejected
     own_lr = {scorer.model.score: HEAD_LR} if fresh else {}
-    optimizer = run.start({"scorer": scorer}, tokenizer, RATES, per_epoch, pairs.ids(), own_lr)
+    optimizer = run.start(
+        {"scorer": scorer}, tokenizer, RATES, per_epoch, ids, own_lr, least_steps=LEAST_STEPS
+    )
     if run.step == 0:
         first = pairs.train[: args.batch_size]
         loss = bradley_terry_loss(*score_pairs(run, scorer, pairs, first)).mean().item()
         run.forecast(1 / 3)  # a backward takes two forwards
         if fresh:
-            gap = loss - math.log(2)
-            identity("loss before step one − log 2", gap, 1e-4, run.dtype, f"--model {args.model}")
+            flag, wrong = f"--model {args.model}", "loss before step one − log 2"
+            identity(wrong, loss - math.log(2), 1e-4, run.dtype, flag)
         ids = [*pairs.prompts[first[0]], *pairs.chosen[first[0]]]
         show_row("its score is read at ▮", tokenizer, ids, [False] * (len(ids) - 1) + [True])
         print(f"preflight  loss before step one {loss:.4f}: ok")
@@ -205,29 +190,29 @@ def main(argv=None):
 
     for step in run.steps():
         places, epoch = batch_indices(len(pairs.train), args.batch_size, args.seed, step)
-        batch, stats, total = pairs.train[places], [], 0.0
-        parts = run.micro_batches(batch, tokens)
+        batch, scored, total = pairs.train[places], [], 0.0
         optimizer.zero_grad()
-        for part in parts:
+        for part in run.micro_batches(batch, pairs.tokens()):
             # (2) scores of both answers, read at their last token
-            chosen, rejected = pair_scores(scorer, pairs, part)  # (b,)
+            scores = pair_scores(scorer, pairs, part)  # (2, b)
             # (3) loss: Bradley-Terry
-            labels = margins[part], ties[part], args.label_smoothing, args.center_coef
-            losses = bradley_terry_loss(chosen, rejected, *labels)  # (b,)
+            labels = margins[part].to(scores), ties[part].to(run.device)
+            losses = bradley_terry_loss(*scores, *labels, args.label_smoothing, args.center_coef)
             # (4) update: a sum over this part, divided by the pairs of the whole step
             loss = losses.sum() / len(batch)
-            run.scaler.scale(loss).backward()
+            (run.loss_scale * loss).backward()  # the scale is 1 but in fp16
             total += loss.item()
-            stats.append(torch.stack([chosen, rejected, ties[part]]).detach().cpu())
+            scored += zip(part, *scores.tolist())
         # summed over the processes, clipped to norm 1
         loss, grad_norm = run.clip(total, [pairs.places[i] for i in batch[:4]])
         lr = run.set_lr(step)  # warm-up, then --schedule
-        run.scaler.step(optimizer)  # optimizer.step(); the scaler acts in fp16 alone
-        run.scaler.update()
-        update = {"loss": loss, "lr": lr, "grad_norm": grad_norm}
-        stats = torch.cat(gather(stats), 1)  # (3, B) of all ranks
-        metrics = pair_metrics(*stats, [pairs.keys[i] for x in gather(parts) for i in x])
-        run.log({"epoch": epoch, **metrics, **update, "tokens": tokens[batch].sum()})
+        optimizer.step()
+        rows, *scores = zip(*gather(scored))  # of all ranks
+        metrics = pair_metrics(*torch.tensor(scores), ties[[*rows]], [pairs.keys[i] for i in rows])
+        run.log({
+            "epoch": epoch, **metrics, "loss": loss, "lr": lr, "grad_norm": grad_norm,
+            "tokens": pairs.tokens()[batch].sum(),
+        })  # fmt: skip
         # (5) now and then: held-out accuracy, beside that of "the longer answer wins"
         if run.evaluates(step):
             evaluate(run, scorer, pairs, ties)
@@ -236,12 +221,10 @@ def main(argv=None):
     some = pairs.train[:: math.ceil(len(pairs.train) / SCALE_PAIRS)]
     scores = score_pairs(run, scorer, pairs, some)
     run.record["scale"] = [scores.mean().item(), max(scores.std().item(), 1e-6)]
-    if not rank():
-        write_json(run.out / "args.json", run.record)
     # (7) does it prefer answers that nobody wants: chosen ones that are cut off, or loop?
     some = (pairs.held if len(pairs.held) else pairs.train)[:200]
     prompts, chosen = ([side[i] for i in some] for side in (pairs.prompts, pairs.chosen))
-    checked = contest.check_scorer(scorer, prompts, chosen, pairs.pad)
+    checked = contest.check_scorer(scorer, prompts, chosen, 0)
     for sentence in contest.sentences(checked):
         print(sentence)
     held = args.eval_pairs or ["YOUR_PAIRS.jsonl"]

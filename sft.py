@@ -23,24 +23,32 @@ Reference    Ouyang et al. 2022, arXiv 2203.02155, section 3.5 (SFT)
 Axes         B rows of a batch, b rows of a forward, T tokens
 """
 
-from functools import partial
-
 import numpy as np
 import torch
-from torch.nn.utils.rnn import pad_sequence
 
-import common
-from common import Policy, Refused, batch_indices, encode, encode_pair, end_ids, pad_id, pad_rows
-from parts import runs
+from common import (
+    Policy,
+    Refused,
+    batch_indices,
+    encode,
+    encode_pair,
+    end_ids,
+    load_config,
+    load_model,
+    load_tokenizer,
+    max_positions,
+    pack,
+)  # fmt: skip
 from parts.answers import Answers, add_answer_arguments, check_policy
 from parts.files import OUT_OF_MEMORY, command, existing_file, trainer_parser
 from parts.messages import check_answer, check_prompt, check_text, prompt_key, roles, words
 from parts.pairs import add_split_arguments, check_pair, encoded_rows, say_what_is_cut, split
 from parts.parallel import all_sum
+from parts.runs import Run
 
 # below 100 M parameters (made the bundled base), above (reports/real-model.md), with LoRA
 RATES = 1e-3, 2e-5, 2e-4
-HEADLINE = ("eval/loss", "val/gold")
+HEADLINE = "eval/loss", "val/gold"
 
 # ---- the arguments ----
 
@@ -82,8 +90,10 @@ def check_row(row):
     elif isinstance(row.get("text"), str):
         row["prompt"] = row["text"]
     else:
-        forms = '"prompt" and "completion", "messages", "text", or "chosen" and "rejected"'
-        raise ValueError(f"expected {forms}, not empty; found {', '.join(row) or 'nothing'}")
+        raise ValueError(
+            'expected "prompt" and "completion", "messages", "text", or "chosen" and "rejected", '
+            f"not empty; found {', '.join(row) or 'nothing'}"
+        )
     if isinstance(row.get("group"), list):
         check_text(row, "group")
 
@@ -94,31 +104,32 @@ def encode_row(row, tokenizer, max_length):
     The answers of a dialogue share one row. A row of its own has an answer that the template writes
     otherwise once the dialogue goes on (Qwen3 drops its thought), or that is cut.
     """
-    turns = row.get("messages") or ()
-    pairs = [  # (what was said before, an answer)
-        (turns[:i], [turn])
-        for i, turn in enumerate(turns)
-        if turn["role"] == "assistant" and words([turn])
-    ]
-    if not turns and row.get("completion"):
+    pairs, rows = [], []  # (what was said before, an answer); what is returned
+    if turns := row.get("messages"):
+        pairs = [
+            (turns[:i], [turn])
+            for i, turn in enumerate(turns)
+            if turn["role"] == "assistant" and words([turn])
+        ]
+    elif row.get("completion"):
         pairs = [(row["prompt"], row["completion"])]
-    answers = [
-        encode_pair(tokenizer, *pair, max_length=max_length, tools=row.get("tools"))
-        for pair in reversed(pairs)
-    ]
-    if not turns and not pairs:  # of a text all but the first token is the answer
+    elif words(row["text"]):
         ids, ends = encode(tokenizer, row["text"], rendered=False), end_ids(tokenizer)
-        if not {*ids[-1:]} & {*ends}:  # a corpus may bring its own
+        if {*ends}.isdisjoint(ids[-1:]):  # a corpus may bring its own
             ids.append(ends[-1])
-        answers = [(ids[:1], ids[1:max_length])] if words(row["text"]) and ids[1:] else []
-    if not answers:
-        raise Refused("nothing to train")
-    rows = []
-    for prompt, answer in answers:  # the last one first, which the others begin
+        if ids[1:]:
+            ids = ids[:max_length]
+            rows = [(ids, [False] + [True] * (len(ids) - 1))]
+    for pair in reversed(pairs):  # the last answer first, whose row the others begin
+        prompt, answer = encode_pair(
+            tokenizer, *pair, max_length=max_length, tools=row.get("tools")
+        )
         ids = prompt + answer
         if not rows or rows[-1][0][: len(ids)] != ids:
             rows.append((ids, [False] * len(ids)))
         rows[-1][1][len(prompt) : len(ids)] = [True] * len(answer)
+    if not rows:
+        raise Refused("nothing to train")
     return rows
 
 
@@ -138,37 +149,41 @@ class Rows:
     and the row as it was read; train, held: the row numbers on each side of the split."""
 
     def __init__(self, args, tokenizer, max_length):
-        encode = partial(encode_row, tokenizer=tokenizer, max_length=max_length)
-        files = [("--data", name) for name in args.data]
-        usable = encoded_rows(args, tokenizer, files, check_row, encode)
-        usable = [(*ids_mask, row, place) for each, row, place, _ in usable for ids_mask in each]
-        self.ids, self.masks, self.rows, self.places = zip(*usable)
-        self.keys, self.pad = [prompt_key(row) for row in self.rows], pad_id(tokenizer)
+        usable = encoded_rows(
+            args, tokenizer, max_length, {"--data": args.data}, check_row, encode_row
+        )
+        self.ids, self.masks, self.rows, self.places = zip(
+            *((*ids_mask, row, place) for each, row, place, _ in usable for ids_mask in each)
+        )
+        self.keys = [*map(prompt_key, self.rows)]
         self.tokens = np.array([*map(len, self.ids)])
         self.trained = np.array([*map(sum, self.masks)])
-        self.train, self.held = split(conversations(self.keys), [False], args.eval_fraction)
+        self.train, self.held = split(conversations(self.keys), (), args.eval_fraction)
         say_what_is_cut(self.tokens, max_length)
 
     def batch(self, indices, device):
         """(ids, attention_mask, answer_mask), (b, T) each."""
         ids = [self.ids[i] for i in indices]
-        ids, attention_mask, _ = pad_rows(ids, [()] * len(ids), self.pad, device)
-        answer_mask = pad_sequence([torch.tensor(self.masks[i]) for i in indices], True)
-        return ids, attention_mask, answer_mask.to(device)
+        return pack(ids, [self.masks[i] for i in indices], device=device)
 
 
 # ---- evaluation ----
 
 
 @torch.no_grad()
-def evaluate(run, policy, rows, answers):
-    """Log the loss of held-out rows, per trained token; sample answers and their score."""
-    metrics, samples = answers(policy)
-    loss, n = 0.0, len(rows.held)
-    for part in run.micro_batches(rows.held, rows.tokens):
+def loss_of(run, policy, rows, indices):
+    """The loss of rows, per trained token."""
+    loss = 0.0
+    for part in run.micro_batches(indices, rows.tokens):
         loss -= policy(*rows.batch(part, run.device))[0].sum().item()
-    if n:
-        metrics |= {"eval/loss": all_sum(loss) / rows.trained[rows.held].sum(), "eval/n": n}
+    return all_sum(loss) / rows.trained[indices].sum()
+
+
+def evaluate(run, policy, rows, answers):
+    """Log the loss of held-out rows; sample answers and their score."""
+    metrics, samples = answers(policy)
+    if n := len(rows.held):
+        metrics |= {"eval/loss": loss_of(run, policy, rows, rows.held), "eval/n": n}
     run.evaluation(metrics, samples)
 
 
@@ -177,24 +192,23 @@ def evaluate(run, policy, rows, answers):
 
 def main(argv=None):
     args = parse_args(argv)
-    run = runs.Run("sft", args, HEADLINE)
-    tokenizer, config = common.load_tokenizer(args.model), common.load_config(args.model)
+    run = Run("sft", args, HEADLINE)
+    tokenizer, config = load_tokenizer(args.model), load_config(args.model)
     # (1) read rows; render the prompt; mark the answer tokens
-    rows = Rows(args, tokenizer, min(args.max_length, common.max_positions(config)))
+    rows = Rows(args, tokenizer, min(args.max_length, max_positions(config)))
     answers = Answers(run, tokenizer, config, rows.rows[:2], {rows.keys[i] for i in rows.train})
 
     # the policy: all its weights are trained, or adapters
-    model = common.load_model(args.model, run.device, run.dtype, True, args.lora_rank, args.seed)
-    policy = Policy(model, run.dtype)
+    policy = Policy(
+        load_model(args.model, run.device, run.dtype, True, args.lora_rank, args.seed), run.dtype
+    )
     optimizer = run.start(
         {"policy": policy}, tokenizer, RATES, len(rows.train) / args.batch_size, rows.ids
     )
     if run.step == 0:
         check_policy(policy, tokenizer, *rows.batch(rows.train[:1], run.device), "--model")
         print("preflight  log-probs are the model's: ok")
-        with torch.no_grad():
-            for part in run.micro_batches(rows.train[: args.batch_size], rows.tokens):
-                policy(*rows.batch(part, run.device))
+        loss_of(run, policy, rows, rows.train[: args.batch_size])
         run.forecast(1 / 3)  # a backward takes two forwards
         evaluate(run, policy, rows, answers)
 
@@ -209,13 +223,12 @@ def main(argv=None):
             # (3) loss: the negative of their mean over the whole optimiser step
             loss = -logps.sum() / trained
             # (4) update: backward, clip the gradient, step
-            run.scaler.scale(loss).backward()
+            (run.loss_scale * loss).backward()  # the scale is 1 but in fp16
             total += loss.item()
         # summed over the processes, clipped to norm 1
         loss, grad_norm = run.clip(total, [rows.places[i] for i in batch[:4]])
         lr = run.set_lr(step)  # warm-up, then --schedule
-        run.scaler.step(optimizer)  # optimizer.step(); the scaler acts in fp16 alone
-        run.scaler.update()
+        optimizer.step()
         run.log({
             "epoch": epoch, "loss": loss, "lr": lr, "grad_norm": grad_norm,
             "tokens": rows.tokens[batch].sum(), "trained_tokens": trained,

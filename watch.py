@@ -45,14 +45,11 @@ DEFAULTS = Namespace(patience=0, target=None, baseline=None, margin=0, on_hack="
 # ---- 3. the math ----
 
 
-def is_number(value):
-    """False for null, text, NaN, infinity, and what has no finite square."""
-    return isinstance(value, (int, float)) and abs(value) < 1e100
-
-
 def rows_with(rows, key):
-    """The rows with a number under this key; never the final test, which decides nothing."""
-    return [row for row in rows if is_number(row.get(key)) and "test/n" not in row]
+    """The rows with a number under this key that has a finite square; never the final test, which
+    decides nothing."""
+    numbers = [row for row in rows if isinstance(row.get(key), (int, float))]
+    return [row for row in numbers if abs(row[key]) < 1e100 and "test/n" not in row]
 
 
 def noise(values):
@@ -262,11 +259,6 @@ def stop_reason(rows, args=DEFAULTS):
     return next((a.rule for a in alarms(rows, args) if a.level == "stop" and a.holds), None)
 
 
-def exit_code(reason):
-    """The exit status of a trainer that ended for this reason, and of this command."""
-    return STOPS.get(reason, 0)
-
-
 # ---- 4. the arguments ----
 
 
@@ -290,9 +282,9 @@ def promise(args, validates=True):
     """
     if args.margin and args.baseline is None or args.baseline is not None and not args.patience:
         raise UserError("--margin needs --baseline, which needs a plateau: add --patience 5")
-    if not validates and (args.patience or args.target is not None):
-        raise UserError("--patience, --target: no effect without validation; set --eval-every")
     if not validates:
+        if args.patience or args.target is not None:
+            raise UserError("--patience, --target: no effect without validation; set --eval-every")
         return "no validation, so over-optimisation would go unnoticed"
     return f"stops early by --patience {args.patience}, --target {args.target}, --on-hack {args.on_hack}"
 
@@ -335,7 +327,7 @@ def main(argv=None):
         write_page(args, path.parent, rows, found, lines)
     else:
         print("\n".join(lines))
-    return exit_code(stop and stop.rule)
+    return STOPS[stop.rule] if stop else 0
 
 
 # ---- 9. the report ----

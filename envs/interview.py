@@ -24,7 +24,7 @@ import re
 from collections import Counter
 from pathlib import Path
 
-from parts.risky import asked_sentences, normal_form, number_of_requests, risky_questions
+from parts.texts import asked_sentences, normal_form, number_of_requests, risky_questions
 
 BANK = Path(__file__).resolve().parents[1] / "data/interview.json"
 KINDS = ("behavioural", "hypothetical", "specific", "closed")  # the first match, else "other"

@@ -5,11 +5,11 @@ import math
 import numpy as np
 import torch
 
-from common import encode_prompt, end_ids, max_positions, pad_id, pad_rows
+from common import encode_prompt, end_ids, max_positions, pad_rows
 from parts import parallel
 from parts.files import UserError, existing_file, load_function, number, read_jsonl
-from parts.lora import adapter_off
 from parts.messages import as_chat, check_prompt, hash_fraction, prompt_key, visible
+from parts.parallel import adapter_off
 
 MOST_PROMPTS = 64  # that an evaluation answers
 
@@ -47,16 +47,16 @@ def generate(policy, tokenizer, prompt_ids, max_new_tokens, temperature, seed=0,
 
     Under torchrun every process draws all answers, so that their number changes none.
     """
-    model, ends, pad, answers = policy.model, end_ids(tokenizer), pad_id(tokenizer), []
+    model, ends, answers = policy.model, end_ids(tokenizer), []
     torch.manual_seed(seed)
     with parallel.decoding(policy), parallel.autocast(model.device, policy.dtype):
         for start in range(0, len(prompt_ids), rows):
             prompts = prompt_ids[start : start + rows]
-            ids, mask, _ = pad_rows(prompts, [()] * len(prompts), pad, model.device, "left")
+            ids, mask, _ = pad_rows(prompts, [()] * len(prompts), model.device, "left")
             drawn = model.generate(
                 ids, attention_mask=mask, max_new_tokens=max_new_tokens, top_k=0,
                 do_sample=temperature > 0, temperature=temperature or 1.0,
-                eos_token_id=ends, pad_token_id=pad,
+                eos_token_id=ends, pad_token_id=0,
             )  # fmt: skip
             for row in drawn[:, ids.shape[1] :].tolist():
                 length = next((t for t, i in enumerate(row, 1) if i in ends), None)
@@ -97,7 +97,7 @@ def scored(key, scores):
     values = np.array([x for x in scores if x is not None], float)
     if not len(values):
         return {key: None}
-    half = 1.96 * values.std(ddof=1) / len(values) ** 0.5 if len(values) > 1 else math.nan
+    half = 1.96 * (values.var() / (len(values) - 1 or math.nan)) ** 0.5  # not of a single one
     mean = values.mean().item()
     return {key: mean, f"{key}_low": mean - half, f"{key}_high": mean + half}
 
@@ -164,9 +164,9 @@ class Answers:
         answers, at the temperature they were drawn at. It is what evaluate.py compares policies at.
         """
         run, temperature, total = self.run, self.run.args.eval_temperature, 0.0
-        both, pad = [*zip(self.ids, answers)], pad_id(self.tokenizer)
+        both = [*zip(self.ids, answers)]
         for part in run.micro_batches(range(len(both)), [len(p) + len(a) for p, a in both]):
-            rows = pad_rows(*zip(*(both[i] for i in part)), pad, run.device)  # (b, T) each
+            rows = pad_rows(*zip(*(both[i] for i in part)), run.device)  # (b, T) each
             logps, _ = policy(*rows, temperature)
             with adapter_off():
                 ref_logps, _ = reference(*rows, temperature)

@@ -25,10 +25,10 @@ import common
 from parts import parallel
 from parts.answers import read_prompts, score_answers
 from parts.files import UserError, load_function, read_jsonl
-from parts.messages import plain_text
 from parts.pairs import check_pair
 from parts.reward_models import reward_function
 from parts.sampling import sample
+from parts.texts import plain_text
 
 REPEATED = 0.3  # of an answer's 4-grams stand earlier in it; no chosen one of data/ reaches it
 FEWEST = 10  # prompts with answers of both kinds, below which nothing is concluded
@@ -133,7 +133,7 @@ def in_batches(forward, rows, pad, device, budget=None):
     parts = common.micro_batches(range(len(rows)), [len(p) + len(a) for p, a in rows], budget)
     found = {}
     for part in parallel.progress(parts, "reading", delay=3):
-        batch = common.pad_rows(*zip(*(rows[i] for i in part)), pad, device)  # (B, T) each
+        batch = common.pad_rows(*zip(*(rows[i] for i in part)), device)  # (B, T) each
         found |= zip(part, forward(*batch).double().cpu().numpy())
     return np.array([found[i] for i in range(len(rows))])
 

@@ -25,10 +25,10 @@ import torch
 from requests.adapters import HTTPAdapter
 from urllib3.util import Retry
 
-from common import end_ids, pad_id, pad_rows
+from common import end_ids, pad_rows
 from parts import parallel, sampling
 from parts.files import UserError, brief, number
-from parts.lora import save_adapter
+from parts.parallel import save_adapter
 
 TIMEOUT = 10, 1800  # seconds to connect, and to wait for a reply
 IN_FLIGHT = 64  # requests to each server at a time
@@ -205,7 +205,7 @@ class Engine:
                 ((answer, server_logps),) = self.complete(url, body)
             except FAILURES as error:
                 raise UserError(f"--rollouts-from {url}: {brief(error, 300)}") from None
-            rows = pad_rows([prompt], [answer], pad_id(tokenizer), policy.model.device)
+            rows = pad_rows([prompt], [answer], policy.model.device)
             logps = policy(*rows, temperature or 1.0)[0][rows[2]].cpu()
             gap = (logps - torch.tensor(server_logps)).abs().mean().item()
             if not gap < (1e-3 if policy.dtype == torch.float32 else 0.1):

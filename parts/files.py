@@ -6,6 +6,7 @@ import json
 import math
 import os
 import runpy
+import shlex
 import sys
 import tempfile
 from argparse import ArgumentDefaultsHelpFormatter, ArgumentParser, ArgumentTypeError
@@ -184,6 +185,34 @@ def shown_value(row, key):
     value, low, high = (row.get(key + end) for end in ("", "_low", "_high"))
     interval = "" if low is None else f" [{low:z.3f}, {high:z.3f}]"
     return "none" if value is None else f"{value:z.3f}{interval}"
+
+
+def write_card(run, numbers):
+    """README.md of a `Run`, the model card that the hub and reviewers read; numbers: its lines."""
+    numbers = "\n    ".join(numbers) or "Nothing was held out."
+    text = f"""---
+library_name: transformers
+base_model: {run.args.model}
+tags: [feedbackloop, {run.record["stage"]}]
+---
+
+# {run.out.resolve().name}
+`{run.args.model}` after step {run.step} of `{run.record["stage"]}.py`.
+Ended: {run.state["ended"] or "as planned"}.
+Its licence is that of its base; the licence of the data is for you to state.
+
+    python {shlex.join(sys.argv)}
+
+## Numbers
+`eval/` is of held-out rows, `val/` of answers to prompts; docs/metrics.md says what each is.
+
+    {numbers}
+
+## What was not measured
+Whether it treats people alike, and how it does on prompts unlike those of its data. It decides
+nothing about a person: someone who can answer for it has to do that.
+"""
+    (run.out / "README.md").write_text(text, encoding="utf-8")
 
 
 # ---- flags ----

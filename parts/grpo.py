@@ -19,7 +19,7 @@ from parts.answers import score_answers, scores_by
 from parts.files import UserError, load_function, number
 from parts.grading import ALONE, add_ruler_arguments, grade_answers, ruler_groups
 from parts.judging import Judge, add_judge_arguments, conversation
-from parts.lora import adapter_off
+from parts.parallel import adapter_off
 from parts.reward_models import reward_function
 from parts.rubrics import Grade
 from parts.sampling import is_weights, kl_estimates
@@ -110,7 +110,7 @@ def add_group_arguments(parser):
     add("--beta", type=number(at_least=0), default=0.0, help="β of the paper, weight of the KL to the start; 0 needs no reference")
     # fmt: on
     rollouts.add_rollout_arguments(parser)
-    parser.set_defaults(eval_every=5, save_every=20, batch_size=None)  # a step is a whole rollout
+    parser.set_defaults(batch_size=None)
 
 
 def check_groups(args):
@@ -169,15 +169,14 @@ def update(args, run, policy, reference, optimizer, b, groups, advantages, names
                 logps, old_logps, advantages[part].to(logps), mb["mask"], ref_logps,
                 clip_high=args.clip_high, beta=args.beta, normalizer=tokens, weights=weights,
             )  # fmt: skip
-            run.scaler.scale(loss).backward()
+            (run.loss_scale * loss).backward()  # the scale is 1 but in fp16
             total += loss.item()
             means.add(mb, logps, entropy=entropies, **columns)
         # summed over the processes, clipped to norm 1
         loss, grad_norm = run.clip(total, [names[i] for i in active[:4]])
         lr = run.set_lr(run.step)  # warm-up, then --schedule
-        run.scaler.step(optimizer)  # optimizer.step(); the scaler acts in fp16 alone
-        run.scaler.update()
-        means.step(loss=loss, grad_norm=grad_norm, lr=lr)
+        optimizer.step()
+        means.steps.append({"loss": loss, "grad_norm": grad_norm, "lr": lr})
         forwarded += len(active)
     row = means.row() | {"updates": len(means.steps), "forwarded": forwarded}
     if "kl/token" in row:  # per row, as a sum over its tokens, in nats

@@ -71,11 +71,6 @@ def visible(text):
     return "" if "<think>" in answer else answer
 
 
-def plain_text(prompt):
-    """The words of a prompt: itself, or its messages one below the other."""
-    return prompt if isinstance(prompt, str) else "\n".join(m["content"] for m in prompt)
-
-
 def words(text):
     """The characters of a text, or of all messages and tool calls, without blanks and case."""
     if not isinstance(text, str):

@@ -6,15 +6,17 @@ side of the split.
 """
 
 import math
+from array import array
 from collections import Counter
 from functools import partial
 
 import numpy as np
 
-from common import Refused, encode_pair, max_positions, micro_batches, pad_id, pad_rows
+from common import Refused, encode_pair, max_positions, micro_batches, pad_rows
 from parts.files import UserError, counts_in_words, existing_file, number, read_jsonl
 from parts.messages import as_chat, check_answer, check_prompt, hash_fraction, prompt_key
 from parts.parallel import world
+from parts.shared_prompt import can_share
 
 
 def add_pair_arguments(parser):
@@ -46,36 +48,41 @@ def check_pair(row):
         raise ValueError(f'"tie" is {row["tie"]!r}; expected true or false')
 
 
-def say_how_text_is_read(tokenizer, texts, chat):
-    """One line where a model has a template and rows are text: which of the two is done."""
+def read_texts(tokenizer, rows, chat):
+    """Prompts given as text are continued; with `chat` they become a user's messages, their answers
+    the assistant's. One line says which of the two is done, where a model has a template."""
+    texts = sum(isinstance(row["prompt"], str) and "text" not in row for row in rows)
     if texts and (chat or tokenizer.chat_template):
         what = "are user's messages (--chat)" if chat else "are continued; --chat renders them"
         print(f"text       {texts} prompts given as text {what}")
+    for row in rows if chat else ():
+        as_chat(row, "prompt", "completion", "chosen", "rejected")
 
 
-def encoded_rows(args, tokenizer, files, check, encode):
-    """[(encode(row), row, "FILE:LINE", flag)] of all rows of files; those that `encode` refuses are
-    dropped, counted and said.
+def encoded_rows(args, tokenizer, max_length, files, check, encode):
+    """[(encode(row, tokenizer, max_length), row, "FILE:LINE", flag)] of all rows of files; those that
+    `encode` refuses are dropped, counted and said.
 
-    files    [(flag, name of a JSONL file)]
-    check    of a row, see `read_jsonl`;  encode  a row → what is kept, or raises Refused
+    files    {flag: names of JSONL files}
+    check    of a row, see `read_jsonl`;  encode  returns what is kept, or raises Refused
     """
-    rows, counts, texts = [], Counter(), 0
-    for flag, name in files:
-        for line, row in read_jsonl(name, check, numbered=True, flag=flag):
-            counts["rows"] += 1
-            texts += isinstance(row["prompt"], str) and "text" not in row
-            if args.chat:
-                as_chat(row, "prompt", "completion", "chosen", "rejected")
-            try:
-                rows.append((encode(row), row, f"{name}:{line}", flag))
-            except Refused as error:
-                counts[f"dropped: {error}"] += 1
-    if not rows:
-        raise UserError(f"{files[0][0]}: no usable row ({counts_in_words(counts)})")
+    rows = [
+        (row, f"{name}:{line}", flag)
+        for flag, names in files.items()
+        for name in names
+        for line, row in read_jsonl(name, check, numbered=True, flag=flag)
+    ]
+    read_texts(tokenizer, [row for row, *_ in rows], args.chat)
+    usable, counts = [], Counter(rows=len(rows))
+    for row, *place in rows:
+        try:
+            usable.append((encode(row, tokenizer, max_length), row, *place))
+        except Refused as error:
+            counts[f"dropped: {error}"] += 1
+    if not usable:
+        raise UserError(f"{[*files][0]}: no usable row ({counts_in_words(counts)})")
     print(f"data       {counts_in_words(counts)}")
-    say_how_text_is_read(tokenizer, texts, args.chat)
-    return rows
+    return usable
 
 
 # ---- the split ----
@@ -84,7 +91,7 @@ def encoded_rows(args, tokenizer, files, check, encode):
 def split(keys, is_eval, fraction):
     """(train, held) row numbers, (n,) arrays: no key is on both sides.
 
-    is_eval   of each row, whether it comes from a file of held-out rows; without such a file
+    is_eval   of each row, whether it comes from a file of held-out rows; () or without such a file
               `fraction` of the keys is held out, by their hash, so every file splits them alike
     """
     held = np.array(is_eval if any(is_eval) else [hash_fraction(key) < fraction for key in keys])
@@ -124,46 +131,49 @@ def share_interval(right, keys):
 
 
 def encode_sides(row, tokenizer, max_length, keep_ties=False):
-    """Ids of prompt, chosen and rejected answer, int32 arrays."""
-    sides = row["prompt"], row["chosen"], row["rejected"]
-    sides = encode_pair(tokenizer, *sides, max_length=max_length, tools=row.get("tools"))
+    """Ids of prompt, chosen and rejected answer, four bytes each."""
+    sides = encode_pair(
+        tokenizer, row["prompt"], row["chosen"], row["rejected"],
+        max_length=max_length, tools=row.get("tools"),
+    )  # fmt: skip
     if sides[1] == sides[2]:
         raise Refused("equal answers")
     if row.get("tie") and not keep_ties:
         raise Refused("tie")
-    return [np.array(ids, np.int32) for ids in sides]
+    return [array("i", ids) for ids in sides]
 
 
 class Pairs:
-    """Encoded pairs. prompts, chosen, rejected: lists of int32 arrays of ids, and `lengths`, (3, n),
+    """Encoded pairs. prompts, chosen, rejected: tuples of arrays of ids, and `lengths`, (3, n),
     their tokens; train, held: their row numbers; places, keys, rows: of pair i the file and line,
     the key of its prompt, and the row as it was read. shared: does a forward compute each prompt
     once for both answers?"""
 
     def __init__(self, args, tokenizer, config, keep_ties=False):
         max_length = min(args.max_length, max_positions(config))
-        files = [("--pairs", name) for name in args.pairs]
-        files += [("--eval-pairs", name) for name in args.eval_pairs]
-        encode = partial(
-            encode_sides, tokenizer=tokenizer, max_length=max_length, keep_ties=keep_ties
-        )
+        files = {"--pairs": args.pairs, "--eval-pairs": args.eval_pairs}
         sides, self.rows, self.places, flags = zip(
-            *encoded_rows(args, tokenizer, files, check_pair, encode)
-        )
+            *encoded_rows(
+                args, tokenizer, max_length, files, check_pair,
+                partial(encode_sides, keep_ties=keep_ties),
+            )
+        )  # fmt: skip
         self.prompts, self.chosen, self.rejected = zip(*sides)
         self.keys = [*map(prompt_key, self.rows)]
         self.lengths = np.array([[*map(len, ids)] for ids in sides]).T
-        self.train, self.held = split(
-            self.keys, [flag == "--eval-pairs" for flag in flags], args.eval_fraction
-        )
+        is_eval = [flag == "--eval-pairs" for flag in flags]
+        self.train, self.held = split(self.keys, is_eval, args.eval_fraction)
         say_what_is_cut(self.lengths[0] + self.lengths[1:].max(0), max_length)
-        self.pad, self.shared = pad_id(tokenizer), False
-        for rows in (len(self.train) % args.batch_size, len(self.held)):
-            micro_batches(range(rows), self.tokens(), 1, world())  # too short for all ranks?
+        self.shared = False
+        # is the last batch of an epoch too short for all ranks?
+        micro_batches(range(len(self.train) % args.batch_size), self.tokens(), 1, world())
 
-    def ids(self):
-        """All ids, by which a resumed run knows that it has the same rows."""
-        return [*self.prompts, *self.chosen, *self.rejected]
+    def share(self, module):
+        """Set `shared` for a `Policy` or `Scorer`; returns the batch of the longest pair, by which
+        that was decided."""
+        longest = self.batch([self.tokens().argmax()], module.model.device)
+        self.shared = can_share(module.model, module.dtype, *longest)
+        return longest
 
     def tokens(self):
         """(n,) tokens that the forward of each pair computes: the prompt once, or twice."""
@@ -176,4 +186,4 @@ class Pairs:
         """(ids, attention_mask, answer_mask), (2b, T) each: b chosen rows, then b rejected."""
         prompts = [self.prompts[i] for i in indices]
         answers = [side[i] for side in (self.chosen, self.rejected) for i in indices]
-        return pad_rows(prompts + prompts, answers, self.pad, device)
+        return pad_rows(prompts + prompts, answers, device)

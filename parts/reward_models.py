@@ -20,7 +20,7 @@ import common
 from common import Policy, encode_pair, end_ids, hidden_states, micro_batches, pad_id, pad_rows
 from parts.files import UserError, read_record
 from parts.messages import as_chat
-from parts.parallel import progress, say
+from parts.parallel import add_up, progress, say
 from parts.shared_prompt import shared_hidden
 
 # ---- scores ----
@@ -49,6 +49,22 @@ class Scorer(nn.Module):
         else:
             hidden = hidden_states(self.model, ids, attention_mask, self.dtype)[last]
         return self.model.score(hidden.float()).squeeze(-1)
+
+
+def pair_scores(scorer, pairs, part):
+    """(2, b) scores of the chosen and the rejected answers of `part`, read at their last token."""
+    rows = pairs.batch(part, scorer.model.device)  # (2b, T) each
+    return scorer(*rows, shared=pairs.shared).view(2, -1)  # all chosen rows come first
+
+
+@torch.no_grad()
+def score_pairs(run, scorer, pairs, indices):
+    """(2, len(indices)): `pair_scores` of these pairs, on the CPU."""
+    scores = torch.zeros(2, len(pairs.places))
+    for part in run.micro_batches(indices, pairs.tokens()):
+        scores[:, part] = pair_scores(scorer, pairs, part).cpu()
+    add_up([scores])  # over the ranks, each of which scored its share
+    return scores[:, indices]
 
 
 def load_scorer(
@@ -115,8 +131,8 @@ class RewardFunction:
         scores, lengths = torch.zeros(len(read)), [len(p) + len(a) for p, a in read]
         parts = micro_batches(range(len(read)), lengths, self.micro_tokens)
         for part in progress(parts, "scoring", delay=3):
-            rows = pad_rows(*zip(*(read[i] for i in part)), pad_id(self.tokenizer))
-            scores[part] = self.scorer(*(x.to(self.scorer.model.device) for x in rows)).cpu()
+            rows = pad_rows(*zip(*(read[i] for i in part)), self.scorer.model.device)
+            scores[part] = self.scorer(*rows).cpu()
         cut = sum(n >= (self.max_length or math.inf) for n in lengths)
         if cut and not self.told:
             self.told = True

@@ -13,29 +13,29 @@ their place and keeps the others as `sampler_logps`.
 """
 
 import copy
+from itertools import pairwise
 from statistics import fmean
 
 import numpy as np
 import torch
 from torch.distributed.checkpoint.state_dict import StateDictOptions, set_model_state_dict
-from torch.nn.utils.rnn import pad_sequence
 
 import watch
 from common import Policy, load_model
-from parts import engine, parallel, runs
+from parts import engine, parallel
 from parts.answers import MOST_PROMPTS, check_policy, identity, read_prompts, some_prompts
 from parts.files import UserError, number
-from parts.lora import adapter_off
-from parts.messages import as_chat, hash_fraction, prompt_key
-from parts.pairs import say_how_text_is_read
+from parts.messages import hash_fraction, prompt_key
+from parts.pairs import read_texts
+from parts.parallel import adapter_off
+from parts.sampling import ROWS, rollout_tensors
 
 MANY_CUT = 0.05  # share of cut answers beyond which the limit should be raised
 LEAST_VALIDATION = 8  # answers; fewer are no ground to choose weights by
-ROWS = ("ids", "attention_mask", "mask")  # of a rollout, what a forward takes
 
 
 def add_rollout_arguments(parser):
-    """The flags that ppo.py and grpo_*.py share."""
+    """The flags that ppo.py and grpo_*.py share; when to stop is watch.py's."""
     add = parser.add_argument
     # fmt: off
     add("--temperature", type=number(above=0), default=1.0, help="temperature of rollouts and updates")
@@ -43,6 +43,8 @@ def add_rollout_arguments(parser):
     add("--restore", choices=("best", "last"), help=f"weights to save: best on validation (default with {LEAST_VALIDATION} rows) or last")
     # fmt: on
     engine.add_engine_arguments(parser)
+    watch.add_watch_arguments(parser)
+    parser.set_defaults(eval_every=5, save_every=20)  # a step is a whole rollout
 
 
 # ---- prompts ----
@@ -53,10 +55,7 @@ def split_prompts(args, tokenizer):
     they have one; else --eval-fraction of the prompts is held out by hash, of a small file
     LEAST_VALIDATION, at most half. A validation prompt is not trained on."""
     rows = read_prompts(args.prompts, "--prompts")
-    texts = sum(isinstance(row["prompt"], str) for row in rows)
-    say_how_text_is_read(tokenizer, texts, args.chat)
-    for row in rows if args.chat else ():
-        as_chat(row, "prompt")
+    read_texts(tokenizer, rows, args.chat)
     if any("split" in row for row in rows):
         train, val = ([r for r in rows if r.get("split") == name] for name in ("train", "val"))
     else:
@@ -100,55 +99,16 @@ def load_policy(args, run, kind=Policy):
     return policy, reference
 
 
-@torch.no_grad()
-def draw(run, sample, policy, reference, tokenizer, prompt_ids, seed):
-    """(a `sampling.Rollout` of one answer to each prompt; its tensors `b`, with `ref_logps`, and of
-    each answer `finished` (N,): ended by an end token, not cut). sample: see `engine.sampler`"""
-    limits = run.args.max_new_tokens, run.args.temperature
-    rollout = sample(policy, tokenizer, prompt_ids, 1, *limits, seed)
+def draw(run, models, rows, seed):
+    """(a `sampling.Rollout` of one answer to the prompt of each row; its tensors `b`, with
+    `ref_logps` and `finished` (N,): ended by itself, not cut). models: those of ppo.py"""
+    ids, limits = map(models.encode, rows), (run.args.max_new_tokens, run.args.temperature)
+    rollout = models.sample(models.policy, models.tokenizer, [*ids], 1, *limits, seed)
     b = rollout_tensors(rollout, run.device)
-    rescore(run, policy, b)
-    b["ref_logps"] = reference_logps(run, reference, b)
+    rescore(run, models.policy, b)
+    b["ref_logps"] = reference_logps(run, models.reference, b)
     b["finished"] = torch.tensor(rollout.finished, device=run.device)
     return rollout, b
-
-
-def rollout_tensors(rollout, device):
-    """{"ids", "attention_mask", "mask", "logps"}, each (N, T), of a `sampling.Rollout`."""
-    draws = zip(rollout.prompt_ids, rollout.answer_ids, rollout.logps)
-    return pack([row for draw in draws for row in training_rows([draw])], device)
-
-
-def training_rows(draws):
-    """What is trained of an episode: one row where each turn's prompt begins with the row so far,
-    else a row per turn.
-
-    draws     (prompt ids, drawn ids, log-probs) of each turn
-    returns   rows {"ids", "mask", "logps"}, lists of T: mask is True for what the
-              policy drew; log-probs of other tokens are 0
-
-    >>> (row,) = training_rows([([1], [2], [-0.5]), ([1, 2, 3], [4], [-0.1])])
-    >>> row["ids"], row["mask"], row["logps"]
-    ([1, 2, 3, 4], [False, True, False, True], [0.0, -0.5, 0.0, -0.1])
-    """
-    rows = []
-    for prompt, drawn, logps in draws:
-        if not rows or rows[-1]["ids"] != prompt[: len(rows[-1]["ids"])]:
-            rows.append({"ids": [], "mask": [], "logps": []})
-        row = rows[-1]
-        context = prompt[len(row["ids"]) :]  # tokens of the environment and of the template
-        row["ids"] += context + drawn
-        row["mask"] += [False] * len(context) + [True] * len(drawn)
-        row["logps"] += [0.0] * len(context) + logps
-    return rows
-
-
-def pack(rows, device):
-    """The same of rows {"ids", "mask", "logps"}, lists of T; right-padded with 0, which no mask
-    shows."""
-    columns = {name: [torch.tensor(row[name]) for row in rows] for name in rows[0]}
-    columns["attention_mask"] = [torch.ones_like(mask) for mask in columns["mask"]]
-    return {name: pad_sequence(column, True).to(device) for name, column in columns.items()}
 
 
 def cut(b, part):
@@ -212,7 +172,7 @@ class UpdateMeans:
     once, and means over its optimiser steps."""
 
     def __init__(self):
-        self.tokens, self.steps = [], []  # of each micro-batch; of each optimiser step
+        self.tokens, self.steps = [], []  # of each micro-batch; of each step loss, grad_norm, lr
         self.mismatch = []  # |log π − log π of what drew| of each token, before the first step
 
     def add(self, mb, logps, **columns):
@@ -222,10 +182,6 @@ class UpdateMeans:
         self.tokens.append((mb["mask"].sum().item(), columns["ratio"].max().item(), sums))
         if not self.steps:  # later the policy is another
             self.mismatch += (logps.detach() - drawn_logps(mb))[mb["mask"]].abs().tolist()
-
-    def step(self, **numbers):
-        """After an optimiser step: loss, grad_norm, lr."""
-        self.steps.append(numbers)
 
     def row(self):
         """{key: mean}, "ratio/max" and "rollout/mismatch"; nothing if no token was updated."""
@@ -248,8 +204,7 @@ def lengths_of(b):
 
 
 def length_row(lengths, is_cut, tokens):
-    """The metrics of length/* and the counts of a rollout. lengths, is_cut: see `lengths_of`;
-    tokens: of prompts and answers together."""
+    """length/* and counts. lengths, is_cut: see `lengths_of`; tokens: of prompts and answers."""
     return {
         "length/mean": fmean(lengths), "length/min": min(lengths),
         "length/max": max(lengths), "length/truncated_frac": fmean(is_cut),
@@ -262,14 +217,41 @@ def val_row(lengths, is_cut):
     return {"val/n": len(lengths), "val/length": fmean(lengths), "val/cut": fmean(is_cut)}
 
 
+def is_repetitive(text):
+    """True if in some window of 1000 characters less than 15 % of the 8-grams are distinct.
+
+    "I see. I see. …" has 7 distinct ones; of the 8-grams of prose, even said twice, half are.
+    >>> [is_repetitive(text) for text in ("I see. " * 40, "Led two audits, then two more.", "")]
+    [True, False, False]
+    """
+    windows = (text[start : start + 1000] for start in range(0, len(text), 500))
+    return any(
+        len(window) > 90  # shorter texts cannot tell
+        and len({window[i : i + 8] for i in range(len(window) - 7)}) < 0.15 * len(window)
+        for window in windows
+    )
+
+
+def text_row(texts):
+    """The metrics of text/*, which rule R7 of watch.py reads: the share of repetitive answers;
+    distinct word pairs / word pairs, None where there is no pair.
+    >>> text_row(["No no no", "no no no"])
+    {'text/repetition': 0.0, 'text/distinct_2': 0.5}
+    """
+    pairs = [pair for text in texts for pair in pairwise(text.split())]
+    return {
+        "text/repetition": fmean(map(is_repetitive, texts)),
+        "text/distinct_2": len({*pairs}) / len(pairs) if pairs else None,
+    }
+
+
+def answers_row(b):
+    """`length_row` and `text_row` of a rollout."""
+    tokens = int(b["attention_mask"].sum())
+    return length_row(*lengths_of(b), tokens) | text_row(b["texts"])
+
+
 # ---- validation: which weights are written, and when the run ends ----
-
-
-def go_on(run):
-    """A resumed run that had ended goes on where it may do more: --steps, --target, --judge-budget."""
-    now, was = vars(run.args), (run.old or {}).get("args", {})
-    if any(now.get(key) != was.get(key) for key in runs.GOES_ON):
-        run.state["ended"] = None
 
 
 class Guard:
@@ -281,26 +263,26 @@ class Guard:
 
     def __init__(self, run, n):
         self.run = run
-        go_on(run)
         run.state.setdefault("best", None)  # {"step", "weights"}; weights on rank 0 alone
         default = "best" if n >= LEAST_VALIDATION else "last"
         self.restore = run.args.restore or default if n else "last"
         print(f"validation {n} rows; the {self.restore} weights are saved (--restore)")
         print(f"watch      {watch.promise(run.args, n > 0)}")
+        if run.step:  # resumed: with more --judge-budget or another --target it may go on
+            self.end_step()
 
     def log(self, row):
         """One row of metrics.jsonl; in step 1 with a hint where many answers are cut."""
         self.run.log(row)
-        if self.run.step == 1 and row["length/truncated_frac"] > MANY_CUT:
-            share = f"{row['length/truncated_frac']:.0%} of the answers"
-            parallel.say(f"step 1: {share} were cut; raise --max-new-tokens")
+        share = row["length/truncated_frac"]
+        if self.run.step == 1 and share > MANY_CUT:
+            parallel.say(f"step 1: {share:.0%} of the answers were cut; raise --max-new-tokens")
 
     def evaluation(self, metrics, samples):
         """Log an evaluation; keep a copy of the weights if it is the best so far."""
         run = self.run
         run.evaluation(metrics, samples)
-        rows = [] if parallel.rank() else run.rows()  # rank 0 has written them
-        best_step = parallel.gather([watch.best_step(rows)])[0]
+        best_step = parallel.gather([watch.best_step(run.rows())])[0]
         if self.restore == "best" and best_step == run.step:
             weights = copy.deepcopy(parallel.full_state(run.policy, trained=True))
             run.state["best"] = {"step": run.step, "weights": weights}
@@ -310,7 +292,7 @@ class Guard:
         dearest of the last three rows would exceed --judge-budget. To be asked when all rows of the
         step are in."""
         run = self.run
-        rows, budget = [] if parallel.rank() else run.rows(), vars(run.args).get("judge_budget")
+        rows, budget = run.rows(), vars(run.args).get("judge_budget")
         for alarm in watch.alarms(rows, run.args):
             if alarm.step == run.step:
                 parallel.say(str(alarm))
@@ -318,7 +300,7 @@ class Guard:
         reason = watch.stop_reason(rows, run.args)
         if budget and sum(usd) + max(usd[-3:], default=0) > budget:
             reason = reason or "judge_budget"
-        run.state["ended"] = parallel.gather([reason])[0]  # rank 0 has written the rows
+        run.state["ended"] = parallel.gather([reason])[0]  # of rank 0, which has the rows
 
     def restore_best(self):
         """Put back the best weights, if any were kept; returns the step that the weights are from."""
@@ -332,9 +314,9 @@ class Guard:
 
     def finish(self, *next):
         """`Run.finish` with the best weights. The exit status is watch's if a rule ended the run."""
-        run, step, ended = self.run, self.restore_best(), self.run.state.get("ended")
+        run, step, ended = self.run, self.restore_best(), self.run.state["ended"]
         if ended:
             print(f"stopped after step {run.step}: {ended}")
         start = ": no step improved on the start" * (step == 0)
         print(f"saved are the {self.restore} weights, of step {step}{start}")
-        return run.finish(*next, step=step) or watch.exit_code(ended)
+        return run.finish(*next, step=step) or watch.STOPS.get(ended, 0)

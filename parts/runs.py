@@ -7,11 +7,10 @@ A stage's `main` shows its algorithm; `Run` is the rest, and calls no loss, samp
     for step in run.steps():                         # bar, Ctrl-C, checkpoints
         optimizer.zero_grad()
         for part in run.micro_batches(batch, columns):
-            run.scaler.scale(loss).backward()        # the scaler does nothing but in fp16
+            (run.loss_scale * loss).backward()       # the scale is 1 but in fp16
         loss, grad_norm = run.clip(loss, rows)       # over the ranks; names rows if not finite
         lr = run.set_lr(step)                        # warm-up, then --schedule
-        run.scaler.step(optimizer)
-        run.scaler.update()
+        optimizer.step()
         run.log({"loss": loss, …})                   # one row of metrics.jsonl
     return run.finish("evaluate.py", …)              # the model; numbers before and after
 
@@ -46,23 +45,18 @@ from parts.files import (
     read_record,
     replacing,
     shown_value,
+    write_card,
     write_json,
     write_jsonl,
 )
 from parts.parallel import all_sum, gather, rank
 
-LEAST_STEPS = 24  # without --epochs, a small file is repeated until it makes this many steps
-ON_THE_BAR = (
-    "loss",
-    "rewards/accuracies",
-    "accuracy",
-    "reward/mean",
-    "kl/ref",
-    "grad_norm",
-    "lr",
-)  # what a step logs of these
+LEAST_STEPS = 24  # of a run without --epochs
+# what a step logs of these
+ON_THE_BAR = "loss rewards/accuracies accuracy reward/mean kl/ref grad_norm lr".split()
 MAX_GRAD_NORM = 1.0
-LOSS_SCALE = 2.0**10  # of fp16; torch's 65536 overflows in the first steps of most models
+# of fp16, in which small gradients would be 0; 65536 overflows in the first steps of most models
+LOSS_SCALE = 2.0**10
 CHECKPOINTS = "checkpoint/step-*.pt"
 LOGS = "metrics.jsonl", "samples.jsonl", "rollouts.jsonl"
 WRITTEN = *LOGS, "checkpoint", "adapter", "model*.safetensors*"  # what --overwrite removes
@@ -99,12 +93,10 @@ class Run:
         self.args, self.out, self.headline = args, Path(args.out), headline
         self.device, self.dtype = parallel.start(args)
         args.micro_tokens = args.micro_tokens or (512 if self.device.type == "cpu" else 8192)
-        self.scaler = torch.amp.GradScaler(
-            self.device.type, LOSS_SCALE, enabled=self.dtype == torch.float16
-        )
+        self.loss_scale = LOSS_SCALE if self.dtype == torch.float16 else 1.0
         self.step = self.caught = 0
-        self.state, self.wandb, self.is_open = {}, None, False
-        self.bar, self.last = tqdm(disable=True), time.perf_counter()
+        self.state, self.wandb, self.is_open = {"ended": None}, None, False
+        self.bar = tqdm(disable=True)
         torch.manual_seed(args.seed)
         self.record = dict(
             stage=stage, command=sys.argv, args=vars(args),
@@ -122,9 +114,8 @@ class Run:
                 if now.get(key) is None:
                     now[key] = was
                 elif now[key] != was and key not in GOES_ON:
-                    raise UserError(
-                        f"--resume: --{key.replace('_', '-')} was {was!r}, is {now[key]!r}"
-                    )
+                    flag = key.replace("_", "-")
+                    raise UserError(f"--resume: --{flag} was {was!r}, is {now[key]!r}")
         elif old and not args.overwrite:
             raise UserError(f"--out {out}: holds a run; pass --resume, --overwrite or another")
         elif not old and out.exists() and any(out.iterdir()):
@@ -132,7 +123,9 @@ class Run:
         elif Path(args.model).resolve() == out.resolve():
             raise UserError(f"--overwrite: {out} is also --model; choose another folder")
 
-    def start(self, modules, tokenizer, rates, per_epoch, encoded, own_lr=None):
+    def start(
+        self, modules, tokenizer, rates, per_epoch, encoded, own_lr=None, least_steps=LEAST_STEPS
+    ):
         """The optimiser, AdamW over the trained weights; sets `planned`, the number of steps; with
         --resume loads the newest checkpoint.
 
@@ -141,6 +134,7 @@ class Run:
         per_epoch   optimiser steps, or rollouts, that an epoch has, rounded up here
         encoded     arrays of ids that are trained on; a resumed run must have the same
         own_lr      {module: rate} of a fresh head, which hardly moves at the trunk's rate
+        least_steps without --epochs, a small file is repeated until it makes this many
         """
         args, self.tokenizer = self.args, tokenizer
         self.modules, (self.policy, *_) = nn.ModuleDict(modules), modules.values()
@@ -171,14 +165,13 @@ class Run:
         ]
         self.optimizer = torch.optim.AdamW(groups, weight_decay=0.0, fused=True)
         per_epoch = math.ceil(per_epoch)
-        self.planned = args.steps or per_epoch * (args.epochs or math.ceil(LEAST_STEPS / per_epoch))
+        self.planned = args.steps or per_epoch * (args.epochs or math.ceil(least_steps / per_epoch))
         if args.resume:
-            self.step, self.state, weights, scaler = common.opened(
+            self.step, self.state, weights, self.loss_scale = common.opened(
                 "--resume", max(self.out.glob(CHECKPOINTS)), torch.load,
                 map_location="cpu", weights_only=True,
             )  # fmt: skip
             parallel.load_checkpoint_state(self.modules, self.optimizer, weights)
-            self.scaler.load_state_dict(scaler)
             print(f"resumed    at step {self.step}")
         print(
             f"plan       {self.planned} steps, {per_epoch} per epoch, lr {args.lr:g}, "
@@ -209,14 +202,14 @@ class Run:
         (out / "checkpoint").mkdir(parents=True, exist_ok=True)
         (out / "config.json").unlink(missing_ok=True)  # until the run ends it is no model
         write_json(out / "args.json", self.record)
-        for log in filter(Path.is_file, map(out.joinpath, LOGS)):
-            rows = [row for row in read_jsonl(log, log=True) if row["step"] <= self.step]
-            write_jsonl(log, rows)
+        for name in LOGS:
+            if (out / name).is_file():
+                write_jsonl(out / name, self.rows(name))
 
     def steps(self):
         """Yield each remaining step; save checkpoints, and stop when asked."""
         self.open()  # logs are cut to the step that was resumed
-        last = self.step if self.state.get("ended") else self.planned
+        last = self.step if self.state["ended"] else self.planned
         before = {n: signal.signal(n, self._catch) for n in (signal.SIGINT, signal.SIGTERM)}
         self.bar = parallel.progress(range(self.step + 1, last + 1), "training", last, self.step)
         self.last = time.perf_counter()
@@ -242,7 +235,7 @@ class Run:
 
     def unfinished(self):
         """Are steps left, for --resume?"""
-        return self.step < self.planned and not self.state.get("ended")
+        return self.step < self.planned and not self.state["ended"]
 
     # ---- one step ----
 
@@ -256,21 +249,26 @@ class Run:
     def clip(self, loss, rows):
         """(loss, gradient norm): both summed over the ranks; the gradients of each module are
         clipped to norm 1, and the first one's norm before is returned. A UserError names the rows
-        if one is not finite; but in fp16 the scaler skips that step and halves its scale, down to 1.
-        """
-        loss, weights = all_sum(loss), self.modules.parameters()
+        if one is not finite; but in fp16 that step has no gradient, and the scale is halved, down to
+        1."""
+        loss = all_sum(loss)
+        gradients = [w.grad for w in self.modules.parameters() if w.grad is not None]
         if not self.args.fsdp:  # which has summed its shards already
-            parallel.add_up([weight.grad for weight in weights if weight.grad is not None])
-        self.scaler.unscale_(self.optimizer)
+            parallel.add_up(gradients)
+        for gradient in gradients if self.loss_scale > 1 else ():
+            gradient /= self.loss_scale
         norm, *_ = [
             nn.utils.clip_grad_norm_(m.parameters(), MAX_GRAD_NORM) for m in self.modules.values()
         ]
         norm = (norm.full_tensor() if hasattr(norm, "full_tensor") else norm).item()
-        if not math.isfinite(loss + norm) and self.scaler.get_scale() <= 1:  # 1 but in fp16
-            raise UserError(
-                f"loss {loss:g}, gradient norm {norm:g}: not finite; rows {rows}. "
-                "Lower --lr, or look at these rows"
-            )
+        if not math.isfinite(loss + norm):
+            if self.loss_scale <= 1:
+                raise UserError(
+                    f"loss {loss:g}, gradient norm {norm:g}: not finite; rows {rows}. "
+                    "Lower --lr, or look at these rows"
+                )
+            self.loss_scale /= 2
+            self.optimizer.zero_grad()
         return loss, norm
 
     def set_lr(self, step):
@@ -299,10 +297,10 @@ class Run:
         if not rank():
             write_jsonl(self.out / name, [{"step": self.step, **row} for row in rows], append=True)
 
-    def rows(self):
-        """The rows of metrics.jsonl up to this step."""
-        log = self.out / "metrics.jsonl"
-        return [row for row in read_jsonl(log) if row["step"] <= self.step]
+    def rows(self, name="metrics.jsonl"):
+        """The rows of a log up to this step; on rank 0 alone, which writes them."""
+        rows = [] if rank() else read_jsonl(self.out / name, log=True)
+        return [row for row in rows if row["step"] <= self.step]
 
     def evaluates(self, step):
         return step == self.planned or step % (self.args.eval_every or self.planned) == 0
@@ -321,7 +319,7 @@ class Run:
         weights = parallel.checkpoint_state(self.modules, self.optimizer)
         if not rank():
             with replacing(self.out / "checkpoint" / f"step-{self.step:07d}.pt") as file:
-                torch.save((self.step, self.state, weights, self.scaler.state_dict()), file)
+                torch.save((self.step, self.state, weights, self.loss_scale), file)
             for old in sorted(self.out.glob(CHECKPOINTS))[:-2]:
                 old.unlink()
         all_sum(0)
@@ -331,6 +329,8 @@ class Run:
         next command, given as its words. step: where the written weights are from, if not the last.
         Returns the exit status: 0, or 128 + the number of the signal that stopped the run."""
         common.save_model(self.policy.model, self.tokenizer, self.out, self.args.model)
+        if not rank():
+            write_json(self.out / "args.json", self.record)  # with what was measured at the end
         all_sum(0)  # no rank leaves before the folder is complete
         if self.unfinished():
             print(
@@ -339,43 +339,12 @@ class Run:
             )
             return self.caught and 128 + self.caught
         self.step, numbers = min(step, self.step), []
-        rows = self.rows()
         for key in self.headline:
-            values = [shown_value(row, key) for row in rows if row.get(key) is not None]
+            values = [shown_value(row, key) for row in self.rows() if row.get(key) is not None]
             if values:
                 numbers.append(f"{key:24} before {values[0]}  after {values[-1]}")
-                print(numbers[-1])
         if not rank():
-            self._write_card(numbers)
-        print(
-            f"wrote {self.out}: the model, README.md, args.json, logs, checkpoint/\n"
-            f"next: python {shlex.join(next)}"
-        )
+            write_card(self, numbers)
+        wrote = f"wrote {self.out}: the model, README.md, args.json, logs, checkpoint/"
+        print(*numbers, wrote, f"next: python {shlex.join(next)}", sep="\n")
         return 0
-
-    def _write_card(self, numbers):
-        """README.md, the model card that the hub and reviewers read."""
-        numbers = "\n    ".join(numbers) or "Nothing was held out."
-        text = f"""---
-library_name: transformers
-base_model: {self.args.model}
-tags: [feedbackloop, {self.record["stage"]}]
----
-
-# {self.out.resolve().name}
-`{self.args.model}` after step {self.step} of `{self.record["stage"]}.py`.
-Ended: {self.state.get("ended") or "as planned"}.
-Its licence is that of its base; the licence of the data is for you to state.
-
-    python {shlex.join(sys.argv)}
-
-## Numbers
-`eval/` is of held-out rows, `val/` of answers to prompts; docs/metrics.md says what each is.
-
-    {numbers}
-
-## What was not measured
-Whether it treats people alike, and how it does on prompts unlike those of its data. It decides
-nothing about a person: someone who can answer for it has to do that.
-"""
-        (self.out / "README.md").write_text(text, encoding="utf-8")

@@ -1,4 +1,4 @@
-"""parts/sampling.py: answers drawn from a policy, each with the log-probs of its draws.
+"""parts/sampling.py: answers drawn from a policy, each with the log-probs of its draws; as tensors.
 
 A rollout is scored exactly as it is sampled: softmax(logits / temperature) over all tokens, from
 the hidden states and the head that `common.Policy` reads. An answer depends on the seed and its own
@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from transformers.cache_utils import DynamicCache, DynamicLayer
 
-from common import end_ids, head_logits, hidden_states, pad_rows, same_shape
+from common import end_ids, head_logits, hidden_states, pack, pad_rows, same_shape
 from parts.parallel import autocast, decoding, gather, progress, rank, world
 
 
@@ -114,7 +114,7 @@ def decode(policy, prompts, n, uniform, ends, temperature):
     model, device, most = policy.model, policy.model.device, uniform.shape[1]
     home = "cpu" if device.type == "mps" else device  # mps has no float64
     uniform, stops = uniform.to(home), torch.tensor(ends, device=device)
-    ids, mask, _ = pad_rows(prompts, [()] * len(prompts), 0, device, "left")  # (P, T) each
+    ids, mask, _ = pad_rows(prompts, [()] * len(prompts), device, "left")  # (P, T) each
     # (1) each prompt passes once, and its keys and values are forked for its n answers
     cache = DynamicCache(config=model.config)
     hidden = hidden_states(model, ids, mask, policy.dtype, cache)[:, -1]  # (P, H)
@@ -149,6 +149,47 @@ def decode(policy, prompts, n, uniform, ends, temperature):
         mask = torch.cat([mask, mask.new_ones(len(row), 1)], 1)
         hidden = hidden_states(model, token[:, None], mask, policy.dtype, cache)[:, -1]
     return answers, scores
+
+
+# ---- a rollout as tensors, and what is computed from them ----
+
+ROWS = "ids", "attention_mask", "mask"  # of a rollout, what a forward takes
+
+
+def rollout_tensors(rollout, device):
+    """{"ids", "attention_mask", "mask", "logps"}, each (N, T), of a `Rollout`."""
+    draws = zip(rollout.prompt_ids, rollout.answer_ids, rollout.logps)
+    return tensors([row for draw in draws for row in training_rows([draw])], device)
+
+
+def training_rows(draws):
+    """What is trained of an episode: one row where each turn's prompt begins with the row so far,
+    else a row per turn.
+
+    draws     (prompt ids, drawn ids, log-probs) of each turn
+    returns   rows {"ids", "mask", "logps"}, lists of T: mask is True for what the
+              policy drew; log-probs of other tokens are 0
+
+    >>> (row,) = training_rows([([1], [2], [-0.5]), ([1, 2, 3], [4], [-0.1])])
+    >>> row["ids"], row["mask"], row["logps"]
+    ([1, 2, 3, 4], [False, True, False, True], [0.0, -0.5, 0.0, -0.1])
+    """
+    rows = []
+    for prompt, drawn, logps in draws:
+        if not rows or rows[-1]["ids"] != prompt[: len(rows[-1]["ids"])]:
+            rows.append({"ids": [], "mask": [], "logps": []})
+        row = rows[-1]
+        context = prompt[len(row["ids"]) :]  # tokens of the environment and of the template
+        row["ids"] += context + drawn
+        row["mask"] += [False] * len(context) + [True] * len(drawn)
+        row["logps"] += [0.0] * len(context) + logps
+    return rows
+
+
+def tensors(rows, device):
+    """The same of rows {"ids", "mask", "logps"}, lists of T."""
+    columns = zip(*(row.values() for row in rows))
+    return dict(zip((*ROWS, "logps"), pack(*columns, device=device)))
 
 
 def kl_estimates(logps, ref_logps, mask):

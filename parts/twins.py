@@ -18,9 +18,10 @@ from statistics import NormalDist
 import numpy as np
 
 from parts.files import UserError, counts_in_words, read_jsonl
-from parts.messages import as_chat, check_text, plain_text
+from parts.messages import as_chat, check_text
 from parts.stats import UNMEASURED, holm, regress, verdict
 from parts.tables import read_csv
+from parts.texts import plain_text
 
 ANSWER, PROFILE, DECISION = "score of an answer", "score of a profile", "recommendation"
 # the fields of a résumé that each of them takes

@@ -17,7 +17,8 @@ from pathlib import Path
 
 from parts import files
 from parts.files import UserError, number
-from parts.messages import as_chat, check_answer, check_prompt, plain_text, prompt_key
+from parts.messages import as_chat, check_answer, check_prompt, prompt_key
+from parts.texts import plain_text
 
 try:
     import fcntl

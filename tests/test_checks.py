@@ -19,8 +19,7 @@ from checks import CHECKS, check_arguments
 from conftest import REPO
 from parts.grading import grade_answers
 from parts.rubrics import Criterion, Row
-from parts.run_code import run_tests
-from parts.texts import recommendation
+from parts.texts import recommendation, run_tests
 
 
 def graded(check, answer, negate=False, /, **arguments):

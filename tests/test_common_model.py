@@ -15,7 +15,7 @@ from transformers import AutoModelForCausalLM, AutoModelForSequenceClassificatio
 import common
 import tiny
 from common import load_model
-from parts import lora, parallel
+from parts import parallel
 from parts.shared_prompt import can_share
 from tiny import CHATML, FAMILIES, cases, error_of, read_json, tiny_model, tiny_tokenizer
 
@@ -39,7 +39,8 @@ def made(folders, tmp_path_factory):
 
 
 def batch(pad=7):
-    return common.pad_rows(PROMPTS, ANSWERS, pad)
+    ids, attention_mask, mask = common.pad_rows(PROMPTS, ANSWERS)
+    return [ids.masked_fill(~attention_mask, pad), attention_mask, mask]
 
 
 def left(rows, pad):
@@ -93,7 +94,7 @@ def test_chunks_of_the_head_change_nothing(family, made, monkeypatch):
     spy = lambda model, hidden: heads.append(len(hidden)) or head_logits(model, hidden)  # noqa: E731
     monkeypatch.setattr(common, "head_logits", spy)
     answers = torch.randint(9, 300, (2, n // 2), generator=generator).tolist()
-    ids, attention_mask, mask = common.pad_rows([[20, 21], [22]], answers, 7)
+    ids, attention_mask, mask = common.pad_rows([[20, 21], [22]], answers)
     weight = torch.randn(ids.shape, generator=generator)
     logits = policy.model(ids, attention_mask=attention_mask.long()).logits[:, :-1].float() / 0.8
     plain = F.log_softmax(logits, -1).gather(-1, ids[:, 1:, None]).squeeze(-1)
@@ -116,7 +117,7 @@ def test_log_softmax_is_fp32_for_bf16_models(tmp_path):
     """In bf16 it is off by .01 a token: the sum of 1000 must be float64's of its hidden states."""
     folder = tiny_model("llama", tmp_path, vocab_size=32000, max_position_embeddings=1100)
     row = [(7919 * i) % 32000 for i in range(1001)]
-    rows = common.pad_rows([row[:1]], [row[1:]], 0)
+    rows = common.pad_rows([row[:1]], [row[1:]])
     policy = policy_of(folder, trainable=False, dtype=torch.bfloat16)
     hidden = common.hidden_states(policy.model, *rows[:2], torch.bfloat16)[0, :-1]
     logits = hidden.double() @ policy.model.lm_head.weight.double().T
@@ -137,7 +138,7 @@ def test_a_shared_prompt_is_two_rows(family, made):
     other lengths: windows of 8 end within the prompt, and within the answers."""
     policy, prompts = policy_of(made(family)), [[*range(30, 39)], [20]] * 2
     answers = [[*range(50, 61), 6], [60, 6], [70, 6], [*range(80, 95), 6]]
-    rows, found = common.pad_rows(prompts, answers, 7), []
+    rows, found = common.pad_rows(prompts, answers), []
     if not can_share(policy.model, FP32, *rows):
         assert family == "gpt2", "promised families share"
         return
@@ -159,7 +160,7 @@ def test_a_window_that_is_forgotten_is_seen(family, made, monkeypatch, capsys):
         return {kind: sees[:, None] for kind in kinds} or sees[:, None]
 
     monkeypatch.setattr("parts.shared_prompt.layer_masks", forgotten)
-    pairs = common.pad_rows([[*range(30, 39)]] * 2, [[50, 6], [70, 71, 6]], 7)
+    pairs = common.pad_rows([[*range(30, 39)]] * 2, [[50, 6], [70, 71, 6]])
     assert not can_share(policy.model, FP32, *pairs)
     assert "computed twice" in capsys.readouterr().out
 
@@ -279,7 +280,7 @@ def test_lora_starts_as_the_identity_and_switches_off(family, made):
     base = outputs(policy_of(made(family)))
     policy = policy_of(made(family), lora_rank=4)
     assert torch.equal(outputs(policy), base)
-    layers = lora.lora_layers(policy.model)
+    layers = parallel.lora_layers(policy.model)
     assert len(layers) == 2 * (4 if family == "phi3" else 7), "not the embedding, not the head"
     policy(*batch())[0].sum().backward()
     steps = gradients(policy)
@@ -287,7 +288,7 @@ def test_lora_starts_as_the_identity_and_switches_off(family, made):
     assert all((x != 0).any() == ("lora_B" in name) for name, x in steps.items())
     changed = outputs(filled(policy))
     assert (changed - base).abs().max() > 0.1
-    with pytest.raises(KeyError), lora.adapter_off():
+    with pytest.raises(KeyError), parallel.adapter_off():
         assert torch.equal(outputs(policy), base), "the adapter off is the reference"
         raise KeyError
     assert torch.equal(outputs(policy), changed)
@@ -296,7 +297,7 @@ def test_lora_starts_as_the_identity_and_switches_off(family, made):
 def test_the_start_follows_the_seed(folders):
     """A has PyTorch's own start, uniform within ±1/√in."""
     a, b, c = (
-        [layer.lora_A.weight for _, layer in lora.lora_layers(
+        [layer.lora_A.weight for _, layer in parallel.lora_layers(
             policy_of(folders["llama"], lora_rank=4, seed=seed).model)]
         for seed in (1, 1, 2)
     )  # fmt: skip

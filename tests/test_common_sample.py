@@ -42,7 +42,7 @@ def slow_row(policy, prompt, number, seed, max_new_tokens, temperature):
 
 def teacher_forced(policy, rollout, temperature):
     """Log-probs of the draws by a forward of the whole rows."""
-    ids, attention_mask, mask = common.pad_rows(rollout.prompt_ids, rollout.answer_ids, 7)
+    ids, attention_mask, mask = common.pad_rows(rollout.prompt_ids, rollout.answer_ids)
     with torch.no_grad():
         return policy(ids, attention_mask, mask, temperature)[0][mask].tolist()
 

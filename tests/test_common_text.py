@@ -207,11 +207,11 @@ def test_pad_id_never_ends_an_answer():
 
 def test_masks_are_made_from_lengths():
     """A mask by `ids != pad` loses the EOS where pad = EOS; here pad stands everywhere."""
-    ids, *masks = common.pad_rows([[7], [7, 7, 7]], [[7, 7, 7, 7], [7]], 7)
-    assert (ids == 7).all() and ids.shape == (2, 5)
+    ids, *masks = common.pad_rows([[0], [0, 0, 0]], [[0, 0, 0, 0], [0]])
+    assert (ids == 0).all() and ids.shape == (2, 5)
     attention_mask, mask = (["".join(map(str, row)) for row in x.int().tolist()] for x in masks)
     assert attention_mask == ["11111", "11110"] and mask == ["01111", "00010"]
-    ids, *_ = common.pad_rows([[1], [2, 3]], [[4, 5, 6], [8]], 0)
+    ids, *_ = common.pad_rows([[1], [2, 3]], [[4, 5, 6], [8]])
     assert ids.tolist() == [[1, 4, 5, 6], [2, 3, 8, 0]]
 
 

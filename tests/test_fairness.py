@@ -12,8 +12,8 @@ import fairness
 from case_rows import each
 from conftest import REPO
 from parts import stats, twins
-from parts.messages import plain_text
 from parts.report import names_of
+from parts.texts import plain_text
 from tiny import error_of, read_json, write_rows
 
 GROUPS = ["sex", "race_ethnicity"]

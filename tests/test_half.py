@@ -148,7 +148,7 @@ def test_bf16_learns_what_fp32_learns(stored, pairs, monkeypatch):
     rows = [
         common.encode_pair(tokenizer, row["prompt"], row["chosen"]) for row in read_jsonl(pairs)
     ]
-    batch = common.pad_rows(*zip(*rows), 0)
+    batch = common.pad_rows(*zip(*rows))
 
     def learn(dtype):
         policy, means = policy_of(stored, dtype=dtype), []
@@ -200,7 +200,7 @@ def test_only_what_is_trained_in_bf16_is_spread(options, stored):
 @pytest.mark.parametrize("family", FAMILIES)
 def test_the_first_forward_is_the_models(family, tmp_path, monkeypatch):
     folder = stored_in_bf16(tiny_model(family, tmp_path), tmp_path / "stored")
-    rows, logps = common.pad_rows([[*range(5, 11)]], [[*range(11, 25)]], 0), []
+    rows, logps = common.pad_rows([[*range(5, 11)]], [[*range(11, 25)]]), []
     for spread in (common.spread_weights, lambda model, seed: None):
         monkeypatch.setattr(common, "spread_weights", spread)
         with torch.no_grad():

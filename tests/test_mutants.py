@@ -17,7 +17,7 @@ from case_rows import rows_of
 from conftest import REPO
 from parts import contest, curves, twins
 from parts.files import UserError, read_jsonl
-from parts.messages import plain_text
+from parts.texts import plain_text
 from parts.votes import load_items, read_log, replay
 
 VALUES = [None, True, 0, -1, 1e400, "", " ", "x", "\ud800", [], [None], {}, {"role": "user"}, "é" * 5000]  # fmt: skip

@@ -219,7 +219,7 @@ def test_a_reward_folder_scores_a_padded_batch(finished):
         whole = [*prompt, {"role": "assistant", "content": text}]
         shown = tokenizer.apply_chat_template(whole, tokenize=False).rstrip("\n")
         rows.append(tokenizer.encode(shown))  # the score is read at the end token
-    ids, mask, _ = common.pad_rows(rows, [()] * 8, model.config.pad_token_id)
+    ids, mask, _ = common.pad_rows(rows, [()] * 8)
     with torch.no_grad():
         together = model(ids, attention_mask=mask.long()).logits[:, 0]
         alone = torch.cat([model(torch.tensor([row])).logits[:, 0] for row in rows])

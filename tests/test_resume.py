@@ -108,6 +108,17 @@ def test_cut_off_and_resumed(name, train, tmp_path, monkeypatch, capsys):
     assert outcome(out) == outcome(whole)
 
 
+def test_a_rule_that_ended_a_run_is_asked_again(train, tmp_path):
+    """With the same --target the run stays ended, whatever its --steps; with a higher one it goes on."""
+    for flags, last in (
+        ("--target -9", 2), ("--target -9 --steps 8 --resume", 2), ("--target 99 --resume", 6),
+    ):  # fmt: skip
+        assert train("grpo_agent", tmp_path, flags) == 0
+        assert [row["step"] for row in log_of(tmp_path) if "lr" in row][-1] == last
+        ended = "target_reached" in (tmp_path / "README.md").read_text()
+        assert ended == (last == 2)
+
+
 @pytest.mark.parametrize("name", ["sft", "reward_train", "dpo"])
 def test_other_tokens_are_refused(name, train, tmp_path, monkeypatch):
     train(name, tmp_path, "--stop-after 1")

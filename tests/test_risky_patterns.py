@@ -1,4 +1,4 @@
-"""data/risky_questions.json as parts/risky.py reads it: each category is found."""
+"""data/risky_questions.json as parts/texts.py reads it: each category is found."""
 
 import random
 
@@ -6,7 +6,7 @@ import pytest
 
 import grammar
 import interview
-from parts.risky import number_of_requests, risky_questions
+from parts.texts import number_of_requests, risky_questions
 
 
 def scan(text):

@@ -16,7 +16,7 @@ import pytest
 import torch
 
 import common
-from parts import files, rollouts, runs
+from parts import files, runs
 from parts.files import UserError
 from tiny import (
     cases,
@@ -61,28 +61,30 @@ class Toy:
         run, policy = self.opened(*given), self.policy()
         self.run = run
         optimizer = run.start({"policy": policy}, self.tokenizer, (1, 2, 3), 4, [encoded])
-        rollouts.go_on(run)
         run.state.setdefault("steps", [])
         run.state.setdefault("last", torch.zeros(2))
         if run.step == 0:
             run.evaluation({"eval/loss": 2.0, "val/gold": None}, [{"prompt": "p", "answer": "é 0"}])
+        else:  # as rollouts.Guard does
+            run.state["ended"] = self.reason(run)
         for step in run.steps():
             optimizer.zero_grad()
             loss = sum((w - step).square().mean() for w in policy.parameters())
-            run.scaler.scale(loss).backward()
+            (run.loss_scale * loss).backward()
             found = during(run, step) if during else None  # a loss in place of the toy's
             run.state["steps"].append(step)
             run.state["last"] = torch.tensor([step, 0.5])
             total, norm = run.clip(found or loss.item(), [f"file:{step}"])
             lr = run.set_lr(step)
-            run.scaler.step(optimizer)
-            run.scaler.update()
+            optimizer.step()
             run.log({"loss": total, "lr": lr, "grad_norm": norm, "tokens": 50})
             if run.evaluates(step):
                 run.evaluation({"eval/loss": 1 / step}, [{"prompt": "p", "answer": f"é {step}"}])
-            if run.args.target and step >= run.args.target:
-                run.state["ended"] = "target_reached"
+            run.state["ended"] = self.reason(run)
         return run.finish("evaluate.py")
+
+    def reason(self, run):
+        return "target_reached" if run.step >= (run.args.target or math.inf) else None
 
     def numbers(self):
         return [row["step"] for row in log_of(self.out)]
@@ -202,7 +204,7 @@ def test_an_fp16_overflow_skips_the_step(toy):
             weight = next(run.policy.parameters())
             weight.grad[0, 0] += math.inf if step in at else 0
             weights.append(weight.detach().clone())
-            scales.append(run.scaler.get_scale())
+            scales.append(run.loss_scale)
 
         return during
 
@@ -211,7 +213,9 @@ def test_an_fp16_overflow_skips_the_step(toy):
     assert toy.train(given, "--resume", during=spoiled(5)) == 0
     assert scales == [2.0**n for n in (10, 10, 9, 8, 8, 7)], "the scale is resumed, too"
     assert [torch.equal(*pair) for pair in itertools.pairwise(weights)] == [0, 1, 1, 0, 1]
-    assert max(row.get("loss", 0) for row in log_of(toy.out)) < 1000, "what is logged is not scaled"
+    log = log_of(toy.out)
+    assert max(row.get("loss", 0) for row in log) < 1000, "what is logged is not scaled"
+    assert 0 < max(row.get("grad_norm") or 0 for row in log) < 10, "nor what AdamW reads"
     with pytest.raises(UserError, match="gradient norm (inf|nan): not finite; rows .*file:12"):
         toy.train(given, "--overwrite --steps 20 --save-every 50", during=spoiled(*range(2, 13)))
 

@@ -196,7 +196,7 @@ def trl_grpo(world, tokenizer, batch, **options):
         padded = tokenizer.pad({"input_ids": ids}, padding_side=side, return_tensors="pt")
         inputs |= {f"{name}_ids": padded["input_ids"], f"{name}_mask": padded["attention_mask"]}
     mask = inputs["completion_mask"].bool()
-    rows = common.pad_rows(prompts, answers, tokenizer.pad_token_id)
+    rows = common.pad_rows(prompts, answers)
     with torch.no_grad():  # old and reference of both sides come from the same numbers
         logps = Policy(trainer.model, torch.float32)(*rows)[0][rows[2]]
     packed = torch.zeros(mask.shape).masked_scatter(mask, logps)
@@ -217,7 +217,7 @@ def test_grpo_loss_and_gradients(beta, world, tokenizer):
     options["use_bias_correction_kl"] = bool(beta)
     prompts, answers, advantages, noise = batch
     policy = load_policy(world["policy"])
-    rows = common.pad_rows(prompts, answers, tokenizer.pad_token_id)
+    rows = common.pad_rows(prompts, answers)
     logps = policy(*rows)[0]
     old, ref = (shifted(logps, rows[2], noise[i]) for i in (0, 1))
     loss, columns = grpo_loss(logps, old, advantages, rows[2], ref, beta=beta)

@@ -11,7 +11,7 @@ import pytest
 
 import watch
 from conftest import REPO
-from parts.texts import is_repetitive, text_row
+from parts.rollouts import is_repetitive, text_row
 from tiny import cases, error_of, table, write_rows
 
 sys.path.insert(0, str(REPO / "bench"))
@@ -217,7 +217,7 @@ judge/failed_frac .9*3 0*3 | {} | None
 def test_stop_reasons(cell, given, expected):
     """The earliest that still holds, with its exit status."""
     assert watch.stop_reason(made(*curves(cell)), flags(**given)) == expected
-    assert watch.exit_code(expected) == {"R12": 4, "R2 ": 3}.get(str(expected)[:3], 0)
+    assert watch.STOPS.get(expected, 0) == {"R12": 4, "R2 ": 3}.get(str(expected)[:3], 0)
 
 
 @cases("""
