@@ -19,7 +19,6 @@ A judge   such as a reward model learns from whole answers. It may never have re
 import random
 
 import numpy as np
-import torch
 
 import common
 from parts import parallel
@@ -27,7 +26,7 @@ from parts.answers import read_prompts, score_answers
 from parts.files import UserError, load_function, read_jsonl
 from parts.messages import plain_text
 from parts.pairs import check_pair
-from parts.reward_models import reward_function
+from parts.reward_models import in_batches, reward_function
 from parts.sampling import sample
 
 REPEATED = 0.3  # of an answer's 4-grams stand earlier in it; no chosen one of data/ reaches it
@@ -121,21 +120,6 @@ def measure_kl(policy, reference, drawn, pad, temperature):
         return (logps - ref_logps).double().sum(1)
 
     return in_batches(kl, [*zip(drawn.prompt_ids, drawn.answer_ids)], pad, policy.model.device)
-
-
-@torch.no_grad()
-def in_batches(forward, rows, pad, device, budget=None):
-    """(N, …) float64: forward(ids, attention_mask, answer_mask) of N rows (prompt ids, answer ids).
-
-    budget   padded tokens of a forward; by default what suits the device
-    """
-    budget = budget or (1024 if device.type == "cpu" else 8192)
-    parts = common.micro_batches(range(len(rows)), [len(p) + len(a) for p, a in rows], budget)
-    found = {}
-    for part in parallel.progress(parts, "reading", delay=3):
-        batch = common.pad_rows(*zip(*(rows[i] for i in part)), pad, device)  # (B, T) each
-        found |= zip(part, forward(*batch).double().cpu().numpy())
-    return np.array([found[i] for i in range(len(rows))])
 
 
 # ---- scores ----

@@ -149,7 +149,7 @@ def decision_logps(policy, tokenizer, texts, words, name):
     """(R, N, W) log-probs of each word's first token behind the résumé's prefix, without sampling:
     one forward per twin.  texts  of `readings`"""
     import common
-    from parts.contest import in_batches
+    from parts.reward_models import in_batches
 
     logps, most = [], common.max_positions(policy.model.config)
     for row, twins in timed(texts, name):
