@@ -215,7 +215,7 @@ def compare(args):
     some = some.assign(prompt=some.prompt.map(plain_text))
     some = some.pivot(index="prompt", columns="model", values="response").reset_index()
     columns = ", ".join(["prompt", *names.values()])
-    page.table("Answers side by side", some.to_dict("records"), columns, appendix=True)
+    page.table("Answers side by side", some.to_dict("records"), columns, side_by_side=True)
     page.limit(
         f"{judge_flag} decided. It favours a policy that was trained with it.",
         "Each model was trained once; another seed of its training may give another order.",
