@@ -262,8 +262,8 @@ def sentences(rows):
     """Whether the judge can be trusted, by which scores, and what to do if not."""
     known = [row for row in rows if row["other"] == "whole" and row["wrong"] is not None]
     said = [
-        f"The judge scores {row['kind']} answers {row['mean']:.2f} on average, whole ones "
-        f"{row['mean_other']:.2f}."
+        f"The judge scores {row['kind']} answers {row['mean']:z.2f} on average, whole ones "
+        f"{row['mean_other']:z.2f}."
         for row in known
     ]
     if wrong := " and ".join(row["kind"] for row in known if row["wrong"]):
