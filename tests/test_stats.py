@@ -240,12 +240,10 @@ def test_verdicts_of_tables(one, two, verdict):
 def test_equal_groups_of_people_with_many_rows_do_not_differ():
     """Exact tables were divided by the design effect and rounded: the role of one row each became
     empty, its chance no number, and two equal groups a difference with p < .001."""
-    rows = [(g, r, p, i < k) for g in "AB" for r, k in zip("123", (3, 2, 1)) for p in "xy" for i in range(3)
-            ] + [("A", "4", "x", 1), ("B", "4", "x", 0)]  # fmt: skip
-    frame = pd.DataFrame(rows, columns=["group", "role", "person", "hit"])
-    frame = frame.assign(person=frame.group + frame.role + frame.person, hit=frame.hit.astype(int))
-    _, row = compare(frame, "A")
-    assert row["verdict"] != FOUND and row["p"] > 0.5
+    rows = [(g, r, f"{g}{n}", int(n < 2)) for g in "AB" for n in range(6) for r in "123"]
+    rows += [(g, "4", f"{g}5", 0) for g in "AB"]
+    _, row = compare(pd.DataFrame(rows, columns=["group", "role", "person", "hit"]), "A")
+    assert row["verdict"] == OPEN and row["p"] == pytest.approx(1)
 
 
 def test_rows_in_roles_of_one_group_are_counted():
