@@ -24,7 +24,7 @@ import pandas as pd
 
 from parts import files, report, tables
 from parts.files import UserError
-from parts.groups import ENOUGH, compare, metrics, say, sentence
+from parts.groups import ENOUGH, compare, metrics, sentence
 from parts.stats import FOUND, NONE, OPEN
 
 SEXES = ("Male", "Female")  # the categories of 6 RCNY 5-303, as the rule writes them
@@ -37,13 +37,13 @@ MOST_GROUPS = 20  # values of a column, above which it is no column of groups
 ORDER = {FOUND: 0, OPEN: 1, NONE: 2}
 QUESTION = "Did decisions about people differ?"
 LIMITS = (
-    "Not legal advice, and no independent bias audit. It sees who was selected in this table, not why: "
-    "before you act, find the step, the criterion or the person where rates part, and ask counsel.",
-    "“Cannot tell” clears nobody: so few people show neither a difference nor its absence. People "
-    f"needed: so many {ENOUGH}.",
+    "Not legal advice, and no independent bias audit. It sees who was selected in this table, not why.",
+    "“Cannot tell” clears nobody: so few people show neither a difference nor its absence. “None "
+    "larger”: the interval of the ratio lies between four fifths and five fourths. People needed: so "
+    f"many {ENOUGH}.",
     "p is the chance of a gap at least this large if selection did not depend on the group. The "
     "verdict uses p adjusted for the number of groups compared (Holm). It is adjusted within each "
-    "table; a page of three tables shows something by chance in about one of ten.",
+    "table; a page of three tables shows something by chance in up to one of seven.",
     "Four fifths is a rule of thumb. It is taken against the highest rate of a group of 2 % or more, "
     "in all roles together.",
 )
@@ -240,7 +240,7 @@ def law_tables(args, table, people):
 
 # ---- 9. the report ----
 
-SHOWN = "group, verdict, n, selected, rate, compared, ratio, p_holm, of_highest, needed"
+SHOWN = "group, verdict, n, selected, rate, compared, ratio, p_holm, deviations, of_highest, needed"
 LAW = "category, # of applicants, # selected, rate, impact ratio"
 
 
@@ -279,14 +279,14 @@ def main(argv=None):
     counted = f"of {people.person.nunique():,} people" if args.id else "each a person (no --id)"
     counted += f", compared within each {args.within}" * within
     page.answer(
-        " ".join(
-            sentence(row, "were selected", of.lower(), within)
-            for of, row in found[:3]
-            if row["verdict"] == first["verdict"]
-        ),
+        *(sentence(row, "were selected", of, within) for of, row in found[:3]),
         f"{len(people):,} rows, {counted}; selected = {rule}.",
-        *(say(row, of) for of, row in found[:3]),
         f"All comparisons: {files.counts_in_words(verdicts)}.",
+        *[
+            "Next: find the step, the criterion or the person where the rates part, and ask counsel before "
+            "you act."
+        ]
+        * (FOUND in verdicts),
     )
     bars = [(row["group"], row["rate"], row["group"]) for row in comparisons[what]]
     page.intervals(f"{what}: share selected{' over all roles' * within}", bars, ".1%")

@@ -16,8 +16,9 @@ Text         a prompt given as text is continued as it stands, as in TRL; messag
 Conventions  rows are right-padded; masks are bool and made from lengths, never from the pad id; a
              padded row on the left (sampling) is read by its mask as well; trained weights are fp32
              whatever the checkpoint holds; no dropout anywhere
-To copy      `encode_pair` with the functions above it in section 1, and `UserError` and `brief` of
-             parts/files.py; all of section 4 with `autocast` of parts/parallel.py, which is
+To copy      `encode_pair` with the functions above it in section 1, `UserError` and `brief` of
+             parts/files.py, and `roles` of parts/messages.py; `pack` and `pad_rows`; all of
+             section 4 with `autocast` of parts/parallel.py, which is
              `Policy(AutoModelForCausalLM.from_pretrained(name).eval(), torch.float32)`. Beside
              them torch and transformers are all that is needed
 Axes         B rows, T columns, V vocabulary, H hidden, N tokens

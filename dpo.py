@@ -9,8 +9,9 @@ Algorithm    (1) read pairs; render the prompt; mark the answer tokens
              (4) loss and implicit rewards
              (5) update: backward, clip the gradient, step
              (6) every --eval-every steps: held-out loss and accuracy, sample answers and their score
-Conventions  answer log-probs are sums over tokens, end token included; the loss is the mean over
-             pairs; reward = β·log(π/π_ref); the prompt is masked; a forward computes it once for both
+Conventions  answer log-probs are sums over tokens, end token included (three losses take means);
+             the loss is the mean over pairs; reward = β·log(π/π_ref), of sums in every loss; the
+             prompt is masked, and computed once for both answers where that is exact
 Left out     1. a moving reference, because the implicit reward would change its meaning each step
              2. packing, because the answers of a pair already share their prompt
              3. KTO, which needs single answers with a thumb up or down: another loss, other data
@@ -21,7 +22,8 @@ Run          python dpo.py --pairs data/prefs.jsonl
 Writes       a model folder, args.json, metrics.jsonl, samples.jsonl, checkpoint/
 Read with    common.py (`Policy`: rows of ids in, log-probs out) and parts/pairs.py (`Pairs`)
 To copy      `dpo_loss` with `LOSS_TYPES` and, from common.py, `same_shape`: torch is all they need.
-             Log-probs for it come from `Policy` in common.py, rows from `encode_pair`.
+             Log-probs for it come from `Policy` in common.py, ids from `encode_pair`, and rows
+             with their masks from `pad_rows`.
              examples/dpo_minimal.py is the same objective in 80 lines
 Reference    Rafailov et al. 2023, arXiv 2305.18290, eq. 7
 Axes         B pairs of a batch, b pairs of a forward, n all pairs, T tokens
@@ -207,7 +209,8 @@ def main(argv=None):
 
     # the policy; before step one it is its own reference, and gives the log-probs of all pairs
     source = args.model, run.device, run.dtype
-    # `reference` serves val/kl only; the loss reads run.state["reference"], which is computed once
+    # `reference` serves val/kl only, and is not used without --prompts; the loss reads
+    # run.state["reference"], which is computed once and kept in checkpoints
     policy = reference = Policy(load_model(*source, True, args.lora_rank, args.seed), run.dtype)
     if args.prompts and not args.lora_rank:
         reference = Policy(load_model(*source), run.dtype)
@@ -219,7 +222,9 @@ def main(argv=None):
         check_policy(policy, tokenizer, *longest, f"--model {args.model}")
         # (2) reference: log-probs of both answers under the frozen start, once
         run.state["reference"] = reference_logps(run, policy, pairs)
-        run.forecast(len(pairs.rows) / args.batch_size / 3)  # a step takes three forwards
+        run.forecast(
+            len(pairs.rows) / args.batch_size / 3
+        )  # forward and backward are three forwards
         # before step one policy and reference are equal: h = 0, and the sigmoid loss is log 2
         with torch.no_grad():
             losses, _, columns = forward(run, policy, pairs, pairs.train[:4])
@@ -234,7 +239,9 @@ def main(argv=None):
         places, epoch = batch_indices(len(pairs.train), args.batch_size, args.seed, step)
         batch, stats, total = pairs.train[places], [], 0.0
         optimizer.zero_grad()
-        chosen_tokens = pairs.lengths[1, batch].sum()  # of the whole step
+        chosen_tokens = pairs.lengths[
+            1, batch
+        ].sum()  # of the whole step; rows: prompt, chosen, rejected
         for part in run.micro_batches(batch, tokens):  # this rank's share, as memory allows
             # (3) policy: log-probs of both answers; (4) loss and implicit rewards
             losses, chosen_logps, columns = forward(run, policy, pairs, part)  # (b,) each
@@ -244,7 +251,8 @@ def main(argv=None):
             (run.loss_scale * loss).backward()  # the scale is 1 but in fp16
             total += loss.item()
             stats.append(columns)
-        # loss and gradients summed over the ranks, clipped to norm 1; these rows if not finite
+        # loss and gradients are summed over the ranks, gradients clipped to norm 1; an error names
+        # these rows if they are not finite
         loss, grad_norm = run.clip(total, [pairs.places[i] for i in batch[:4]])
         lr = run.set_lr(step)  # warm-up, then --schedule
         optimizer.step()

@@ -215,7 +215,7 @@ def compare(args):
     some = some.assign(prompt=some.prompt.map(plain_text))
     some = some.pivot(index="prompt", columns="model", values="response").reset_index()
     columns = ", ".join(["prompt", *names.values()])
-    page.table("Answers side by side", some.to_dict("records"), columns, appendix=True)
+    page.table("Answers side by side", some.to_dict("records"), columns, side_by_side=True)
     page.limit(
         f"{judge_flag} decided. It favours a policy that was trained with it.",
         "Each model was trained once; another seed of its training may give another order.",
@@ -282,7 +282,6 @@ def to_see_more(wins):
 
 def reward(args):
     """how good a reward model is on held-out pairs, beside the rule 'the longer answer wins'"""
-    from common import pad_id
     from parts import contest
     from parts.parallel import pick
     from parts.reward_models import reward_function
@@ -303,7 +302,7 @@ def reward(args):
     right, longer = rows[0]["right"], rows[0]["longer"]
     some = pairs[:200]  # more would tell no more
     ids = function.encode(some.prompt, some.chosen, function.max_length)
-    checks = check_scorer(function.scorer, *zip(*ids), pad_id(function.tokenizer))
+    checks = check_scorer(function.scorer, *zip(*ids))
     page.answer(
         f"The reward model is right on {show(right, '.1%')} of {len(pairs)} held-out pairs.",
         f"The rule “the longer answer wins” is right on {show(longer, '.1%')}: "

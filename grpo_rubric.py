@@ -1,8 +1,9 @@
 """grpo_rubric.py: prompts with rubrics in, an aligned model out; every answer is graded and
 compared with the other answers to its prompt.
 
-Objective    maximise E[reward] − β·KL(π‖π_ref), β 0 by default; the reward is the graded share of
-             a rubric. Loss: −Σ min(A·ρ, A·clip(ρ, .8, 1.28)) / tokens of the step, ρ = π/π_old
+Objective    maximise E[reward] − β·KL(π‖π_ref), β 0 by default; the reward is by default the
+             graded share of a rubric. Loss: −Σ min(A·ρ, A·clip(ρ, .8, 1.28)) / tokens of the
+             optimiser step, those of answers with A = 0 included; ρ = π/π_old
 Algorithm    (1) rollout: G answers to each of P prompts, log-probs kept
              (2) grade: programs and the judge decide each criterion; one reward per answer
                  (`Graders` in parts/grpo.py)
@@ -31,9 +32,11 @@ Run          python grpo_rubric.py
 Writes       a model folder, args.json, metrics.jsonl, samples.jsonl, rollouts.jsonl, checkpoint/,
              judge/ (its replies, and those that could not be read)
 Read with    parts/grpo.py (steps (2) to (4): `Graders`, `group_advantages`, `grpo_loss`, `update`)
+             and parts/rollouts.py (a rollout is a dict `b` of (N, T) tensors)
 To copy      `group_advantages` and `grpo_loss` of parts/grpo.py need torch, `kl_estimates` of
-             parts/sampling.py and `same_shape` of common.py. examples/grpo_minimal.py is the same
-             loss in 120 lines
+             parts/sampling.py and `same_shape` of common.py. A part of a step passes
+             its `normalizer`. examples/grpo_minimal.py has the same loss in 120 lines, and uses
+             each group twice
 Reference    Shao et al. 2024, arXiv 2402.03300, eq. 3 (GRPO); DAPO: 2503.14476; Dr. GRPO:
              2503.20783; rubrics as rewards: 2507.17746
 Axes         P prompts, G answers per prompt, N = P·G, T tokens
@@ -164,7 +167,7 @@ class Models:
     tokenizer: object
     ids: dict  # {task_id: the ids of its prompt}
     graders: grpo.Graders
-    sample: object  # draws answers: our sampler, or servers
+    sample: object  # draws answers, a `sampling.Rollout`: our sampler, or servers
 
 
 def total_reward(weights, grades):
@@ -180,7 +183,7 @@ def total_reward(weights, grades):
 def answer(args, models, rows, n, names, temperature, seed):
     """Steps (1) and (2): n answers to the prompt of each row, graded by names of rewards:
 
-    ids, attention_mask, mask, logps   (N, T); `grpo.update` adds the reference's log-probs
+    ids, attention_mask, mask, logps   (N, T)
     rows, texts, finished   lists of N: the row of each answer, its text, did it end by itself?
     grades                  {name: N `Grade`s}
     rewards                 (N,) `total_reward`
@@ -208,6 +211,7 @@ def evaluate(args, run, models, rows, name):
         metrics |= scored("val/gold", graders.gold_scores(rows, b["texts"]))
     write_answers(run, name, b)
     samples = [{"prompt": row.prompt, "answer": text} for row, text in zip(rows[:2], b["texts"])]
+    # of the test rows they are called "test/…"
     metrics = {key.replace("val/", f"{name}/"): x for key, x in metrics.items()}
     return metrics | graders.spent(), samples
 
@@ -217,7 +221,7 @@ def rollout_row(b):
     metrics = rollouts.answers_row(b)
     for name, group in b["grades"].items():
         scores = [grade.score for grade in group]
-        metrics[f"reward/{name}"] = scored("mean", scores)["mean"]
+        metrics[f"reward/{name}"] = scored("mean", scores)["mean"]  # None if all are lost
         metrics[f"reward/lost/{name}"] = scores.count(None)
         if name == "ruler":
             metrics["judge/order_disagreement"] = order_difference(group)
@@ -225,7 +229,10 @@ def rollout_row(b):
 
 
 def write_answers(run, split, b, advantages=None):
-    """Write each answer, with verdict and reason of every criterion, to rollouts.jsonl."""
+    """Write each answer, with verdict and reason of every criterion, to rollouts.jsonl.
+
+    advantages   a list of N, or None
+    """
     for i, row in enumerate(b["rows"]):
         line = {"step": run.step, "split": split, "task_id": row.task_id, "prompt": row.prompt,
                 "answer": b["texts"][i], "finished": b["finished"][i], "reward": b["rewards"][i],
@@ -250,7 +257,7 @@ def main(argv=None):
     p, g = min(args.groups_per_batch, len(train)), args.group_size
     per_epoch, encoded = len(train) / p, [ids[row.task_id] for row in train]
     optimizer = run.start({"policy": policy}, tokenizer, RATES, per_epoch, encoded)
-    print(f"step       {p} prompts × {g} answers = {p * g}, in {args.num_substeps} optimiser steps; "
+    print(f"step       {p} prompts × {g} answers = {p * g}, in {min(args.num_substeps, p)} optimiser steps; "
           f"validation by {graders.metric}")  # fmt: skip
     guard = rollouts.Guard(run, len(val))
     if run.step == 0:

@@ -1,10 +1,11 @@
 """ppo.py: prompts and a reward in, an aligned model out, by policy gradients on its own answers.
 
-Objective    maximise E[(score − mean)/deviation] − β·KL(π‖π_ref)
+Objective    maximise E[(score − mean)/deviation] − β·KL(π‖π_ref) − penalty·P(cut)
 Algorithm    (1) rollout: one answer to each prompt, its log-probs under policy and reference
              (2) score: the reward model, or a function, reads the whole answer
              (3) values: what the critic expects before each token
-             (4) rewards: −β·k1 at every token; the standardised score at the last one
+             (4) rewards: −β·k1 at every token; the standardised score at the last one, less
+                 --end-penalty if the answer was cut
              (5) advantages by GAE, whitened over the rollout
              (6) update: several passes of clipped policy and value loss over minibatches
              (7) KL coefficient: fixed, or steered to a target
@@ -22,8 +23,9 @@ Left out     1. rewards before the end of an answer, because preferences judge w
              4. an entropy bonus, which would push up every unlikely token
              5. early stopping by KL within an update: the clip and few passes do that
 Not as       VALUE_COEF is 0.1 of ½(V − R)², (the paper: 1 of (V − R)²): with --critic shared the
-the paper    trunk gets both gradients, and scores are noisy; a separate critic has its own clip and
-             AdamW, which undo the factor. The critic starts at the mean score, not at 0
+the paper    trunk gets both gradients, and scores are noisy; a separate critic is
+             clipped alone, and Adam divides its gradient by its size, which undoes the factor.
+             The critic starts at the mean score, not at 0
 Run          python ppo.py --reward-model runs/reward
              python ppo.py --prompts my.jsonl --reward-fn my.py:score --critic shared --lora-rank 16
              torchrun --nproc-per-node 8 ppo.py --fsdp --reward-model runs/reward
@@ -31,7 +33,8 @@ Writes       a model folder, args.json, metrics.jsonl, samples.jsonl, rollouts.j
 Read with    parts/rollouts.py (a rollout is a dict `b` of (B, T) tensors: `draw`, `teacher_forced`)
              and parts/reward_models.py (`Critic`, `RewardFunction`)
 To copy      the math needs torch, KL_GAIN, `kl_estimates` of parts/sampling.py and `same_shape` of
-             common.py. examples/ppo_minimal.py is PPO in 120 lines, without the end penalty
+             common.py. examples/ppo_minimal.py is PPO in 120 lines: a shared critic that
+             starts at 0, no minibatches, no end penalty
 Reference    Schulman et al. 2017, arXiv 1707.06347 (clip, eq. 7); GAE: 1506.02438, eq. 16; KL in
              the reward: Ziegler et al. 2019, 1909.08593, eq. 2; value clip, whitening: 2403.17031
 Axes         B answers of a rollout, n of one forward, T tokens (right padded), N actions, H hidden
@@ -258,6 +261,7 @@ class Models:
     def forward(self, mb, temperature):
         """(log-probs, entropies, values), each (n, T), of rows `mb`; a shared trunk passes once."""
         rows = [mb[key] for key in rollouts.ROWS]
+        # a shared critic's values are the third output of the policy itself
         values = () if self.critic is self.policy else self.critic(*rows)
         return *self.policy(*rows, temperature), *values
 
@@ -411,6 +415,7 @@ def main(argv=None):
         # (6) update: several passes of clipped policy and value loss over minibatches
         means, n = rollouts.UpdateMeans(), len(b["texts"])
         lengths = b["attention_mask"].sum(1).tolist()
+        # a fresh permutation in each pass, --batch-size answers per optimiser step
         for update in range(args.ppo_epochs * math.ceil(n / args.batch_size)):
             batch, _ = batch_indices(n, args.batch_size, seed, update + 1)
             actions, total = b["mask"][batch].sum().item(), 0.0  # of the whole optimiser step
@@ -435,10 +440,10 @@ def main(argv=None):
                 means.add(
                     mb, logps, policy_loss=policy_losses, value_loss=value_losses,
                     entropy=entropies, ratio=(logps - old_logps).exp() * mask,
-                    approx_kl=kl_estimates(old_logps, logps, mask)[1],
+                    approx_kl=kl_estimates(old_logps, logps, mask)[1],  # KL(π_old‖π): π_old drew
                     clip_frac=clipped, value_clip_frac=value_clipped,
                 )  # fmt: skip
-            # summed over the processes, clipped to norm 1
+            # summed over the processes; policy and critic are clipped to norm 1 each
             loss, grad_norm = run.clip(total, f"{batch.tolist()} of step {step}")
             lr = run.set_lr(step)  # warm-up, then --schedule
             optimizer.step()
@@ -447,7 +452,7 @@ def main(argv=None):
         if (step - 1) % ROLLOUTS_EVERY == 0:
             columns = zip(b["prompts"], b["texts"], b["scores"], kl.sum(1), b["finished"])
             keys = "prompt", "answer", "reward", "kl", "finished"
-            run.write("rollouts.jsonl", [dict(zip(keys, values)) for values in columns])
+            run.write("rollouts.jsonl", [dict(zip(keys, row)) for row in columns])
         # (7) KL coefficient: fixed, or steered to a target
         run.state["kl_coef"] = adapted_kl_coef(kl_coef, kl_ref, args.kl_target)
         # (8) now and then: score, gold and KL on validation prompts; the alarms of watch.py

@@ -224,7 +224,7 @@ def main(argv=None):
     # (7) does it prefer answers that nobody wants: chosen ones that are cut off, or loop?
     some = (pairs.held if len(pairs.held) else pairs.train)[:200]
     prompts, chosen = ([side[i] for i in some] for side in (pairs.prompts, pairs.chosen))
-    checked = contest.check_scorer(scorer, prompts, chosen, 0)
+    checked = contest.check_scorer(scorer, prompts, chosen)
     for sentence in contest.sentences(checked):
         print(sentence)
     held = args.eval_pairs or ["YOUR_PAIRS.jsonl"]

@@ -19,14 +19,13 @@ A judge   such as a reward model learns from whole answers. It may never have re
 import random
 
 import numpy as np
-import torch
 
 import common
 from parts import parallel
 from parts.answers import read_prompts, score_answers
 from parts.files import UserError, load_function, read_jsonl
 from parts.pairs import check_pair
-from parts.reward_models import reward_function
+from parts.reward_models import in_batches, reward_function
 from parts.sampling import sample
 from parts.texts import plain_text
 
@@ -105,37 +104,21 @@ def answer_all(args, names, rows, ids):
                 "response_ids": drawn.answer_ids, "finished": drawn.finished,
             })  # fmt: skip
             if args.temperature and shown == name:  # of a choice among answers the KL is not known
-                pad = common.pad_id(tokenizer)
-                frame["kl"] = measure_kl(policy, reference, drawn, pad, args.temperature)
+                frame["kl"] = measure_kl(policy, reference, drawn, args.temperature)
             frames.append(frame)
     answers = pd.concat(frames, ignore_index=True)
     columns = {key: [rows[p].get(key) for p in answers.p] for key in ("id", "task", "prompt")}
     return answers.assign(length=answers.response_ids.map(len), **columns)
 
 
-def measure_kl(policy, reference, drawn, pad, temperature):
+def measure_kl(policy, reference, drawn, temperature):
     """(N,) KL of each answer of a `Rollout`: the sum over its tokens of log π − log π_ref."""
 
     def kl(*batch):
         logps, ref_logps = (model(*batch, temperature)[0] for model in (policy, reference))
         return (logps - ref_logps).double().sum(1)
 
-    return in_batches(kl, [*zip(drawn.prompt_ids, drawn.answer_ids)], pad, policy.model.device)
-
-
-@torch.no_grad()
-def in_batches(forward, rows, pad, device, budget=None):
-    """(N, …) float64: forward(ids, attention_mask, answer_mask) of N rows (prompt ids, answer ids).
-
-    budget   padded tokens of a forward; by default what suits the device
-    """
-    budget = budget or (1024 if device.type == "cpu" else 8192)
-    parts = common.micro_batches(range(len(rows)), [len(p) + len(a) for p, a in rows], budget)
-    found = {}
-    for part in parallel.progress(parts, "reading", delay=3):
-        batch = common.pad_rows(*zip(*(rows[i] for i in part)), device)  # (B, T) each
-        found |= zip(part, forward(*batch).double().cpu().numpy())
-    return np.array([found[i] for i in range(len(rows))])
+    return in_batches(kl, [*zip(drawn.prompt_ids, drawn.answer_ids)], policy.model.device)
 
 
 # ---- scores ----
@@ -261,14 +244,14 @@ def spoil(answer):
     return [*half, end], [*loop[: len(body)], end]
 
 
-def check_scorer(scorer, prompts, answers, pad):
+def check_scorer(scorer, prompts, answers):
     """Rows of `check_judge`, of good answers and their `spoil`ed copies.
 
-    scorer    `Scorer` of parts/reward_models.py;  prompts, answers  lists of ids;  pad  an id
+    scorer    `Scorer` of parts/reward_models.py;  prompts, answers  lists of ids
     """
     long = [(prompt, answer) for prompt, answer in zip(prompts, answers) if len(answer) >= 16]
     copies = [(prompt, copy) for prompt, x in long for copy in ([*x], *spoil(x))]
-    scores = in_batches(scorer, copies, pad, scorer.model.device, 2048)
+    scores = in_batches(scorer, copies, scorer.model.device, 2048)
     which = np.arange(len(long)).repeat(3)
     rows = check_judge(scores, which, [x for _, x in copies], [True, False, True] * len(long))
     return rows[:2]  # copies say nothing of length
@@ -278,8 +261,8 @@ def sentences(rows):
     """Whether the judge can be trusted, by which scores, and what to do if not."""
     known = [row for row in rows if row["other"] == "whole" and row["wrong"] is not None]
     said = [
-        f"The judge scores {row['kind']} answers {row['mean']:.2f} on average, whole ones "
-        f"{row['mean_other']:.2f}."
+        f"The judge scores {row['kind']} answers {row['mean']:z.2f} on average, whole ones "
+        f"{row['mean_other']:z.2f}."
         for row in known
     ]
     if wrong := " and ".join(row["kind"] for row in known if row["wrong"]):

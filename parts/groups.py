@@ -7,13 +7,17 @@ Ratio        of a group's rate to the reference's. In each role k of n people of
                                                                            [Mantel & Haenszel 1959]
 Test         z(R) = Σ (k·m − R·l·n)/N / √V(R): is the ratio R? The interval holds each R that this
              test leaves, so p < .05 and an interval without 1 are one condition. z(1) is the χ² test
-             of one table, and Mantel-Haenszel's of several                [Miettinen & Nurminen 1985]
-Exact        where a cell expects fewer than 5 [Mantel & Fleiss 1980] p is Fisher's, of several roles
-             that of their sum, and the ratio has no interval
+             of one table, and Mantel-Haenszel's of several     [Miettinen & Nurminen 1985; of one table
+             without their N/(N − 1)]
+Exact        where Σ k is expected less than 5 above its least or below its most possible value [Mantel
+             & Fleiss 1980; of one table: a cell expects fewer than 5] p is Fisher's, of several
+             roles that of their sum, and the ratio has no interval
 Needed       people who would find a ratio of 4/5 in 4 of 5 audits: E is Σ (l·n − k·m)/N at rates q and
              4/5·q that select as many, √V(1) its deviation; .05 is shared by the groups tested (Holm)
-People       with several rows are clusters: V is multiplied, and exact tables are divided, by the
-             design effect, the variance clustered by person over that of rows      [Rao & Scott 1992]
+People       with several rows are clusters: V is multiplied by the design effect, the variance
+             clustered by person over that of rows, at least 1              [Rao & Scott 1992]; the
+             deviations of an exact p are divided by its root. Quantiles are of t, with the people
+             of the smaller group less one
 """
 
 import numpy as np
@@ -36,14 +40,14 @@ from parts.stats import (
 )
 
 FEWEST_PEOPLE = 5  # of a group, below which nothing is tested
-SMALL = 0.02  # of all people: the rules let an auditor pass over a smaller category
+SMALL = 0.02  # of all rows: the rules let an auditor pass over a smaller category
 ENOUGH = (
-    "in all, in the same mix of groups, counting those you have, would show a ratio of 0.80 in "
-    "4 of 5 audits"
+    "of these two groups, in the same mix, counting those you have, would show a ratio of 0.80 "
+    "in 4 of 5 audits"
 )
 SAID = {  # of the verdicts
     FOUND: "a difference was found", NONE: "no difference was found",
-    OPEN: "these are too few people to tell",
+    OPEN: "these are too few people to tell, which clears nobody",
 }  # fmt: skip
 FOUR_FIFTHS = 0.8  # "none larger": the interval of the ratio lies between 4/5 and 5/4
 
@@ -121,8 +125,8 @@ def contrast(frame, group, reference, n_tests):
     least, most = np.maximum(0, selected - m).sum(), np.minimum(n, selected).sum()
     expected = (n * selected / N).sum()
     if min(expected - least, most - expected) < 5 * root**2:
-        row["p"] = exact_p(*np.rint(table / root**2).astype(int))
-        row["deviations"] = norm.isf(row["p"] / 2)
+        row["deviations"] = norm.isf(exact_p(*table.astype(int)) / 2) / root
+        row["p"] = 2 * t.sf(row["deviations"], freedom)
     else:
         row["deviations"], row["p"], ends = score(table, root, freedom)
         row["ratio"] |= ends
@@ -194,43 +198,28 @@ def metrics(rates):
 
 
 def sentence(row, did, source, within=False):
-    """Both rates and the verdict in plain words. row: of `compare`; did: what happened to the share;
-    source: of what; within: were roles compared?
+    """Both rates, the verdict and what follows, in plain words. row: of `compare`; did: what happened
+    to the share; source: of what; within: were roles compared?
 
-    >>> row = {"group": "B", "reference": "A", "rate": {"value": .17}, "against": .52}
-    >>> sentence(row | {"verdict": FOUND}, "were hired", "race")
-    'Of B 17.0 % were hired, of A 52.0 % (race): a difference was found.'
-    """
-    start, join = ("Over all roles, of", "; within each role ") if within else ("Of", ": ")
+    >>> row = {"group": "B", "reference": "A", "rate": {"value": 0.17}, "against": 0.52}
+    >>> row |= {"verdict": FOUND, "shortfall": 24.6, "of_highest": 0.9}
+    >>> sentence(row, "were hired", "race")
+    'Of B 17.0 % were hired, of A 52.0 % (race): a difference was found: about 25 fewer of B than at the rate of both together.'
+    """  # noqa: E501
+    group, verdict = row["group"], row["verdict"]
     rates = [show(rate, ".1%") for rate in (row["rate"]["value"], row["against"])]
-    verdict = SAID.get(row["verdict"], row["verdict"])
-    both = f"{row['group']} {rates[0]} {did}, of {row['reference']} {rates[1]}"
-    return f"{start} {both} ({source}){join}{verdict}."
-
-
-def say(row, source):
-    """The numbers behind a `sentence`: ratio and p, and what follows."""
-    text = f"{row['group']} against {row['reference']} ({source}): "
-    if row["p"] is None:
-        text += f"{row['verdict']}."
-    else:
-        ratio = f"ratio {show(row['ratio'], '.2f')}"
-        if row["ratio"]["value"] is None:
-            ratio = f"no ratio: nobody of {row['reference']} was selected"
-        p = f"p {show(row['p'], 'p')} (adjusted {show(row['p_holm'], 'p')})"
-        text += f"{ratio}, {p}, {row['deviations']:.1f} standard deviations."
-    if row["verdict"] == FOUND:
-        lacks = f"{abs(row['shortfall']):,.0f} {'fewer' if row['shortfall'] > 0 else 'more'}"
-        text += f" Unlikely by chance: {lacks} of {row['group']} than if both groups had been "
-        text += "selected at their common rate."
-        text += " Below four fifths of the highest rate." * (row["of_highest"] < FOUR_FIFTHS)
-    if row["verdict"] == NONE:
+    source += ", over all roles" * within
+    text = f"Of {group} {rates[0]} {did}, of {row['reference']} {rates[1]} ({source}): "
+    text += "compared within roles, " * within + SAID.get(verdict, verdict)
+    if verdict == FOUND:
+        side = "fewer" if row["shortfall"] > 0 else "more"
+        text += f": about {abs(row['shortfall']):,.0f} {side} of {group} than at the rate of both together"
+        text += "; below four fifths of the highest rate of any group" * (
+            row["of_highest"] < FOUR_FIFTHS
+        )
+    elif verdict == NONE:
         largest = min(row["ratio"]["low"], 1 / row["ratio"]["high"])
-        text += f" No difference larger than a ratio of {largest:.2f}."
-    if row["verdict"] == OPEN:
-        people = f" {row['needed']:,} people {ENOUGH}." if row["needed"] else ""
-        text += f" This clears nobody.{people}"
-    if row["compared"] < row["of"]:
-        rows = f"{row['compared']:,} of {row['of']:,} rows"
-        text += f" {rows} are in roles that hold both groups; the rest are not compared."
-    return text
+        text += f", and none larger than a ratio of {largest:.2f} is likely"
+    elif row.get("needed"):
+        text += f"; {row['needed']:,} people {ENOUGH}"
+    return f"{text}."

@@ -50,7 +50,7 @@ def group_advantages(rewards_PG, scale="center"):
     if scale == "std":
         variances = (centred**2).nansum(1, keepdim=True) / (n - 1)  # (P, 1)
         centred = centred / (variances.sqrt() + 1e-4)
-    centred = torch.where(largest > 1e-6, centred, 0 * centred)
+    centred = torch.where(largest > 1e-6, centred, 0 * centred)  # NaN stays
     return torch.where(n > 1, centred, torch.nan)
 
 
@@ -58,7 +58,7 @@ def grpo_loss(
     logps, old_logps, advantages, mask, ref_logps=None,
     clip_low=0.2, clip_high=0.28, beta=0.0, normalizer=None, weights=None,
 ):  # fmt: skip
-    """L = Σ max(−A·ρ, −A·clip(ρ, 1−ε_low, 1+ε_high)) + β·ρ·k3, over tokens, ÷ normalizer
+    """L = Σ w·(max(−A·ρ, −A·clip(ρ, 1−ε_low, 1+ε_high)) + β·ρ·k3), over tokens, ÷ normalizer
 
     [GRPO eq. 3, there with β·k3; ε_high above ε_low: DAPO eq. 8, whose mean is over the tokens of
     a group, here of the step]
@@ -69,7 +69,7 @@ def grpo_loss(
     advantages                          (N,), no NaN: leave such rows out
     normalizer   the tokens of the whole optimiser step, of which these rows may be a part, answers
                  of advantage 0 included; by default those of mask
-    weights      (N, T) factors of the tokens, without gradient: `is_weights`
+    weights      (N, T) factors w of the tokens, without gradient: `is_weights`; else 1
     returns      the loss, and {name: (N, T)} for the log, 0 outside the mask
 
     By hand: ρ = e^½ = 1.6487 with A = 1 is clipped at 1.28.
@@ -135,13 +135,14 @@ def update(args, run, policy, reference, optimizer, b, groups, advantages, names
     Without a KL term a row of advantage 0 has no gradient: it counts in the normaliser, but needs no
     forward; and a step of such rows is left out, for AdamW would move the weights by its moments
     alone. With one substep the old log-probs are the policy's own, which leaves out the rounding of
-    the sampler; with several they are the rollout's.
+    the sampler: ρ is exactly 1; with several they are the rollout's. What is logged per token is of
+    the rows that needed a forward.
     """
     lengths, valid = b["attention_mask"].sum(1).tolist(), ~advantages.isnan()  # (N,)
     learns = valid & ((advantages != 0) | (args.beta > 0))  # (N,) rows that have a gradient
     means, forwarded = rollouts.UpdateMeans(), 0
     if args.num_substeps > 1:
-        rollouts.rescore(run, policy, b)
+        rollouts.rescore(run, policy, b)  # may replace b["logps"]
     order = np.random.default_rng([args.seed, run.step]).permutation(np.unique(groups))
     for substep in np.array_split(order, args.num_substeps):
         rows = valid & torch.from_numpy(np.isin(groups, substep))  # (N,)
@@ -172,7 +173,7 @@ def update(args, run, policy, reference, optimizer, b, groups, advantages, names
             (run.loss_scale * loss).backward()  # the scale is 1 but in fp16
             total += loss.item()
             means.add(mb, logps, entropy=entropies, **columns)
-        # summed over the processes, clipped to norm 1
+        # summed over the processes; the gradient is clipped to norm 1
         loss, grad_norm = run.clip(total, [names[i] for i in active[:4]])
         lr = run.set_lr(run.step)  # warm-up, then --schedule
         optimizer.step()

@@ -1,6 +1,7 @@
 """parts/report.py: what a command found, said once: in the terminal, report.html and report.json.
 
-Order      title; the answer; the reason in one picture; tables; limits; appendix (page alone)
+Order      title; the answer; texts side by side (page alone); the reason in one picture; tables;
+           limits; appendix (page alone)
 Numbers    a table is given its rows unrounded: report.json keeps them so, terminal and page show
            them by the format of their column
 Colours    one per name (a model, a group) throughout a report; charts are SVG of matplotlib whose
@@ -114,15 +115,15 @@ class Report:
         if null is not None:
             axes.axvline(null, color=SOFT, linewidth=1, linestyle="--")
 
-    def table(self, caption, rows, columns, note="", appendix=False):
+    def table(self, caption, rows, columns, note="", side_by_side=False):
         """rows: dicts with unrounded values;  columns: their keys, "model, wins, p_holm".
 
-        COLUMNS has the header of a key and the format of its numbers and estimates. `appendix`: below
-        the limits, and on the page alone.
+        COLUMNS has the header of a key and the format of its numbers and estimates. `side_by_side`:
+        of texts, on the page alone, before all numbers; the first column is what they answer.
         """
         columns = {key: COLUMNS.get(key, [key, ""]) for key in columns.split(", ")}
         table = {"caption": caption, "rows": rows, "columns": columns, "note": note}
-        self.tables.append(table | {"appendix": appendix})
+        self.tables.append(table | {"side_by_side": side_by_side})
 
     def write(self, **numbers):
         """Prints the report and writes report.html and report.json with `numbers` beside the rows

@@ -13,6 +13,7 @@ Both critics are called like a `Policy`, and the values are the last thing that 
 import math
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import nn
 
@@ -106,6 +107,21 @@ def reward_function(folder, device, dtype, micro_tokens=2048, raw=False, flag="-
     return RewardFunction(scorer, tokenizer, max_length, chat, micro_tokens, mean, std)
 
 
+@torch.no_grad()
+def in_batches(forward, rows, device, budget=None):
+    """(N, …) float64: forward(ids, attention_mask, answer_mask) of N rows (prompt ids, answer ids).
+
+    budget   padded tokens of a forward; by default what suits the device
+    """
+    budget = budget or (1024 if device.type == "cpu" else 8192)
+    parts = micro_batches(range(len(rows)), [len(p) + len(a) for p, a in rows], budget)
+    found = {}
+    for part in progress(parts, "reading", delay=3):
+        batch = pad_rows(*zip(*(rows[i] for i in part)), device)  # (B, T) each
+        found |= zip(part, forward(*batch).double().cpu().numpy())
+    return np.array([found[i] for i in range(len(rows))])
+
+
 @dataclass
 class RewardFunction:
     """(prompts, answers, rows=None) → a list of scores, the signature of --gold. None for an answer
@@ -125,20 +141,15 @@ class RewardFunction:
     std: float
     told: bool = False
 
-    @torch.no_grad()
     def __call__(self, prompts, answers, rows=None):
         read, ends = self.encode(prompts, answers, self.max_length), end_ids(self.tokenizer)
-        scores, lengths = torch.zeros(len(read)), [len(p) + len(a) for p, a in read]
-        parts = micro_batches(range(len(read)), lengths, self.micro_tokens)
-        for part in progress(parts, "scoring", delay=3):
-            rows = pad_rows(*zip(*(read[i] for i in part)), self.scorer.model.device)
-            scores[part] = self.scorer(*rows).cpu()
-        cut = sum(n >= (self.max_length or math.inf) for n in lengths)
+        scores = in_batches(self.scorer, read, self.scorer.model.device, self.micro_tokens)
+        cut = sum(len(p) + len(a) >= (self.max_length or math.inf) for p, a in read)
         if cut and not self.told:
             self.told = True
             say(f"reward     the model reads {self.max_length} tokens; {cut} of {len(read)} rows are cut "
                 "to it, or just as long, and an answer that loses its end has no score")  # fmt: skip
-        scores = ((scores.double() - self.mean) / self.std).tolist()
+        scores = ((scores - self.mean) / self.std).tolist()
         # an answer that was not cut ends in an end id
         return [x if answer[-1] in ends else None for x, (_, answer) in zip(scores, read)]
 

@@ -8,7 +8,7 @@ Shares         counts of independent rows: Wilson's interval. Means of 0, ½ and
                Wilson's interval at the sample size that their clustered error is worth.
 Estimate       a dict {"value", "se", "low", "high", "p", "n", "clusters"}. low and high are the ends
                of the 95 % interval. p is two-sided, and below .05 exactly where the interval leaves
-               out the value of no effect. All four are None where there is only one cluster. A row
+               out the value of no effect. se, low, high and p are None where there is only one cluster. A row
                of `share` has value, low, high and n alone.
 Left out       bootstrap, Bayes, one-sided tests; 2 × 2 tables are compared in parts/groups.py
 References     Cameron, Gelbach & Miller 2011 (two kinds of cluster); Wilson 1927; Korn & Graubard
@@ -58,7 +58,7 @@ def regress(y, x=None, clusters=None, within=None):
     if np.min(codes) < 0:
         raise ValueError("clusters: a label is missing")
     n_clusters = int(np.max(codes, 1).min()) + 1
-    rounding = abs(y).max() * 1e-12 + 1e-300  # a standard error below it is none
+    rounding = abs(y).max() * 1e-12 + 1e-300  # a standard error below it is rounding
     if within is not None:
         means = pd.DataFrame(np.c_[y, x]).groupby(np.asarray(within)).transform("mean").to_numpy()
         y, x = y - means[:, 0], x - means[:, 1:]
@@ -112,7 +112,8 @@ def mean_share(values, clusters=None, null=0.5):
     """The estimate of a mean of numbers from 0 to 1, such as wins; p is against `null`.
 
     se is the clustered error; the rows are worth m = value·(1 − value)/se² independent ones (m =
-    clusters where all are alike), made smaller by (1.96/t)² for few clusters. Wilson's interval of m
+    clusters where all are alike), made smaller by (1.96/t)² for few clusters. m may exceed the number
+    of rows, for a row may be a mean of several answers, which vary less than wins and losses. Wilson's interval of m
     holds every null with |value − null| ≤ 1.96·√(null·(1 − null)/m), and p is that test's.
 
     >>> row = mean_share([1.0, 0.0] * 50 + [1.0] * 10)  # 60 of 110 independent rows
@@ -155,8 +156,8 @@ def equal_length(wins, lengths, clusters):
 
 
 def holm(rows):
-    """Adds "p_holm" to the rows with a p: the chance that any of them is found by chance alone stays
-    below .05.
+    """Adds "p_holm" to the rows with a p: the chance that any of them has a p_holm below .05 by chance
+    alone stays below .05.
 
     >>> print(*(round(row["p_holm"], 3) for row in holm([{"p": .01}, {"p": .04}, {"p": .03}])))
     0.03 0.06 0.06
@@ -172,7 +173,9 @@ def holm(rows):
 def verdict(row, least, most):
     """One of FOUND, NONE, OPEN, UNMEASURED of an estimate.
 
-    FOUND  p, adjusted where `holm` adjusted it, is below .05. That is the only condition.
+    UNMEASURED  without a p, or from fewer than FEWEST_CLUSTERS clusters where a row counts them;
+           people are counted in parts/groups.py
+    FOUND  else, p, adjusted where `holm` adjusted it, is below .05. That is the only condition.
     NONE   else, the 95 % interval lies between least and most: no effect beyond its ends
     OPEN   else. It clears nobody.
     """

@@ -150,7 +150,7 @@ def decision_logps(policy, tokenizer, texts, words, name):
     """(R, N, W) log-probs of each word's first token behind the résumé's prefix, without sampling:
     one forward per twin.  texts  of `readings`"""
     import common
-    from parts.contest import in_batches
+    from parts.reward_models import in_batches
 
     logps, most = [], common.max_positions(policy.model.config)
     for row, twins in timed(texts, name):
@@ -165,7 +165,7 @@ def decision_logps(policy, tokenizer, texts, words, name):
         longest = max(len(prompt) for prompt, _ in ids)
         if longest > most:
             raise UserError(f"{name}: a résumé has {longest} tokens, the model reads {most}")
-        logps.append(in_batches(forward, ids, common.pad_id(tokenizer), policy.model.device))
+        logps.append(in_batches(forward, ids, policy.model.device))
     return np.array(logps)
 
 

@@ -66,17 +66,13 @@ TWO = table("race,hired\n", ("White", 40, 80), ("Black", 12, 40))
 
 def test_the_answer_comes_first_and_says_what_was_counted(audited):
     report, printed = audited(TWO, HIRED)
-    first, counted, said = report["answer"][:3]
-    rates = "Of Black 30.0 % were selected, of White 50.0 % (selected, race)"
-    assert first == f"{rates}: a difference was found." and first[:19] in printed.splitlines()[1]
+    first, counted, *_, last = report["answer"]
+    rates = "Of Black 30.0 % were selected, of White 50.0 % (Selected, race)"
+    assert f"{rates}: a difference was found: about 5 fewer of Black than" in first
+    assert first[:19] in printed.splitlines()[1] and "ask counsel" in last
     assert "no --id" in counted and "hired is 1" in counted
-    for fact in (
-        "2.1 standard",
-        "0.60 [0.35, 0.97]",
-        "p 0.037 (adjusted 0.037)",
-        "5 fewer of Black",
-    ):
-        assert fact in said
+    for number in ("0.60 [0.35, 0.97]", " 0.037 ", " 2.1 "):
+        assert printed.count(number) == 1
     held = report["tables"]["What the columns hold"]
     assert {"column": "hired", "value": "1", "rows": 52} in held
 
@@ -102,9 +98,7 @@ def test_roles_are_compared_within(audited):
     report, _ = audited(text, flags)
     row = report["tables"]["Selected, sex"][1]
     assert row["verdict"] == "not measured: fewer than 5 people in the same roles"
-    first, _, said = report["answer"][:3]
-    assert "not measured" in first
-    assert "0 of 120 rows are in roles that hold both groups" in said
+    assert "compared within roles, not measured" in report["answer"][0] and row["compared"] == 0
 
 
 def test_rates_over_all_roles_are_told_from_ratios_within(audited):
@@ -112,10 +106,12 @@ def test_rates_over_all_roles_are_told_from_ratios_within(audited):
     cells = [("x,W", 135, 150), ("y,W", 20, 100), ("x,B", 18, 20), ("y,B", 30, 150),
              ("z,B", 10, 100), ("w,W", 10, 30)]  # fmt: skip
     report, printed = audited(table("role,race,hired\n", *cells), HIRED + "--within role")
-    first, _, said = report["answer"][:3]
-    assert first.startswith("Over all roles, of B 21.5 % were selected, of W 58.9 %")
-    assert "; within each role these are too few" in first and "ratio 1.00 [" in said
-    assert "420 of 550 rows are in roles that hold both groups" in said
+    said = (
+        "Of B 21.5 % were selected, of W 58.9 % (Selected, race, over all roles): compared within "
+    )
+    assert said + "roles, these are too few" in report["answer"][0]
+    row = report["tables"]["Selected, race"][1]
+    assert row["ratio"]["value"] == pytest.approx(1) and row["compared"] == 420
     assert "Each ratio is to the reference, within roles." in printed
 
 
@@ -196,10 +192,9 @@ def test_a_ratio_that_is_not_known_is_not_said(audited):
     and "ratio –", "– people would show a ratio" below it."""
     report, printed = audited(table("race,hired\n", ("White", 0, 80), ("Black", 12, 40)), HIRED)
     assert "Of Black 30.0 % were selected, of White 0.0 %" in report["answer"][0]
-    assert "no ratio" in report["answer"][2] and "– times" not in printed
     few = table("race,hired\n", ("White", 0, 20), ("Black", 2, 20))
-    said = audited(few, HIRED + "--reference White")[0]["answer"][2]
-    assert "no ratio: nobody of White" in said and "clears nobody" in said and "–" not in said
+    said = audited(few, HIRED + "--reference White")[0]["answer"][0]
+    assert "clears nobody" in said and "–" not in report["answer"][0] + said
 
 
 def test_rows_below_the_table_can_be_dropped(audited):

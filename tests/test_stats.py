@@ -237,6 +237,15 @@ def test_verdicts_of_tables(one, two, verdict):
     assert pair(("B", *one), ("W", *two))["verdict"] == verdict
 
 
+def test_equal_groups_of_people_with_many_rows_do_not_differ():
+    """Exact tables were divided by the design effect and rounded: the role of one row each became
+    empty, its chance no number, and two equal groups a difference with p < .001."""
+    rows = [(g, r, f"{g}{n}", int(n < 2)) for g in "AB" for n in range(6) for r in "123"]
+    rows += [(g, "4", f"{g}5", 0) for g in "AB"]
+    _, row = compare(pd.DataFrame(rows, columns=["group", "role", "person", "hit"]), "A")
+    assert row["verdict"] == OPEN and row["p"] == pytest.approx(1)
+
+
 def test_rows_in_roles_of_one_group_are_counted():
     """130 of 550 rows are in roles of one group alone, and in no comparison."""
     cells = [("a", 100, 200, "x"), ("b", 100, 220, "x"), ("a", 40, 100, "y"), ("b", 20, 30, "z")]
