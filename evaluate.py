@@ -26,11 +26,15 @@ from pathlib import Path
 
 import numpy as np
 import pandas as pd
+from statsmodels.genmod.families import Binomial
+from statsmodels.genmod.generalized_linear_model import GLM
 
-from parts import curves, files, report, stats
+from parts import contest, curves, files, report, stats
 from parts.contest import KINDS, check_judge, check_scorer, sentences
 from parts.files import UserError, number
+from parts.parallel import pick
 from parts.report import show
+from parts.reward_models import reward_function
 from parts.stats import FEWEST_CLUSTERS, FOUND, NONE, OPEN, UNMEASURED
 from parts.texts import plain_text
 
@@ -65,8 +69,29 @@ def preference(a, b, wins, lengths, prompts):
         a, b, wins, lengths, rates = b, a, 1 - wins, -lengths, 1 - rates
     row = {"a": a, "b": b, "wins": stats.mean_share(rates), "equal_length": None}
     if len(rates) >= FEWEST_CLUSTERS and lengths.std() and wins.std():
-        row["equal_length"] = stats.equal_length(wins, lengths, prompts)
+        row["equal_length"] = equal_length(wins, lengths, prompts)
     return row | {"p": row["wins"]["p"]}
+
+
+def equal_length(wins, lengths, clusters):
+    """The win rate of A over B if both answered at equal length: {"value", "low", "high"}.
+
+    wins     (n,) 1 A won, ½ tie, 0 B won;  lengths  (n,) of A's answer − of B's, in tokens
+    It is σ(θ) of logit P(A wins) = θ + φ·tanh(Δ/sd(Δ)), clustered by prompt [Dubois et al. 2024].
+    None where one model is longer in more than 95 % of rows: equal lengths were then not seen; and
+    where length alone tells wins from losses: φ is then infinite [Albert & Anderson 1984].
+    The lengths must differ, and so must the wins.
+    """
+    wins, lengths = np.asarray(wins, float), np.asarray(lengths, float)
+    won, lost = lengths[wins > 0], lengths[wins < 1]  # ties are both
+    is_separated = won.min() >= lost.max() or lost.min() >= won.max()
+    if is_separated or min((lengths >= 0).mean(), (lengths <= 0).mean()) < 0.05:
+        return None
+    x = np.c_[np.ones(len(lengths)), np.tanh(lengths / lengths.std())]
+    codes, labels = pd.factorize(clusters)
+    fit = GLM(wins, x, family=Binomial()).fit(cov_type="cluster", cov_kwds={"groups": codes})
+    theta = stats.estimate(fit.params[0], fit.bse[0], len(x), len(labels))
+    return {end: 1 / (1 + np.exp(-theta[end])) for end in ("value", "low", "high")}
 
 
 def judged(rows):
@@ -137,8 +162,6 @@ def parse_args(argv=None):
 
 def compare(args):
     """which model is better, by how much, at what KL"""
-    from parts import contest
-
     # (1) prompts, and what scores the answers
     args.gold = args.gold or ("none" if args.prompts else "data/recruiter.py:reward")
     args.prompts = args.prompts or "data/prompts.jsonl"
@@ -282,10 +305,6 @@ def to_see_more(wins):
 
 def reward(args):
     """how good a reward model is on held-out pairs, beside the rule 'the longer answer wins'"""
-    from parts import contest
-    from parts.parallel import pick
-    from parts.reward_models import reward_function
-
     page = report.Report("Is the reward model right?", args, [args.pairs], private=True)
     function = reward_function(args.reward_model, *pick(args.device, "auto"))
     pairs = contest.judge_pairs(args.pairs, function)

@@ -3,23 +3,22 @@
 Estimator      one of means and differences: least squares with clustered errors. Rows that
                share a prompt, a name, a résumé or a person belong to one cluster, and only clusters
                are independent of each other. A mean is the regression on a constant, a difference
-               the regression on an indicator. `share` and `equal_length` stand beside it.
+               the regression on an indicator. `share` stands beside it, `equal_length` in
+               evaluate.py.
 Shares         counts of independent rows: Wilson's interval. Means of 0, ½ and 1 over clusters:
                Wilson's interval at the sample size that their clustered error is worth.
 Estimate       a dict {"value", "se", "low", "high", "p", "n", "clusters"}. low and high are the ends
                of the 95 % interval. p is two-sided, and below .05 exactly where the interval leaves
-               out the value of no effect. se, low, high and p are None where there is only one cluster. A row
-               of `share` has value, low, high and n alone.
+               out the value of no effect. se, low, high and p are None where there is only one
+               cluster. A row of `share` has value, low, high and n alone.
 Left out       bootstrap, Bayes, one-sided tests; 2 × 2 tables are compared in parts/groups.py
 References     Cameron, Gelbach & Miller 2011 (two kinds of cluster); Wilson 1927; Korn & Graubard
-               1998 (shares in clusters); Holm 1979; Dubois et al. 2024, arXiv 2404.04475 (length)
+               1998 (shares in clusters); Holm 1979
 """
 
 import numpy as np
 import pandas as pd
 from scipy.stats import norm, t
-from statsmodels.genmod.families import Binomial
-from statsmodels.genmod.generalized_linear_model import GLM
 from statsmodels.stats.multitest import multipletests
 from statsmodels.stats.proportion import proportion_confint
 
@@ -129,27 +128,6 @@ def mean_share(values, clusters=None, null=0.5):
     low, high = proportion_confint(value * worth, worth, LEVEL, "wilson")
     z = (value - null) / np.sqrt(null * (1 - null) / worth)
     return row | {"low": low, "high": high, "p": 2 * norm.sf(abs(z))}
-
-
-def equal_length(wins, lengths, clusters):
-    """The win rate of A over B if both answered at equal length: {"value", "low", "high"}.
-
-    wins     (n,) 1 A won, ½ tie, 0 B won;  lengths  (n,) of A's answer − of B's, in tokens
-    It is σ(θ) of logit P(A wins) = θ + φ·tanh(Δ/sd(Δ)), clustered by prompt [Dubois et al. 2024].
-    None where one model is longer in more than 95 % of rows: equal lengths were then not seen; and
-    where length alone tells wins from losses: φ is then infinite [Albert & Anderson 1984].
-    The lengths must differ, and so must the wins.
-    """
-    wins, lengths = np.asarray(wins, float), np.asarray(lengths, float)
-    won, lost = lengths[wins > 0], lengths[wins < 1]  # ties are both
-    is_separated = won.min() >= lost.max() or lost.min() >= won.max()
-    if is_separated or min((lengths >= 0).mean(), (lengths <= 0).mean()) < 0.05:
-        return None
-    x = np.c_[np.ones(len(lengths)), np.tanh(lengths / lengths.std())]
-    codes, labels = pd.factorize(clusters)
-    fit = GLM(wins, x, family=Binomial()).fit(cov_type="cluster", cov_kwds={"groups": codes})
-    theta = estimate(fit.params[0], fit.bse[0], len(x), len(labels))
-    return {end: 1 / (1 + np.exp(-theta[end])) for end in ("value", "low", "high")}
 
 
 # ---- verdicts ----

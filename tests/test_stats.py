@@ -15,11 +15,11 @@ from statsmodels.stats.proportion import test_proportions_2indep as proportions_
 from statsmodels.stats.sandwich_covariance import cov_cluster_2groups
 
 from case_rows import each
+from evaluate import equal_length
 from parts.groups import compare, exact_p, score
 from parts.stats import (
     FOUND,
     OPEN,
-    equal_length,
     holm,
     mean,
     mean_share,
