@@ -2,7 +2,6 @@
 
 import json
 import math
-from functools import partial
 from types import SimpleNamespace
 
 import numpy as np
@@ -15,11 +14,9 @@ from parts import grpo, rollouts, runs
 from parts.files import UserError
 from parts.sampling import sample
 from tiny import (
-    close,
     error_of,
     log_of,
     policy_of,
-    t,
     tiny_model,
     user,
     words,
@@ -31,49 +28,6 @@ pytestmark = pytest.mark.usefixtures("quiet_process")
 
 
 # ---- the math ----
-
-
-@pytest.mark.parametrize(
-    "scale, first, second",
-    [
-        ("center", 0.5, [1.0, -1.0, 0.0, NAN]),
-        # deviations: √(4 · .25 / 3) = .57735 and, of the three that have a reward, 1
-        ("std", 0.5 / (0.5773502692 + 1e-4), [0.9999000100, -0.9999000100, 0.0, NAN]),
-    ],
-)
-def test_group_advantages_by_hand(scale, first, second):
-    """Of equal rewards 0; with nothing to compare none, which is not 0. A constant changes nothing."""
-    exactly = partial(torch.testing.assert_close, rtol=0, atol=1e-9, equal_nan=True)
-    rewards = t([1, 0, 0, 1], [3, 1, 2, NAN])
-    for shift in (0, 5, -5):
-        found = grpo.group_advantages(rewards + shift, scale)
-        exactly(found, t([first, -first, -first, first], second))
-    silent = t([0.3, 0.3, 0.3 + 1e-9], [0.3, NAN, 0.3], [NAN, 5, NAN], [NAN, NAN, NAN])
-    expected = t([0, 0, 0], [0, NAN, 0], *[[NAN] * 3] * 2)
-    exactly(grpo.group_advantages(silent, scale), expected)
-
-
-def test_the_kl_term():
-    """ρ·k3 with k3 = e^d − 1 − d, d = log π_ref − log π; its gradient at ρ = 1 is −d·∇log π, that
-    of KL(π‖π_ref): the factor ρ is what makes it so."""
-    logps = t([-1.0, -2.0]).requires_grad_()
-    ref, mask = logps.detach() + t([0.5, -0.25]), torch.ones(1, 2, dtype=torch.bool)
-    given = logps, logps.detach(), t(0), mask, ref
-    loss, columns = grpo.grpo_loss(*given, beta=0.1)
-    loss.backward()
-    k3 = t(math.exp(0.5) - 1.5, math.exp(-0.25) - 0.75)
-    assert close(columns["kl/k3"][0], k3) and close(columns["kl/token"][0], [-0.5, 0.25])
-    assert close(loss.detach(), 0.1 * k3.mean())
-    assert close(logps.grad[0], [0.1 * -0.5 / 2, 0.1 * 0.25 / 2])
-
-
-def test_the_row_of_a_rollout_by_hand():
-    rewards = t([1, 0, 0, 0], [1, 1, NAN, 1], [0, 0, 0, 0], [NAN, 1, NAN, NAN])
-    row = grpo.group_row(rewards, grpo.group_advantages(rewards))
-    assert row == pytest.approx({
-        "reward/mean": 5 / 12, "reward/unscored_frac": 0.25, "reward/frac_mixed": 1 / 3,
-        "groups/scored": 3,
-    }, abs=1e-4)  # fmt: skip
 
 
 def test_a_mixture_is_the_weighted_sum():

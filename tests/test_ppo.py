@@ -1,4 +1,4 @@
-"""ppo.py: the math by numbers worked on paper (float64, to 1e-7), and whole runs by their traces."""
+"""ppo.py: whole runs by their traces. (The math: test_losses.py.)"""
 
 import math
 from functools import partial
@@ -15,15 +15,12 @@ from parts import files, rollouts
 from parts.reward_models import reward_function
 from tiny import (
     CHATML,
-    F64,
     cases,
     close,
     error_of,
     log_of,
-    on,
     pair_rows,
     policy_of,
-    t,
     tiny_model,
     tiny_reward_model,
     tiny_tokenizer,
@@ -36,76 +33,9 @@ NAN = math.nan
 CPU = torch.device("cpu")
 
 
-REWARDS, VALUES, ALL = t([-0.1, 0, 0.2, 1]), t([0.5, 0.4, 0.3, 0.2]), on([1, 1, 1, 1])
 pytestmark = pytest.mark.usefixtures("quiet_process")
 each_critic = pytest.mark.parametrize("kind", ["separate", "shared"])
 
-
-def test_shape_rewards_golden():
-    """k1 = (.5, −1), so −.1·k1 = (−.05, .1), and the score 2 joins the last action; a cut answer
-    pays there. Columns that are no actions are 0, whatever stands in them."""
-    logps, ref = t([NAN, -1, NAN, -2], [5, -1, NAN, 9]), t([NAN, -1.5, 7, -1], [NAN, -1.5, 8, NAN])
-    given = t(2, -1), logps, ref, on([0, 1, 0, 1], [0, 1, 0, 0]), 0.1
-    cuts = ((), 2.1, -1.05), ((on(1, 0),), 2.1, -2.05), ((on(0, 1), 0.25), 1.85, -1.05)
-    for more, first, second in cuts:
-        rewards, kl = ppo.shape_rewards(*given, *more)
-        assert close(rewards, [[0, -0.05, 0, first], [0, second, 0, 0]])
-        assert close(kl, [[0, 0.5, 0, -1], [0, 0.5, 0, 0]])
-
-
-@cases("""
-options | expected
-{} | [0.48115, 0.717, 0.86, 0.8]
-{"gamma": 0.9, "lam": 0.5} | [-0.2094, 0.068, 0.44, 0.8]
-""")
-def test_gae_golden(options, expected):
-    """λ = .95: A₃ = 1 − .2 = .8, A₂ = .2 + .2 − .3 + .95·.8 = .86; γ discounts the next value and
-    the next advantage. A gap hands on what is behind it, as if columns that are no actions were not
-    there; nothing flows in from behind the end."""
-    mask = on([0, 1, 0, 1, 1, 0, 1, 0, 0])
-    rows = [torch.full(mask.shape, 7.0, **F64).masked_scatter(mask, x) for x in (REWARDS, VALUES)]
-    for *given, actions in ((REWARDS, VALUES, ALL), (*rows, mask)):
-        advantages, returns = ppo.gae(*given, actions, **options)
-        assert close(advantages[actions], expected) and not advantages[~actions].any()
-        assert close((returns - advantages)[actions], VALUES[0]) and not returns[~actions].any()
-
-
-def test_whiten_golden():
-    """{1, 2, 3, 4}: mean 2.5, unbiased variance 5/3, so ±1.1619 and ±.3873 (the population's:
-    ±1.3416); equal values give 0."""
-    x = t([1, 2, 1e9, 3, 4], [NAN, 1e9, math.inf, 1e9, NAN])
-    white = [-1.1618950004, -0.3872983335, 0, 0.3872983335, 1.1618950004]
-    assert close(ppo.masked_whiten(x, on([1, 1, 0, 1, 1], [0] * 5)), [white, [0] * 5])
-    for mask in (on([0, 1]), on([1, 1])):
-        assert close(ppo.masked_whiten(t([3, 3]), mask), [[0, 0]])
-    assert close(ppo.masked_whiten(t([1, 3]), on([1, 1])), [[-(0.5**0.5), 0.5**0.5]])
-
-
-def test_value_loss_golden():
-    """R = 1, V_old = .5, ε = .2: V = 1 is perfect, but moved by .5, so charged as .7: ½·.09 = .045.
-    The gradient is V − R inside the clip, exactly 0 where the clipped branch is the larger."""
-    values = t([1, 0.5, 0, 0.6]).requires_grad_()
-    losses, clipped = ppo.ppo_value_loss(values, t([0.5] * 4), t([1] * 4), ALL)
-    losses.sum().backward()
-    assert close(losses.detach(), [[0.045, 0.125, 0.5, 0.08]])
-    assert clipped.tolist() == [[True, False, False, False]]
-    assert close(values.grad, [[0, -0.5, -1, -0.4]])
-
-
-def test_adaptive_kl_golden():
-    """β·(1 + .1·clip(kl/6 − 1, ±.2)): 9 is clipped to +.2, 3 to −.2, 6.6 gives +.1."""
-    for kl, target, expected in ((9, 6, 0.204), (3, 6, 0.196), (6.6, 6, 0.202), (9, None, 0.2)):
-        assert ppo.adapted_kl_coef(0.2, kl, target) == pytest.approx(expected, abs=1e-12)
-
-
-def test_explained_variance_golden():
-    """R − V has variance 2/3, R 5/3, so 1 − .4 = .6, though V is off by a constant."""
-    R, V, mask = t([1, 2, 3, 4, NAN]), t([8, 9, 9, 12, 1e9]), on([1, 1, 1, 1, 0])
-    assert ppo.explained_variance(R, V, mask) == pytest.approx(0.6, abs=1e-12)
-    assert math.isnan(ppo.explained_variance(R * 0, V, mask))
-
-
-# ---- whole runs ----
 
 REWARD = """
 def vowels(prompts, answers, rows):
