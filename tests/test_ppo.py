@@ -1,7 +1,6 @@
 """ppo.py: whole runs by their traces. (The math: test_losses.py.)"""
 
 import math
-from functools import partial
 from types import SimpleNamespace
 
 import numpy as np
@@ -21,7 +20,6 @@ from tiny import (
     log_of,
     pair_rows,
     policy_of,
-    tiny_model,
     tiny_reward_model,
     tiny_tokenizer,
     user,
@@ -31,7 +29,6 @@ from tiny import (
 
 NAN = math.nan
 CPU = torch.device("cpu")
-
 
 pytestmark = pytest.mark.usefixtures("quiet_process")
 each_critic = pytest.mark.parametrize("kind", ["separate", "shared"])
@@ -64,35 +61,28 @@ PROMPTS = ["sql", "Assess this: python.", *(row["prompt"] for row in pair_rows(6
 ROWS = [{"prompt": prompt, "i": i} for i, prompt in enumerate(PROMPTS)]
 
 
-def reward_model(family, folder, scale=(0.7, 2.5)):
-    folder = tiny_reward_model(family, folder, None, 5)
-    record = {"stage": "reward_train", "args": {"max_length": 256}, "scale": scale}
-    files.write_json(f"{folder}/args.json", record)
-    return folder
-
-
 @pytest.fixture(scope="module")
-def world(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("world")
+def files_of(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("files")
     (folder / "reward.py").write_text(REWARD)
-    world = {"prompts": write_rows(folder / "p.jsonl", ROWS), "functions": folder / "reward.py"}
-    for family in ("gpt2", "llama"):
-        world[family] = tiny_model(family, folder)
-        world[f"{family} reward"] = reward_model(family, folder / "reward")
-    return world
+    return {"prompts": write_rows(folder / "p.jsonl", ROWS), "functions": folder / "reward.py"}
 
 
-def line(world, out, *flags, family="llama", prompts=None):
+@pytest.fixture
+def line(files_of, folders, reward_folders):
     """argv: 8 rollouts of at most 5 tokens, one step, all prompts trained on; later flags win."""
-    argv = ["--model", world[family], "--prompts", prompts or world["prompts"], "--out", out]
-    argv += ["--rollouts 8 --batch-size 8 --ppo-epochs 1 --max-new-tokens 5 --eval-fraction 0"]
-    argv = words(*argv, "--steps 1 --warmup 0 --schedule constant", *flags)
-    for i, flag in enumerate(argv):
-        if flag in ("--reward-fn", "--gold"):
-            argv[i + 1] = f"{world['functions']}:{argv[i + 1]}"
-    if "--reward-fn" not in argv and "--reward-model" not in argv:
-        argv += ["--reward-model", world[f"{family} reward"]]
-    return argv
+
+    def line(out, *flags, family="llama", prompts=files_of["prompts"]):
+        argv = ["--model", folders[family], "--prompts", prompts, "--out", out]
+        argv += ["--rollouts 8 --batch-size 8 --ppo-epochs 1 --max-new-tokens 5 --eval-fraction 0"]
+        argv = words(*argv, "--steps 1 --warmup 0 --schedule constant", *flags)
+        for i, flag in enumerate(argv):
+            if flag in ("--reward-fn", "--gold"):
+                argv[i + 1] = f"{files_of['functions']}:{argv[i + 1]}"
+        scored = {"--reward-fn", "--reward-model"} & {*argv}
+        return argv if scored else [*argv, "--reward-model", reward_folders[family]]
+
+    return line
 
 
 class Spy:
@@ -113,7 +103,7 @@ SPIED = "rollout shape_rewards gae batch_indices ppo_policy_loss ppo_value_loss"
 
 
 @pytest.fixture
-def traced(world, gradients, tmp_path):
+def traced(line, gradients, tmp_path):
     """traced(*flags): a run of ppo.main: its models, `run`, rows, the rollouts `b` (the preflight's is
     the first), spies on its functions, and of each optimiser step the gradient."""
 
@@ -123,7 +113,7 @@ def traced(world, gradients, tmp_path):
             spies = {name: Spy(patch, ppo, name) for name in SPIED}
             if "1e-12" in " ".join(map(str, flags)):  # nothing moves, not even a fresh head
                 patch.setattr(ppo, "HEAD_LR", 1e-12)
-            assert ppo.main(line(world, tmp_path / out, *flags, **given)) == 0
+            assert ppo.main(line(tmp_path / out, *flags, **given)) == 0
         (_, run, models, *_), *_ = spies["rollout"].calls
         rows = log_of(tmp_path / out)
         return SimpleNamespace(
@@ -145,7 +135,9 @@ def near(row, expected, **tolerance):
 def test_critic_from_the_reward_model_starts_as_the_score(scale, traced, tmp_path):
     """In the unit of the scores, (raw score − mean)/deviation, moved to the mean score of the start.
     Without a recorded scale, as another tool writes it, the answers of the start give one."""
-    folder = reward_model("llama", tmp_path, scale=scale)
+    folder = tiny_reward_model("llama", tmp_path, None, 5)
+    record = {"stage": "reward_train", "args": {"max_length": 256}, "scale": scale}
+    files.write_json(f"{folder}/args.json", record)
     trace = traced("--lr 1e-12 --reward-model", folder)
     raw = reward_function(folder, CPU, torch.float32, raw=True)
     b, trunk = trace.b[0], raw.scorer.model.model
@@ -204,9 +196,8 @@ def test_another_tokenizer_in_the_reward_model(traced, tmp_path):
     other = tiny_reward_model("gpt2", tmp_path, tiny_tokenizer(vocab_size=290, template=CHATML))
     trace = traced("--lr 1e-12 --reward-model", other)
     trunk = trace.models.policy.model.model
-    assert all(
-        map(partial(close, tolerance=1e-6), trace.critic.model.parameters(), trunk.parameters())
-    )
+    modules = trace.critic.model, trunk
+    torch.testing.assert_close(*([*x.parameters()] for x in modules), rtol=0, atol=1e-6)
 
 
 # ---- the rollout ----
@@ -251,7 +242,7 @@ def test_first_minibatch_has_ratio_one_and_kl_zero(family, kind, temperature, dt
     assert not b["values"][~mask].any() and (kind == "shared" or b["values"][mask].std() > 0.1)
 
 
-def test_none_drops_the_answer(world, traced, tmp_path):
+def test_none_drops_the_answer(line, traced):
     """No score is not 0. A function that fails on five of eight would train on what it likes to
     parse."""
     trace = traced("--reward-fn some_are_none --lr 1e-12")
@@ -265,12 +256,11 @@ def test_none_drops_the_answer(world, traced, tmp_path):
     assert [x[m].tolist() for x, m in zip(b["ids"], given)] == ids, "rows stay beside their scores"
     expected = {"reward/unscored_frac": 0.25, "episodes": 6, "reward/mean": 22 / 6}
     assert near(trace.steps[0], expected)
-    argv = line(world, tmp_path / "two", "--reward-fn most_are_none")
-    assert "--reward-fn: 5 of 8" in error_of(ppo.main, argv)
+    assert "--reward-fn: 5 of 8" in error_of(ppo.main, line("two", "--reward-fn most_are_none"))
 
 
 @pytest.mark.parametrize("lora", ["", "--lora-rank 2"])
-def test_the_reference_is_the_start(lora, world, traced, tmp_path):
+def test_the_reference_is_the_start(lora, llama_folder, traced, tmp_path):
     """After steps that move the policy by some nats. With LoRA it is the policy, adapter off."""
     flags = f"--critic shared --lr 3e-2 --steps 3 --gold length {lora} --reward-fn vowels"
     rows = [dict(ROWS[i % 8], prompt=f"Ask {i}: {PROMPTS[1]}", split=["train", "val"][i > 9])
@@ -280,7 +270,7 @@ def test_the_reference_is_the_start(lora, world, traced, tmp_path):
     assert (trace.models.reference is trace.models.policy) == bool(lora)
     b = trace.b[-1]
     with torch.no_grad():
-        expected = policy_of(world["llama"])(*(b[key] for key in rollouts.ROWS))[0]
+        expected = policy_of(llama_folder)(*(b[key] for key in rollouts.ROWS))[0]
     assert close(b["ref_logps"], expected, 1e-4)
     k1 = (b["logps"] - expected).sum(1).mean().item()
     assert k1 > 0.1, "the adapter must be on in the rollout"
@@ -310,23 +300,17 @@ def test_the_log_of_an_update_is_its_mean(traced):
     assert [len(batch) for batch in batches] == [3, 3, 2, 3, 3, 2] and batches[:3] != batches[3:]
     assert [call[4:] for call in policy.calls] == [(0.2, 0.3)] * 6
     assert [call[4:] for call in value.calls] == [(0.2,)] * 6
-    masks = [call[3] for call in policy.calls]
-
-    def mean(columns):
-        return torch.cat([x.detach()[m].float() for x, m in zip(columns, masks)]).mean().item()
-
-    ratios = [(call[0] - call[1]).detach().exp() for call in policy.calls]
-    (policies, clipped), (values, value_clipped) = (zip(*x.results) for x in (policy, value))
-    expected = {
-        "policy_loss": mean(policies), "value_loss": mean(values), "clip_frac": mean(clipped),
-        "value_clip_frac": mean(value_clipped), "ratio/mean": mean(ratios),
-        "approx_kl": mean(x - 1 - x.log() for x in ratios),
-        "ratio/max": max(x[m].max().item() for x, m in zip(ratios, masks)),
-    }  # fmt: skip
-    terms = zip(policies, values, masks)
-    losses = [(p + ppo.VALUE_COEF * v)[m].mean().item() for p, v, m in terms]
+    keys = "policy_loss clip_frac value_loss value_clip_frac loss ratio/mean approx_kl".split()
+    columns = []  # of each batch, (7, its actions)
+    for given, losses, values in zip(policy.calls, policy.results, value.results):
+        ratio, loss = (given[0] - given[1]).exp(), losses[0] + ppo.VALUE_COEF * values[0]
+        tokens = torch.stack([*losses, *values, loss, ratio, ratio - 1 - ratio.log()])
+        columns.append(tokens[:, given[3]].detach())
+    expected = dict(zip(keys, torch.cat(columns, 1).mean(1).tolist()))
+    expected["loss"] = np.mean([x[4].mean().item() for x in columns])
+    expected["ratio/max"] = max(x[5].max().item() for x in columns)
     assert 0 < row["clip_frac"] < 1 and row["approx_kl"] > 1e-3
-    assert near(row, expected | {"loss": np.mean(losses)}, rel=1e-4, abs=1e-6)
+    assert near(row, expected, rel=1e-4, abs=1e-6)
 
 
 def test_each_update_has_a_gradient_of_its_own(traced):
@@ -344,7 +328,7 @@ def test_a_fresh_head_learns_at_its_own_rate(flags, rate, traced):
     assert {*rates.values()} == {1e-4}
 
 
-def test_one_token_lands_on_the_optimum(world, traced, tmp_path):
+def test_one_token_lands_on_the_optimum(llama_folder, traced, tmp_path):
     """π* ∝ π_ref·exp(score/(β·deviation)), by the whole stage: one prompt, answers of one token."""
     flags = """--reward-fn begins_with_a_vowel --max-new-tokens 1 --end-penalty 0 --rollouts 256
         --batch-size 256 --ppo-epochs 2 --beta 2 --lr 5e-3 --steps 60 --schedule linear
@@ -353,7 +337,7 @@ def test_one_token_lands_on_the_optimum(world, traced, tmp_path):
     tokenizer = trace.models.tokenizer
     ids = torch.tensor([tokenizer.encode("sql")])
     with torch.no_grad():
-        models = map(AutoModelForCausalLM.from_pretrained, (world["llama"], tmp_path / "run"))
+        models = map(AutoModelForCausalLM.from_pretrained, (llama_folder, tmp_path / "run"))
         ref, policy = (model(input_ids=ids).logits[0, -1].log_softmax(-1) for model in models)
     texts = tokenizer.batch_decode([[i] for i in range(len(ref))], skip_special_tokens=True)
     scores = torch.tensor([float(x.strip()[:1] in tuple("aeiou")) for x in texts])
@@ -390,22 +374,20 @@ def test_the_loop_hands_on(traced, tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("restore", ["best", "last"])
-def test_best_weights_are_restored(restore, world, traced, tmp_path):
+def test_best_weights_are_restored(restore, llama_folder, traced, tmp_path):
     rows = [dict(ROWS[i % 8], prompt=f"Ask {i}.", split=["train", "val"][i > 7]) for i in range(17)]
     flags = f"--lr 0.1 --eval-every 1 --steps 2 --reward-fn worse_each_time --restore {restore}"
     traced(flags, prompts=write_rows(tmp_path / "p.jsonl", rows))
-    before, after = (
-        load_file(f"{x}/model.safetensors") for x in (world["llama"], tmp_path / "run")
-    )
+    before, after = (load_file(f"{x}/model.safetensors") for x in (llama_folder, tmp_path / "run"))
     assert all(torch.equal(x, after[key]) for key, x in before.items()) == (restore == "best")
 
 
 @pytest.mark.parametrize("chat", ["", "--chat"])
-def test_validation_prompts_are_trained_on_nowhere(chat, world, tmp_path, tokenizer):
+def test_validation_prompts_are_trained_on_nowhere(chat, line, tmp_path, tokenizer):
     """In any form: a text, and the same as messages, are one prompt. With --chat texts are turns."""
     rows = [(f"Ask {i}.", i) for i in range(40)] + [([user(f"ask  {i}.")], i) for i in range(40)]
     prompts = write_rows(tmp_path / "p.jsonl", [dict(prompt=prompt, i=i) for prompt, i in rows])
-    args = ppo.parse_args(line(world, "none", "--eval-fraction 0.3", chat, prompts=prompts))
+    args = ppo.parse_args(line("none", "--eval-fraction 0.3", chat, prompts=prompts))
     train, val = rollouts.split_prompts(args, tokenizer)
     held, trained = ({row["i"] for row in part} for part in (val, train))
     assert len(held) >= 8 and not held & trained and len(held | trained) == 40
