@@ -6,10 +6,12 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import common
+from case_rows import each
 from parts import answers, files
 from parts.files import UserError
 from parts.messages import hash_fraction, prompt_key
@@ -18,6 +20,7 @@ from tiny import (
     CHATML,
     cases,
     error_of,
+    on,
     pair_rows,
     said,
     tiny_model,
@@ -59,54 +62,12 @@ def write_bytes(folder, data, name="rows.jsonl"):
     return folder / name
 
 
-BROKEN = {
-    b'{"a": 1': "not valid JSON",
-    b"{'a': 1}": "not valid JSON",
-    b'{"a": 1} {"a": 2}': "not valid JSON",
-    b"[1, 2]": "object",
-    b"null": "object",
-    b'{"a": NaN}': "NaN",
-    b'{"a": -Infinity}': "Infinity",
-    b'{"a": "\xff\xfe"}': "utf-8",
-    b'{"n": ' + b"9" * 6000 + b"}": "digit",
-    b'{"a": ' + b"[" * 100_000: "recursion",
-    b'{"a": "half \\ud800"}': "surrogate",
-    b'{"a": ["\\uDFFF"]}': "surrogate",
-    b"prompt,chosen,rejected": "not valid JSON",
-    b"PAR1\x15\x04": "",
-}
-
-
-@pytest.mark.parametrize("line", BROKEN, ids=lambda line: str(line[:20]))
-def test_a_broken_line_is_named(line, tmp_path):
+@each("broken_lines")
+def test_a_broken_line_is_named(line, tail, times, reason, tmp_path):
+    line = (line + times * tail).encode("latin-1")
     path = write_bytes(tmp_path, b'{"a": 1}\n\n\n{"a": 2}\n' + line + b"\n")
     refused = error_of(lambda: list(files.read_jsonl(path, flag="--pairs")))
-    assert refused.startswith(f"--pairs {path}:5: ") and BROKEN[line] in refused
-
-
-JSON = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(max_size=4)
-    | st.sampled_from(["user", "assistant", "\ud800"]),
-    lambda inner: st.lists(inner, max_size=3)
-    | st.dictionaries(st.sampled_from(["role", "content", "tool_calls", "x"]), inner, max_size=3),
-    max_leaves=6,
-)  # fmt: skip
-KEYS = "prompt chosen rejected tie group tools task split".split()
-
-
-@given(
-    change=st.dictionaries(st.sampled_from(KEYS), JSON, max_size=3),
-    base=st.sampled_from([GOOD, CHAT]),
-)
-def test_any_row_is_a_pair_or_one_line(tmp_path_factory, tokenizer, change, base):
-    file = tmp_path_factory.mktemp("rows") / "pairs.jsonl"
-    file.write_text(json.dumps({**base, **change}) + "\n" + json.dumps(base) + "\n")
-    for chat in (False, True):
-        try:
-            pairs = read(tokenizer, file, chat=chat, fraction=0.5)
-            assert 1 <= len(pairs.train) + len(pairs.held) <= 2
-        except UserError as error:
-            assert "\n" not in str(error)
+    assert refused.startswith(f"--pairs {path}:5: ") and reason in refused
 
 
 def test_lines_of_a_file(tmp_path):
@@ -207,10 +168,9 @@ def test_pad_id_never_ends_an_answer():
 
 def test_masks_are_made_from_lengths():
     """A mask by `ids != pad` loses the EOS where pad = EOS; here pad stands everywhere."""
-    ids, *masks = common.pad_rows([[7], [7, 7, 7]], [[7, 7, 7, 7], [7]], 7)
-    assert (ids == 7).all() and ids.shape == (2, 5)
-    attention_mask, mask = (["".join(map(str, row)) for row in x.int().tolist()] for x in masks)
-    assert attention_mask == ["11111", "11110"] and mask == ["01111", "00010"]
+    rows = common.pad_rows([[7], [7, 7, 7]], [[7, 7, 7, 7], [7]], 7)
+    given, answers = on([1] * 5, [1, 1, 1, 1, 0]), on([0, 1, 1, 1, 1], [0, 0, 0, 1, 0])
+    torch.testing.assert_close(rows, [torch.full((2, 5), 7), given, answers])
     ids, *_ = common.pad_rows([[1], [2, 3]], [[4, 5, 6], [8]], 0)
     assert ids.tolist() == [[1, 4, 5, 6], [2, 3, 8, 0]]
 
