@@ -16,6 +16,7 @@ import common
 import dpo
 import reward_train
 import sft
+from case_rows import each
 from parts import answers, files, pairs, reward_models, runs
 from tiny import (
     cases,
@@ -89,12 +90,6 @@ def logged(i, k, as_messages):
         return turns[:-1], turns[-1:]
     texts = [turn["content"] for turn in turns]
     return "".join(texts[:-1]), texts[-1]
-
-
-def trained_texts(rows, tokenizer):
-    return [
-        tokenizer.decode(np.array(ids)[np.array(mask)]) for ids, mask in zip(rows.ids, rows.masks)
-    ]
 
 
 # ---- before step one ----
@@ -173,11 +168,9 @@ def test_reward_model_learns_a_separable_set(trained, tmp_path, monkeypatch):
     before, after = (row for row in log if "eval/accuracy" in row)
     assert before["eval/accuracy"] == 0.5  # a zero head: every pair is equal
     assert (after["eval/accuracy"], after["eval/n"]) == (1.0, 24) and after["eval/nll"] < 0.1
-    assert after["eval/accuracy_low"] == pytest.approx(24 / (24 + 1.959964**2))  # Wilson at k = n
     raw = reward_models.reward_function(out, CPU, torch.float32, raw=True)
-    prompts, *sides = (
-        [rows[i][side] for i in (0, 12, 24, 36)] for side in ("prompt", "chosen", "rejected")
-    )
+    first = [rows[i] for i in (0, 12, 24, 36)]
+    prompts, *sides = ([row[side] for row in first] for side in ("prompt", "chosen", "rejected"))
     scores = np.array(raw(prompts * 2, sum(sides, [])))
     scale = [scores.mean(), scores.std(ddof=1)]
     assert read_json(out / "args.json")["scale"] == pytest.approx(scale, abs=1e-4)
@@ -188,10 +181,8 @@ def test_a_bare_tokenizer(stage, trained, tmp_path):
     """GPT-2's as it comes, without pad and template. (What is trained of a row: test_dialogue.py.)"""
     folder = tiny_model("gpt2", tmp_path, tiny_tokenizer(pad=None, template=None))
     assert steps(trained(stage, pair_rows(8), "--steps 2", model=folder), "grad_norm")[0] > 0
-    saved, config = (
-        AutoTokenizer.from_pretrained(tmp_path / "out"),
-        read_json(tmp_path / "out/config.json"),
-    )
+    saved = AutoTokenizer.from_pretrained(tmp_path / "out")
+    config = read_json(tmp_path / "out/config.json")
     assert common.end_ids(saved) == [saved.eos_token_id] and saved.chat_template
     if stage is reward_train:
         assert config["pad_token_id"] != saved.eos_token_id, "transformers would read another place"
@@ -223,48 +214,14 @@ def test_margins_that_are_refused(value, message, trained):
     assert "--margin margin" in error and message in error
 
 
-def test_sft_reads_its_four_forms(encoded, tokenizer):
-    """prompt + completion, messages and a preference train the same tokens. Of a text nothing predicts
-    the first of n tokens, and the end joins them: n are trained, also if it brings its end or the
-    template alone names it."""
-    (pair,) = pair_rows(1)
-    completion = {"prompt": pair["prompt"], "completion": pair["chosen"]}
-    turns = {"messages": [*pair["prompt"], *pair["chosen"]], "text": None}
-    one, two, three = (encoded([form]) for form in (completion, turns, pair))
-    assert one.ids == two.ids == three.ids
-    assert [*map(list, one.masks)] == [*map(list, two.masks)] == [*map(list, three.masks)]
-    for used in (tokenizer, tiny_tokenizer(eos=None)):
-        for text in ("abcd", "abcd<|end|>"):
-            rows = encoded([{"text": text, "messages": []}], tokenizer=used)
-            assert used.decode(rows.ids[0]) == "abcd<|end|>"
-            assert [*map(bool, rows.masks[0])] == [False, *[True] * 4]
-    assert len(encoded([{"text": x} for x in ("ab", "", " ", "<|end|>")]).ids) == 1
-    assert len(encoded([{"text": "x y " * 20}], max_length=12).ids[0]) == 12
-    row = {"prompt": "Which fits?", "completion": " First."}
-    plain, chat = (tokenizer.decode(encoded([row], flag).ids[0]) for flag in ("", "--chat"))
-    assert plain == "Which fits? First.<|end|>"
-    assert chat == "<|user|>Which fits?<|end|><|assistant|> First.<|end|>"
-
-
-def test_every_turn_is_trained_once(encoded, tokenizer, capsys):
-    """Each of the assistant's turns but blank ones; a call is not blank."""
-    turns = [
-        user("a?"), said("A."), user("b?"), said(" \n"), user("d?"),
-        said("D.", tool_calls=[]),
-    ]  # fmt: skip
-    rows = encoded([{"messages": turns}, {"messages": turns[2:4]}])
-    assert trained_texts(rows, tokenizer) == ["A.<|end|>D.<|end|>"]
-    assert "rows 2, dropped: nothing to train 1" in capsys.readouterr().out
-    thinking = tiny_tokenizer(
-        template="{% for m in messages %}<|{{ m.role }}|>{{ m.content if loop.last or m.role == "
-        "'user' else m.content.split('</think>')[-1] }}<|end|>{% endfor %}"
-        "{% if add_generation_prompt %}<|assistant|>{% endif %}"
-    )
-    rows = encoded([{"messages": turns}], max_length=12)
-    assert trained_texts(rows, tokenizer) == ["D.<|end|>", "A.<|end|>"], "none is cut away"
-    turns = [user("a?"), said("hm</think>A."), user("b?"), said("ha</think>B.")]
-    rows = encoded([{"messages": turns}], tokenizer=thinking)
-    assert sorted(trained_texts(rows, thinking)) == ["ha</think>B.<|end|>", "hm</think>A.<|end|>"]
+@each("sft_rows")
+def test_what_sft_trains_of_a_row(rows, flags, max_length, settings, texts, trained, encoded):
+    """The text that is read, and of it what is trained."""
+    tokenizer = tiny_tokenizer(**settings)
+    found = encoded(rows, flags, tokenizer=tokenizer, max_length=max_length)
+    assert [tokenizer.decode(ids) for ids in found.ids] == texts
+    masked = zip(found.ids, found.masks)
+    assert [tokenizer.decode(np.array(ids)[np.array(mask)]) for ids, mask in masked] == trained
 
 
 @pytest.mark.parametrize("whole", [False, True])
