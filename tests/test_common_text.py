@@ -62,7 +62,7 @@ def write_bytes(folder, data, name="rows.jsonl"):
     return folder / name
 
 
-@each("broken_lines")
+@each("text_cases", of="broken_lines")
 def test_a_broken_line_is_named(line, tail, times, reason, tmp_path):
     line = (line + times * tail).encode("latin-1")
     path = write_bytes(tmp_path, b'{"a": 1}\n\n\n{"a": 2}\n' + line + b"\n")
@@ -101,19 +101,26 @@ def test_what_is_written(tmp_path):
 # ---- text to ids ----
 
 
-@pytest.mark.parametrize("chat", [False, True])
-def test_text_is_continued_and_messages_are_rendered(chat, tmp_path, plain, capsys):
-    """One rule for every model, and one line that says it; --chat makes a user's turn of a text."""
-    tokenizer = tiny_tokenizer()
-    for text in "Which candidate fits?", "<|user|>Hi<|assistant|>", "Q?\n### Response:\n":
-        row = {"prompt": text, "chosen": "The first one.", "rejected": "None."}
-        pairs = read(tokenizer, write_rows(tmp_path / "pairs.jsonl", [row]), chat=chat)
-        asked = common.encode_prompt(tokenizer, [user(text)] if chat else text)
-        assert pairs.prompts[0].tolist() == asked
-        assert (asked == tokenizer.encode(text)) != chat
-        assert "1 prompts given as text" in capsys.readouterr().out
-    read(plain, tmp_path / "pairs.jsonl")
-    assert "--chat" not in capsys.readouterr().out, "without a template there is one way only"
+@each("pair_files")
+def test_what_is_read_of_pairs(rows, settings, options, kept, texts, says, hides, tmp_path, capsys):
+    """One rule for every model: text is continued, messages are rendered. Rows that are left out are
+    counted, and nothing vanishes."""
+    tokenizer = tiny_tokenizer(**settings)
+    path = write_rows(tmp_path / "pairs.jsonl", rows)
+    pairs = read(tokenizer, path, **options)
+    sides = zip(pairs.prompts, pairs.chosen, pairs.rejected)
+    assert [[*map(tokenizer.decode, row)] for row in sides] == texts
+    assert [*pairs.places] == [f"{path}:{i + 1}" for i in kept] and len(pairs.train) == len(kept)
+    assert "chat" in options or [*pairs.rows] == [rows[i] for i in kept]
+    shown = capsys.readouterr().out
+    assert all(fact in shown for fact in says) and not any(fact in shown for fact in hides)
+
+
+@each("text_cases", of="no_usable_rows")
+def test_a_file_without_usable_rows(reason, rows, settings, tmp_path):
+    path = write_rows(tmp_path / "pairs.jsonl", rows)
+    error = error_of(read, tiny_tokenizer(**settings), path)
+    assert error.startswith("--pairs") and reason in error
 
 
 def test_plain_template_is_saved_with_the_tokenizer(tmp_path, capsys):
@@ -129,11 +136,7 @@ def test_plain_template_is_saved_with_the_tokenizer(tmp_path, capsys):
     assert again.encode(text, add_special_tokens=False) == ids, "as transformers alone encodes it"
 
 
-@pytest.mark.parametrize(
-    "eos, template, ends",
-    [("<|end|>", CHATML, ["<|im_end|>", "<|end|>"]), ("<|im_end|>", CHATML, ["<|im_end|>"]),
-     (None, CHATML, ["<|im_end|>"]), ("<|end|>", None, ["<|end|>"])],
-)  # fmt: skip
+@each("text_cases", of="end_ids")
 def test_end_ids(eos, template, ends, tmp_path):
     """What the template writes behind an answer, then EOS. They follow the tokenizer: cached, a
     template or an EOS that was set later kept the old answer."""
@@ -144,18 +147,6 @@ def test_end_ids(eos, template, ends, tmp_path):
     bare = tiny_model("llama", tmp_path, tiny_tokenizer(eos=None, template=None))
     with pytest.raises(UserError, match="--model .*eos_token"):
         common.load_tokenizer(bare)
-
-
-def test_a_template_that_refuses_drops_the_row(tmp_path, capsys):
-    """One such row is a row; if it is all of them, the line says so."""
-    refuse = "{% if messages[0].role == 'system' %}{{ raise_exception('no system') }}{% endif %}"
-    tokenizer = tiny_tokenizer()
-    tokenizer.chat_template = refuse + tokenizer.chat_template
-    bad = {**CHAT, "prompt": [{"role": "system", "content": "Be kind."}, *USER]}
-    assert len(read(tokenizer, write_rows(tmp_path / "a.jsonl", [bad, CHAT, bad])).places) == 1
-    assert "no system" in capsys.readouterr().out
-    with pytest.raises(UserError, match="--pairs: no usable row .*no system"):
-        read(tokenizer, write_rows(tmp_path / "a.jsonl", [bad]))
 
 
 def test_pad_id_never_ends_an_answer():
@@ -268,26 +259,6 @@ def test_a_malformed_row_stops_with_file_and_line(base, change, reason, tmp_path
     path = write_bytes(tmp_path, "\n".join(lines).encode())
     refused = error_of(read, tokenizer, path)
     assert refused.startswith(f"--pairs {path}:4: ") and reason in refused
-
-
-def test_unusable_rows_are_counted_and_nothing_vanishes(tmp_path, tokenizer, capsys):
-    """8 rows: 2 equal pairs, 1 tie, 1 pair equal in all tokens that fit; 4 kept, with ties 5. Columns
-    of one's own are carried along: exports have lists of tags."""
-    long, path = numbers_as_text(30), tmp_path / "pairs.jsonl"
-    rows = [{}, {"task": ["hr"], "split": 7}, {"rejected": "hold"}, {"chosen": "reject"}]
-    rows += [{"tie": True}, {"chosen": long + "x", "rejected": long + "y"}]
-    rows += [{"tie": False, "chosen": long}, {"tie": None}]
-    write_rows(path, [GOOD | row for row in rows])
-    for ties in (False, True):
-        pairs = read(tokenizer, path, max_length=16, keep_ties=ties)
-        shown = capsys.readouterr().out
-        assert "rows 8" in shown and "equal answers 3" in shown and ("tie 1" in shown) != ties
-        kept = [0, 1, *[4] * ties, 6, 7]
-        assert [*pairs.rows] == [GOOD | rows[i] for i in kept] and len(pairs.train) == len(kept)
-        assert [*pairs.places] == [f"{path}:{i + 1}" for i in kept]
-    assert len(pairs.prompts[3]) + len(pairs.chosen[3]) == 16
-    for reason, unusable in (("the file is empty", []), ("tie 2", [GOOD | rows[4]] * 2)):
-        assert reason in error_of(read, tokenizer, write_rows(path, unusable))
 
 
 def test_prompts_and_groups_never_part(tmp_path, tokenizer):

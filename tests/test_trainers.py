@@ -145,6 +145,7 @@ def test_dpo_starts_at_its_reference_and_learns(trained, tmp_path, capsys, loss_
     assert float(printed) == pytest.approx(expected, **rounding)
     whole = expected + nll_coef * steps(log, "nll")[0]
     assert steps(log, "loss")[0] == pytest.approx(whole, rel=rounding["rel"])
+    assert last["eval/rewards/accuracies"] > 0.5
     if beta < 100:  # equal scores count one half
         assert steps(log, "rewards/accuracies")[0] == first["eval/rewards/accuracies"] == 0.5
 
@@ -366,6 +367,8 @@ def test_each_prompt_is_computed_once(tmp_path, monkeypatch, tokenizer, llama_fo
     lengths = [[*map(len, side)] for side in (rows.prompts, rows.chosen, rows.rejected)]
     assert rows.tokens().tolist() == [2 * (p + max(a, b)) for p, a, b in zip(*lengths)]
     once, columns, start = sum(map(sum, lengths)), Counter(), runs.Run.start
+    rows.shared = True
+    assert rows.tokens().sum() == once
 
     def noted(module, args, kwargs):
         columns[torch.is_grad_enabled()] += kwargs["input_ids"].numel()
