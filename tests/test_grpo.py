@@ -245,9 +245,6 @@ def test_what_a_run_leaves(files, tmp_path, monkeypatch):
         group = [a for a in answers if (a["step"], a["split"]) == (row["step"], "train")]
         assert [a["reward"] is None for a in group] == [False, True, False, False] * 4
         scored = [a for a in group if a["reward"] is not None]
-        for a in scored:  # Σ of the weights that were met / 3
-            met = sum(c["weight"] for c in a["rubric"]["criteria"] if c["credit"])
-            assert a["reward"] == pytest.approx(met / 3, abs=1e-6)
         rewards, advantages = (
             torch.tensor([a[key] for a in scored]).view(4, 3) for key in ("reward", "advantage")
         )

@@ -9,7 +9,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-import torch.nn.functional as F
 from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification, AutoTokenizer
 
 import common
@@ -96,16 +95,16 @@ def logged(i, k, as_messages):
 
 
 def test_sft_loss_before_step_one_is_cross_entropy(trained, llama_folder, capsys):
-    """As a textbook loop computes it, of a row built by hand from the template's text."""
+    """As transformers computes it, of a row built by hand from the template's text."""
     log = trained(sft, [{"prompt": [user("Which fits?")], "completion": [said("First.")]}])
     tokenizer = AutoTokenizer.from_pretrained(llama_folder)
-    texts = "<|user|>Which fits?<|end|><|assistant|>", "First.<|end|>"
-    context, answer = (tokenizer.encode(text, add_special_tokens=False) for text in texts)
-    ids, n = torch.tensor([context + answer]), len(answer)
-    logits = AutoModelForCausalLM.from_pretrained(llama_folder)(ids).logits
-    expected = F.cross_entropy(logits[0, -n - 1 : -1], ids[0, -n:]).item()
+    ids = tokenizer("<|user|>Which fits?<|end|><|assistant|>First.<|end|>", return_tensors="pt")
+    labels = ids["input_ids"].clone()
+    n = len(tokenizer.encode("First.<|end|>"))
+    labels[:, :-n] = -100
+    expected = AutoModelForCausalLM.from_pretrained(llama_folder)(**ids, labels=labels).loss.item()
     found = [steps(log, key)[0] for key in ("loss", "trained_tokens", "tokens")]
-    assert found == pytest.approx([expected, n, ids.numel()], abs=1e-5)
+    assert found == pytest.approx([expected, n, labels.numel()], abs=1e-5)
     assert capsys.readouterr().out.count("▮<|end|>") == 1, "the strip of tokens"
 
 
