@@ -12,69 +12,31 @@ from safetensors.torch import load_file
 
 import ppo
 from conftest import REPO
+from jobs import JOBS, files_of_jobs, job
 from parts import files, runs
-from test_agent import echo
 from tiny import (
     cases,
     error_of,
     log_of,
     outcome,
-    pair_rows,
-    tiny_model,
-    tiny_reward_model,
     words,
     write_pairs,
-    write_rows,
 )
 
 pytestmark = pytest.mark.usefixtures("quiet_process")
-SHARED = "--steps 6 --eval-every 2 --save-every 3 --device cpu --warmup 0 --lr 1e-2"
-COMPARED = "--pairs PAIRS --eval-pairs HELD --batch-size 5 --micro-tokens 150"
-DRAWN = "--max-new-tokens 4 --restore best --patience 0 --on-hack warn"
-SCORED = f"{DRAWN} --prompts PROMPTS --rollouts 6 --batch-size 4 --reward-model REWARD --critic"
-GROUPS = f"{DRAWN} --group-size 4 --groups-per-batch 4 --num-substeps 2 --beta 0.1"
-JOBS = {  # a stage, with a hyphen and what is special
-    "sft": "--data PAIRS --eval-fraction 0.3 --batch-size 5 --micro-tokens 60 --max-new-tokens 4",
-    "reward_train": COMPARED,
-    "reward_train-lora": f"{COMPARED} --lora-rank 2",
-    "dpo": f"{COMPARED} --max-new-tokens 4",
-    "dpo-lora": f"{COMPARED} --max-new-tokens 4 --lora-rank 2",
-    "ppo-separate": f"{SCORED} separate --kl-target 3",
-    "ppo-shared": f"{SCORED} shared",
-    "grpo_rubric": f"{GROUPS} --data RUBRICS",
-    "grpo_agent": f"{GROUPS} --env ENV --val-episodes 2",
-}
 LOSSES = [name for name in JOBS if "lora" not in name]
-VOWEL = {"check": "regex:match", "pattern": "[aeiou]"}
-FAULTS = [VOWEL | {"weight": -1}, "Is kind."]
 
 
 @pytest.fixture(scope="module")
 def world(tmp_path_factory):
-    home = tmp_path_factory.mktemp("resume")
-    prompts = [{"prompt": row["prompt"]} for row in pair_rows(9, seed=2)]
-    splits = ["train"] * 6 + ["val"] * 2 + ["test"]
-    graded = [dict(row, rubrics=[VOWEL], split=split) for row, split in zip(prompts, splits)]
-    return {
-        "MODEL": tiny_model("llama", home, max_position_embeddings=512),
-        "REWARD": tiny_reward_model("llama", home / "reward"),
-        "PAIRS": write_pairs(home / "pairs.jsonl", 11),
-        "HELD": write_pairs(home / "held.jsonl", 5, seed=1),
-        "PROMPTS": write_rows(home / "prompts.jsonl", prompts),
-        "RUBRICS": write_rows(home / "rubrics.jsonl", graded),
-        "ENV": echo(home),
-        "FAULTS": write_rows(home / "faults.jsonl", [{"prompt": "Hi.", "rubrics": FAULTS}]),
-        "NONE_SUCH": f"{REPO}/tests/tiny.py:none_such",
-    }
+    return files_of_jobs(tmp_path_factory.mktemp("resume"))
 
 
 @pytest.fixture
 def train(world):
     def train(name, out, *flags):
-        argv = words("--model MODEL", SHARED, JOBS[name], *flags)
-        argv = [world.get(word, word) for word in argv]
-        stage = importlib.import_module(name.partition("-")[0])
-        return stage.main([*argv, "--out", str(out)])
+        stage, argv = job(name, world, out, *flags)
+        return importlib.import_module(stage).main(argv)
 
     return train
 
