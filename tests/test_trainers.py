@@ -1,6 +1,5 @@
 """The promises that sft, reward_train and dpo make alike, kept by their own `main`."""
 
-import itertools
 import math
 import re
 from collections import Counter
@@ -80,15 +79,6 @@ def encoded(tmp_path, tokenizer):
         return sft.Rows(args, tokenizer, max_length)
 
     return encoded
-
-
-def logged(i, k, as_messages):
-    """A conversation {i} up to turn k, and what was answered: as messages, or as text."""
-    turns = [(said if n % 2 else user)(f"{n}: {'QA'[n % 2]} of {i:02}.\n") for n in range(2 * k)]
-    if as_messages:
-        return turns[:-1], turns[-1:]
-    texts = [turn["content"] for turn in turns]
-    return "".join(texts[:-1]), texts[-1]
 
 
 # ---- before step one ----
@@ -224,22 +214,15 @@ def test_what_sft_trains_of_a_row(rows, flags, max_length, settings, texts, trai
     assert [tokenizer.decode(np.array(ids)[np.array(mask)]) for ids, mask in masked] == trained
 
 
-@pytest.mark.parametrize("whole", [False, True])
-@pytest.mark.parametrize("key", ["messages", "text"])
-def test_a_conversation_is_on_one_side(key, whole, encoded, tokenizer):
+@each("conversations")
+def test_a_conversation_is_on_one_side(rows, same, encoded):
     """A chat log, where each turn was logged with its history, which is one conversation by its first
-    question. Else the held-out loss measures memory."""
-    given = []
-    for i, k in itertools.product(range(24), (2, 1, 3)):
-        prompt, answer = logged(i, k, key == "messages")
-        row = {"prompt": prompt, "completion": answer}
-        given.append({key: prompt + answer} if whole else row)
-    rows = encoded(given, "--eval-fraction 0.3")
-    name = [re.search(r"0: Q of (\d+)", tokenizer.decode(ids))[1] for ids in rows.ids]
-    assert len(rows.held) and len(rows.train) + len(rows.held) == len(name)
-    assert not {name[i] for i in rows.train} & {name[i] for i in rows.held}
-    rows = encoded([{"text": f"{i} is it", "group": [user("a")]} for i in range(4)])
-    assert len(set(rows.keys)) == 1
+    question. Else the held-out loss measures memory. `same` is the first row of each one."""
+    found = encoded(rows, "--eval-fraction 0.5")
+    keys = sft.conversations(found.keys)
+    assert [keys.index(key) for key in keys] == same
+    held, trained = ({keys[i] for i in part} for part in (found.held, found.train))
+    assert held and trained and not held & trained
 
 
 @cases("""
