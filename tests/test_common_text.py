@@ -287,19 +287,8 @@ def test_prompts_and_groups_never_part(tmp_path, tokenizer):
 # ---- the split ----
 
 
-@cases("""
-name | a | b | same
-form | "What is 2+2?" | [("user", "What is 2+2?")] | True
-blanks and case | "What is 2+2?" | " what\\n is 2+2? " | True
-each turn | [("user", "Hi"), ("assistant", "Yes?"), ("user", "Who?")] | [("user", "Hi")] | True
-system | [("system", "Be fair."), ("user", "Hi")] | [("user", "Hi")] | False
-other | "What is 2+2?" | "What is 2+3?" | False
-""")
-def test_one_prompt_is_one_whatever_its_form(name, a, b, same):
-    a, b = (
-        x if isinstance(x, str) else [{"role": role, "content": text} for role, text in x]
-        for x in (a, b)
-    )
+@each("text_cases", of="one_prompt")
+def test_one_prompt_is_one_whatever_its_form(a, b, same):
     assert (prompt_key({"prompt": a}) == prompt_key({"prompt": b})) == same
     assert (prompt_key({"prompt": "x", "group": a}) == prompt_key({"prompt": b})) == same
 
@@ -348,7 +337,12 @@ def test_it_holds_the_share_and_stays_within_0_and_1(rows):
     assert -1e-9 <= low <= np.mean(right) + 1e-9 and np.mean(right) - 1e-9 <= high <= 1 + 1e-9
 
 
-@pytest.mark.parametrize("prompts, rows, mean", [(50, 8, 0.7), (60, 5, 0.6), (100, 8, 0.8)])
+@cases("""
+prompts | rows | mean
+50 | 8 | 0.7
+60 | 5 | 0.6
+100 | 8 | 0.8
+""")
 @pytest.mark.parametrize("agree", [True, False])
 def test_it_covers_in_19_of_20_samples(prompts, rows, mean, agree):
     """Where the rows of a prompt agree, all or none is right; else each prompt has a share of its own,

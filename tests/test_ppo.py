@@ -168,9 +168,11 @@ def test_critic_starts_at_the_mean_return(kind, traced):
 
 
 @each_critic
-@pytest.mark.parametrize(
-    "function, factor, shift", [("plus_five", 1, 5), ("times_hundred", 100, 0)]
-)
+@cases("""
+function | factor | shift
+plus_five | 1 | 5
+times_hundred | 100 | 0
+""")
 def test_neither_a_constant_nor_the_unit_of_a_reward_changes_a_run(
     kind, function, factor, shift, traced
 ):
@@ -235,12 +237,11 @@ def test_first_minibatch_has_ratio_one_and_kl_zero(family, kind, temperature, dt
     expected |= {"rollout/mismatch_p99": 0, "kl/ref": 0}
     expected["value_loss"] = ((b["values"] - b["returns"])[mask] ** 2).mean().item() / 2
     assert near(row, expected, rel=1e-4, abs=1e-5)
-    trunk = trace.models.policy.model.base_model if kind == "shared" else critic.model
-    for i, length in enumerate(lengths.tolist()):
+    for i, length in enumerate(lengths.tolist()):  # of each row alone
+        rows = [b[key][i : i + 1, :length] for key in rollouts.ROWS]
         with torch.no_grad():
-            hidden = trunk(input_ids=b["ids"][i : i + 1, :length])[0][0, :-1]
-            values = hidden @ critic.head.weight[0] + critic.head.bias
-        assert close(b["values"][i][mask[i]], values[mask[i, 1:length]], 1e-4)
+            *_, values = critic(*rows)
+        assert close(b["values"][i, :length][rows[2][0]], values[rows[2]], 1e-4)
     assert not b["values"][~mask].any() and (kind == "shared" or b["values"][mask].std() > 0.1)
 
 
