@@ -447,7 +447,7 @@ def test_signals(number, toy, whole, capfd):
 # ---- what is shown ----
 
 
-def test_rows_are_written_at_once(toy, monkeypatch, capsys):
+def test_rows_are_written_at_once(toy, monkeypatch):
     def during(run, step):
         run.write("rollouts.jsonl", [{"step": step, "x": math.inf}])
         written.append((len(toy.numbers()), log_of(toy.out, "rollouts")[-1]))
@@ -462,7 +462,6 @@ def test_rows_are_written_at_once(toy, monkeypatch, capsys):
     assert log_of(toy.out)[0] == {"step": 0, "eval/loss": 2.0, "val/gold": None}
     samples = [{"step": s, "prompt": "p", "answer": f"é {s}"} for s in (0, 6)]
     assert log_of(toy.out, "samples") == samples
-    assert re.search("eval/loss  *before 2.000  after 0.167", capsys.readouterr().out)
 
 
 @pytest.mark.parametrize("error, code, text", [

@@ -255,8 +255,8 @@ def test_reward_function(tmp_path, tokenizer, capsys):
     found, expected = [row["chosen"], row["rejected"]], []
     for answer in found:
         text = tokenizer.apply_chat_template([*row["prompt"], *answer], tokenize=False)
-        ids = tokenizer(text, add_special_tokens=False, return_tensors="pt")["input_ids"]
-        expected.append(model(ids).logits.item())
+        ids = tokenizer(text, add_special_tokens=False, return_tensors="pt")
+        expected.append(model(**ids).logits.item())
     as_text = [answer[0]["content"] for answer in found]
     for given in (found, as_text):
         assert score([row["prompt"]] * 2, given) == pytest.approx(expected, abs=1e-5)
