@@ -228,7 +228,9 @@ def test_what_a_run_leaves(world, tmp_path, monkeypatch):
 
     monkeypatch.setattr(grpo, "grade_answers", grade)
     out = tmp_path / "run"
-    assert grpo_rubric.main(command(world, out, "--steps 3 --groups-per-batch 2 --restore last")) == 0
+    assert (
+        grpo_rubric.main(command(world, out, "--steps 3 --groups-per-batch 2 --restore last")) == 0
+    )
     log, answers = log_of(out), log_of(out, "rollouts")
     rows = [row for row in log if "reward/mean" in row]
     assert [row["step"] for row in rows] == [1, 2, 3]
