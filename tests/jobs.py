@@ -36,6 +36,7 @@ def files_of_jobs(home):
     return {
         "MODEL": tiny_model("llama", home, max_position_embeddings=512),
         "REWARD": tiny_reward_model("llama", home / "reward"),
+        "LABELS": tiny_reward_model("llama", home / "labels", num_labels=3),
         "PAIRS": write_pairs(home / "pairs.jsonl", 11),
         "HELD": write_pairs(home / "held.jsonl", 5, seed=1),
         "ONE": write_pairs(home / "one.jsonl", 1, seed=2),

@@ -17,7 +17,7 @@ import tiny
 from common import load_model
 from parts import lora, parallel
 from parts.shared_prompt import can_share
-from tiny import CHATML, FAMILIES, cases, error_of, read_json, tiny_model, tiny_tokenizer
+from tiny import CHATML, FAMILIES, cases, error_of, filled, read_json, tiny_model, tiny_tokenizer
 
 # of 8 tokens; of Qwen in one layer
 WINDOWS = {"mistral window": "mistral", "qwen2 window": "qwen2"}
@@ -250,15 +250,6 @@ def test_gradient_checkpointing_acts_and_is_exact(family, rank, dropout, tmp_pat
 
 
 # ---- LoRA ----
-
-
-def filled(policy):
-    """B at 0 passes every test: give it numbers."""
-    torch.manual_seed(0)
-    for name, weight in policy.named_parameters():
-        if "lora_B" in name:
-            weight.data.normal_(std=0.1)
-    return policy
 
 
 def outputs(policy):

@@ -1,5 +1,5 @@
 """Half precision, on the bundled base: slips that the preflight exists for stop a run, in fp32 all, in
-half precision those of .1 nat a token and more; and what is trained in bf16 keeps what was learned.
+half precision those of .1 nat a token and more (another reference: test_trainers.py); and what is trained in bf16 keeps what was learned.
 
 On a GPU: TEST_DEVICE=cuda python -m pytest tests/test_half.py
 
@@ -9,7 +9,6 @@ The second kind: an fp32 weight that a forward rounds to the nearest half-precis
 stored in bf16 stands on these numbers.
 """
 
-import copy
 import os
 import subprocess
 import sys
@@ -77,17 +76,6 @@ def blind(real, model, ids, attention_mask, *rest, **cache):
     return real(model, ids, mask, *rest, **cache)
 
 
-@torch.no_grad()
-def noisy(real, run, policy, pairs):
-    """The reference has other weights: each matrix with noise of a tenth of its deviation."""
-    other, generator = copy.deepcopy(policy), torch.Generator(policy.model.device).manual_seed(0)
-    for weight in other.parameters():
-        if weight.ndim > 1:
-            draw = torch.randn(weight.shape, generator=generator, device=weight.device)
-            weight += draw * 0.1 * weight.std()
-    return real(run, other, pairs)
-
-
 def scaled(factor):
     """A family that multiplies its logits behind the head, as Granite does by 1/8."""
     return replaced(common, "head_logits", lambda real, *given: real(*given) * factor)
@@ -106,7 +94,6 @@ SLIPS = {  # what to plant, what the message says, in which precisions it is see
     "half the prompt": (replaced(common, "hidden_states", blind), OURS, ALL),
     # by less than the bound of half precision, .1 in the mean
     "logits x 0.8": (scaled(0.8), OURS, ["fp32"]),
-    "reference + 10 %": (replaced(dpo, "reference_logps", noisy), "h before step one", ["fp32"]),
 }
 PLANTED = [(slip, dtype) for slip, (_, _, dtypes) in SLIPS.items() for dtype in dtypes]
 

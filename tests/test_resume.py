@@ -144,7 +144,13 @@ def test_a_step_that_overflows_in_fp16_is_skipped(name, train, world, tmp_path, 
     assert all(torch.equal(x, after[key]) for key, x in before.items() if "head" not in key)
 
 
-ALONE = {"ppo": "--prompts PROMPTS", "grpo_rubric": "--data RUBRICS", "grpo_agent": ""}
+ALONE = {
+    "dpo": "--pairs PAIRS",
+    "reward_train": "--pairs PAIRS",
+    "ppo": "--prompts PROMPTS",
+    "grpo_rubric": "--data RUBRICS",
+    "grpo_agent": "",
+}
 
 
 @cases("""
@@ -155,6 +161,9 @@ ppo | --reward-fn no.py:f | --reward-fn no.py
 ppo | --gold no.py:f --reward-model REWARD | --gold no.py
 ppo | --reward-fn NONE_SUCH | --reward-fn none_such
 ppo | --reward-model MODEL | --reward-model llama-0
+ppo | --reward-model LABELS | --reward-model
+reward_train | --model LABELS | --model
+dpo | --fsdp | --fsdp
 ppo | --reward-model no/folder | --reward-model no/folder
 ppo | --model REWARD --reward-model REWARD | --model reward/llama-0
 ppo | --patience 3 --eval-fraction 0 --reward-model REWARD | --patience

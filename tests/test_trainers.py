@@ -140,7 +140,7 @@ def test_dpo_starts_at_its_reference_and_learns(trained, tmp_path, capsys, loss_
 
 
 def test_another_reference_stops_a_run(trained, monkeypatch):
-    """By .01 of a log-prob; a bound of .1 would miss it. (Others: test_half.py.)"""
+    """By .01 of a log-prob; a bound of .1 would miss it."""
     real, shift = dpo.reference_logps, torch.tensor([[0.01], [0.0]])
     monkeypatch.setattr(dpo, "reference_logps", lambda *given: real(*given) + shift)
     assert "h before step one" in error_of(trained, dpo, pair_rows())
@@ -284,13 +284,6 @@ def test_what_a_reward_model_does_not_read_gets_no_score(reward_folder, capsys):
     score.check_room(longest=100, max_new_tokens=29)
     with pytest.raises(files.UserError, match="--reward-model.*--max-new-tokens 30"):
         score.check_room(longest=100, max_new_tokens=30)
-
-
-@pytest.mark.parametrize("trainable", [False, True])
-def test_three_labels_are_no_reward_model(trainable, tmp_path, tokenizer):
-    """(A policy is none either: test_resume.py.)"""
-    given = tiny_reward_model("llama", tmp_path, num_labels=3), tokenizer, CPU, torch.float32
-    assert "--reward-model" in error_of(reward_models.load_scorer, *given, trainable)
 
 
 # ---- what a run writes and says ----

@@ -233,6 +233,15 @@ def policy_of(folder, trainable=False, dtype=torch.float32, **options):
     return common.Policy(model, dtype)
 
 
+def filled(policy):
+    """With an adapter that does something: B at 0 passes every test."""
+    torch.manual_seed(0)
+    for name, weight in policy.named_parameters():
+        if "lora_B" in name:
+            weight.data.normal_(std=0.1)
+    return policy
+
+
 def user(text):
     return {"role": "user", "content": text}
 
