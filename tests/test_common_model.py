@@ -324,11 +324,8 @@ def test_a_folder_opens_in_plain_transformers(family, rank, made, tmp_path, toke
         assert torch.equal(outputs(policy_of(out)), outputs(policy))
         return
     peft = pytest.importorskip("peft", reason="needs the development dependency peft")
-    theirs = peft.PeftModel.from_pretrained(base, out / "adapter").eval()
+    theirs = peft.AutoPeftModelForCausalLM.from_pretrained(out / "adapter").eval()  # over its base
     assert (logits_of(theirs) - expected).abs().max() < 1e-5
-    config = read_json(out / "adapter" / "adapter_config.json")
-    named = dict(r=4, lora_alpha=8, base_model_name_or_path=made(family), task_type="CAUSAL_LM")
-    assert config.items() >= named.items()
 
 
 def test_the_authors_config_stays(tmp_path, tokenizer):

@@ -62,7 +62,7 @@ def write_bytes(folder, data, name="rows.jsonl"):
     return folder / name
 
 
-@each("text_cases", of="broken_lines")
+@each("cases", of="broken_lines")
 def test_a_broken_line_is_named(line, tail, times, reason, tmp_path):
     line = (line + times * tail).encode("latin-1")
     path = write_bytes(tmp_path, b'{"a": 1}\n\n\n{"a": 2}\n' + line + b"\n")
@@ -116,7 +116,7 @@ def test_what_is_read_of_pairs(rows, settings, options, kept, texts, says, hides
     assert all(fact in shown for fact in says) and not any(fact in shown for fact in hides)
 
 
-@each("text_cases", of="no_usable_rows")
+@each("cases", of="no_usable_rows")
 def test_a_file_without_usable_rows(reason, rows, settings, tmp_path):
     path = write_rows(tmp_path / "pairs.jsonl", rows)
     error = error_of(read, tiny_tokenizer(**settings), path)
@@ -136,7 +136,7 @@ def test_plain_template_is_saved_with_the_tokenizer(tmp_path, capsys):
     assert again.encode(text, add_special_tokens=False) == ids, "as transformers alone encodes it"
 
 
-@each("text_cases", of="end_ids")
+@each("cases", of="end_ids")
 def test_end_ids(eos, template, ends, tmp_path):
     """What the template writes behind an answer, then EOS. They follow the tokenizer: cached, a
     template or an EOS that was set later kept the old answer."""
@@ -285,7 +285,7 @@ def test_prompts_and_groups_never_part(tmp_path, tokenizer):
 # ---- the split ----
 
 
-@each("text_cases", of="one_prompt")
+@each("cases", of="one_prompt")
 def test_one_prompt_is_one_whatever_its_form(a, b, same):
     assert (prompt_key({"prompt": a}) == prompt_key({"prompt": b})) == same
     assert (prompt_key({"prompt": "x", "group": a}) == prompt_key({"prompt": b})) == same

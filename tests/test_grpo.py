@@ -249,4 +249,3 @@ def test_what_a_run_leaves(world, tmp_path, monkeypatch):
     assert [row["step"] for row in log if "val/score" in row] == [0, 2, 3]
     assert [row["step"] for row in log if "test/score" in row] == [3]
     assert {"train", "val", "test"} == {a["split"] for a in answers}
-    common.load_model(out, "cpu", torch.float32)

@@ -127,7 +127,7 @@ def stored(tmp_path_factory):
     return stored_in_bf16(BASE, tmp_path_factory.mktemp("stored") / "model")
 
 
-def test_bf16_learns_what_fp32_learns(stored, pairs, monkeypatch):
+def test_bf16_learns_what_fp32_learns(stored, pairs):
     """SmolLM2 in bf16 gained a fifth of what it gained in fp32 in six steps at 1e-5, and DPO's
     held-out loss fell to .62 in place of .46. Here: what four small steps towards eight answers add
     to the mean log-prob of their tokens."""
@@ -149,8 +149,6 @@ def test_bf16_learns_what_fp32_learns(stored, pairs, monkeypatch):
 
     exact, half = learn(torch.float32), learn(torch.bfloat16)
     assert exact > 0.02 and half == pytest.approx(exact, rel=0.2)
-    monkeypatch.setattr(common, "spread_weights", lambda model, seed: None)
-    assert learn(torch.bfloat16) < 0.6 * exact
 
 
 BF16 = dict(dtype=torch.bfloat16)
