@@ -22,7 +22,7 @@ from parts.pairs import Pairs
 from parts.votes import load_items, read_log, replay
 from tiny import tiny_tokenizer
 
-VALUES = [None, True, 0, -1, 1e400, "", " ", "x", "\ud800", [], [None], {}, {"role": "user"}, [{"role": ["user"], "content": {}}], "é" * 5000]  # fmt: skip
+VALUES = [row["value"] for row in rows_of("cases", of="value")] + ["é" * 5000]
 PIECES = [b",", b'"', b"\n", b"\x00", b"\xff", b";", b"nan", b"3", b""]
 TOKENIZER = tiny_tokenizer()
 DECISIONS = b"id,p,g\n0,0,a\n1,1,a\n2,0,b\n3,1,b\n4,0,a\n5,1,a\n6,0,b\n7,1,b\n"

@@ -387,8 +387,8 @@ def test_best_weights_are_restored(restore, llama_folder, traced, tmp_path):
 @pytest.mark.parametrize("chat", ["", "--chat"])
 def test_validation_prompts_are_trained_on_nowhere(chat, line, tmp_path, tokenizer):
     """In any form: a text, and the same as messages, are one prompt. With --chat texts are turns."""
-    rows = [(f"Ask {i}.", i) for i in range(40)] + [([user(f"ask  {i}.")], i) for i in range(40)]
-    prompts = write_rows(tmp_path / "p.jsonl", [dict(prompt=prompt, i=i) for prompt, i in rows])
+    rows = [{"prompt": x, "i": i} for i in range(40) for x in (f"Ask {i}.", [user(f"ask  {i}.")])]
+    prompts = write_rows(tmp_path / "p.jsonl", rows)
     args = ppo.parse_args(line("none", "--eval-fraction 0.3", chat, prompts=prompts))
     train, val = rollouts.split_prompts(args, tokenizer)
     held, trained = ({row["i"] for row in part} for part in (val, train))

@@ -31,7 +31,7 @@ pytestmark = [
 MODEL = REPO / "runs/smollm2"
 CPU, FP32, BF16 = torch.device("cpu"), torch.float32, torch.bfloat16
 LORA_LAYERS = 30 * 7  # each of 30 blocks has four projections of attention and three of the MLP
-STAGES = ["sft", "reward_train", "dpo", "ppo-shared", "grpo_rubric", "grpo_agent"]
+STAGES = "sft reward_train dpo ppo-shared grpo_rubric grpo_agent".split()
 RUNS = [(name, "bf16") for name in (*STAGES, "ppo-separate")]  # all weights
 
 

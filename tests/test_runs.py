@@ -384,7 +384,7 @@ def before_each_change(folder, patch):
             file.flush()
         states.append(contents(folder))
 
-    for name in ("rename", "replace", "mkdir", "rmdir", "unlink", "chmod"):
+    for name in "rename replace mkdir rmdir unlink chmod".split():
         patch.setattr(os, name, counted(getattr(os, name)))
     patch.setattr(os, "fsync", counted(lambda descriptor: None))  # no power fails here
     patch.setattr(torch, "save", in_halves)

@@ -145,6 +145,12 @@ class FourLogits(torch.nn.Module):
         return letters, (ids, torch.ones_like(mask), mask)
 
 
+def at_the_start(kind):
+    """A model, the policy of `kind` that it is, its reference, and a generator."""
+    model, reference = FourLogits(), Policy(FourLogits(), torch.float32)
+    return model, kind(model, torch.float32), reference, torch.Generator().manual_seed(0)
+
+
 class FourAnswers:
     pad, batch = END, Pairs.batch
     prompts = [[PROMPT]] * 12
@@ -170,10 +176,10 @@ def test_where_the_objectives_land(flags, share, expected):
     `robust` told so, is π*. IPO: h_i is the mean over j of P(i over j) − P(j over i), over 2β = 1,
     for an answer of one token; two have twice that, and half of β."""
     args = dpo.parse_args(f"--beta {BETA} {flags}".split())
-    model, everything = FourLogits(), list(range(12))
-    policy, four = Policy(model, torch.float32), FourAnswers()
+    model, policy, reference, _ = at_the_start(Policy)
+    four, everything = FourAnswers(), list(range(12))
     with torch.no_grad():
-        ref_logps, _ = dpo.pair_logps(policy, four, everything)
+        ref_logps, _ = dpo.pair_logps(reference, four, everything)
     given = SimpleNamespace(args=args, state={"reference": ref_logps}), policy, four, everything
     # an expectation: the shares sum to 1
     train(lambda _: (share * dpo.forward(*given)[0]).sum(), model.weight, steps=250)
@@ -182,8 +188,7 @@ def test_where_the_objectives_land(flags, share, expected):
 
 def test_sampled_ppo():
     """The update of ppo.py, on 150 rollouts of 512 drawn answers, two minibatches each."""
-    model, reference = FourLogits(), Policy(FourLogits(), torch.float32)
-    policy, generator = PolicyWithValues(model, torch.float32), torch.Generator().manual_seed(0)
+    model, policy, reference, generator = at_the_start(PolicyWithValues)
     optimizer = torch.optim.AdamW(policy.parameters(), weight_decay=0.0)
     for step in range(150):
         optimizer.param_groups[0]["lr"] = 0.02 * (1 - step / 150)
@@ -216,8 +221,7 @@ def test_grpo_update_lands_on_the_optimum(substeps, steps, bound, monkeypatch, t
     args = parser.parse_args([*argv.split(), *SAMPLED])
     args.temperature = 1.0
     monkeypatch.setattr(runs, "MAX_GRAD_NORM", 100.0)
-    model, reference = FourLogits(), Policy(FourLogits(), torch.float32)
-    policy, generator = Policy(model, torch.float32), torch.Generator().manual_seed(0)
+    model, policy, reference, generator = at_the_start(Policy)
     run = runs.Run("toy", args, ())
     monkeypatch.setattr(common, "pad_id", lambda tokenizer: END)
     optimizer = run.start({"policy": policy}, None, (0.03,) * 3, steps, [])

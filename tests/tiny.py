@@ -55,7 +55,7 @@ SENTENCES = [
     "Which candidate fits this role? The first one, with two audits led.",
 ]
 # every token a template above may write; the reserved one is what a tokenizer without pad may use
-SPECIALS = ["<|user|>", "<|assistant|>", "<|system|>", "<|im_start|>", "<|im_end|>", "<|reserved|>"]
+SPECIALS = "<|user|> <|assistant|> <|system|> <|im_start|> <|im_end|> <|reserved|>".split()
 
 
 F64 = dict(dtype=torch.float64)
