@@ -138,8 +138,7 @@ overdriven: $(RUNTIME)
 # a planted preference, with three seeds: in reward models on fair votes, on biased ones, and on these with copies under other
 # names; in policies tuned on fair and on biased votes, about answers, then about recommendations, these also under other names
 # (three quarters of an hour a seed on one core)
-lesson: $(SEEDS:%=lesson-%) $(DEV)
-	$(PY) -m pytest -q tests/test_lesson.py
+lesson: $(SEEDS:%=lesson-%)
 
 $(SEEDS:%=lesson-%): lesson-%: $(RUNTIME)
 	$(PY) reward_train.py --pairs data/rank_train.jsonl --steps 160 --seed $* --out runs/$@/fair --overwrite

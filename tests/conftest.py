@@ -42,7 +42,7 @@ def pytest_collection_modifyitems(items):
 
 @pytest.fixture
 def quiet_process(monkeypatch):
-    for name in ("OPENAI_API_KEY", "OPENAI_BASE_URL", "HTTP_PROXY", "http_proxy", "ALL_PROXY"):
+    for name in "OPENAI_API_KEY OPENAI_BASE_URL HTTP_PROXY http_proxy ALL_PROXY".split():
         monkeypatch.delenv(name, raising=False)
     handlers = {n: signal.getsignal(n) for n in (signal.SIGINT, signal.SIGTERM)}
     state = torch.get_rng_state()

@@ -4,6 +4,7 @@ import sys
 
 import pytest
 
+from case_rows import each
 from conftest import REPO
 
 sys.path.insert(0, str(REPO / "bench"))
@@ -17,9 +18,7 @@ def fake(script, **more):
 
 
 # 9e-5 is rounding, 1.1e-4 another computation; who stops early would be fast; NaN compares as False
-@pytest.mark.parametrize("losses, same", [
-    ([0.7, 0.60009], True), ([0.7, 0.60011], False), ([0.7], False), ([0.7, float("nan")], False),
-], ids=["rounding", "other loss", "fewer steps", "NaN"])  # fmt: skip
+@each("cases", of="bench")
 def test_no_ratio_unless_both_did_the_same(losses, same, monkeypatch):
     theirs = {"ours.py": {}, "theirs.py": {"losses": losses}}
     monkeypatch.setattr(bench, "run_child", lambda a, name, **k: fake(name, **theirs[name]))

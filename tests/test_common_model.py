@@ -17,7 +17,7 @@ import tiny
 from common import load_model
 from parts import parallel
 from parts.shared_prompt import can_share
-from tiny import CHATML, FAMILIES, cases, error_of, read_json, tiny_model, tiny_tokenizer
+from tiny import CHATML, FAMILIES, cases, error_of, filled, read_json, tiny_model, tiny_tokenizer
 
 # of 8 tokens; of Qwen in one layer
 WINDOWS = {"mistral window": "mistral", "qwen2 window": "qwen2"}
@@ -38,16 +38,9 @@ def made(folders, tmp_path_factory):
     return lambda family: windows.get(family) or folders[family]
 
 
-def batch(pad=7):
-    ids, attention_mask, mask = common.pad_rows(PROMPTS, ANSWERS)
+def batch(pad=7, side="right"):
+    ids, attention_mask, mask = common.pad_rows(PROMPTS, ANSWERS, side=side)
     return [ids.masked_fill(~attention_mask, pad), attention_mask, mask]
-
-
-def left(rows, pad):
-    """The same rows, padded on the left, and by ten columns more."""
-    wide = [F.pad(x, (0, 10), value=pad * (x.dtype == torch.long)) for x in rows]
-    n_pads = (~wide[1]).sum(1).tolist()
-    return [torch.stack([row.roll(n) for row, n in zip(x, n_pads)]) for x in wide]
 
 
 def gradients(model):
@@ -77,7 +70,7 @@ def test_log_probs_and_entropies_are_those_of_each_row_alone(family, made):
             logits = policy.model(torch.tensor([p + a])).logits[0].double() / temperature
             logps = F.log_softmax(logits[len(p) - 1 : -1], -1)
             expected.append((logps[range(len(a)), a], -(logps.exp() * logps).sum(-1)))
-        for rows in (batch(), batch(6), left(batch(), 7)):
+        for rows in (batch(), batch(6), [F.pad(x, (10, 0)) for x in batch(side="left")]):
             for ours, theirs in zip(policy(*rows, temperature), zip(*expected)):
                 assert ours[rows[2]].tolist() == pytest.approx(torch.cat(theirs).tolist(), abs=2e-5)
                 assert (ours[~rows[2]] == 0).all() and ours.dtype == FP32
@@ -121,12 +114,8 @@ def test_log_softmax_is_fp32_for_bf16_models(tmp_path):
     policy = policy_of(folder, trainable=False, dtype=torch.bfloat16)
     hidden = common.hidden_states(policy.model, *rows[:2], torch.bfloat16)[0, :-1]
     logits = hidden.double() @ policy.model.lm_head.weight.double().T
-    double, half = (
-        F.log_softmax(x, -1).gather(-1, torch.tensor(row[1:])[:, None]).double().sum().item()
-        for x in (logits, logits.bfloat16())
-    )
+    double = F.log_softmax(logits, -1).gather(-1, torch.tensor(row[1:])[:, None]).sum().item()
     assert policy(*rows)[0].sum().item() == pytest.approx(double, abs=0.1)
-    assert abs(half - double) > 0.1
 
 
 # ---- one prompt for both answers ----
@@ -221,27 +210,30 @@ def test_a_wrong_or_damaged_folder_is_one_line(who, folder, reason, file, conten
         assert refused.startswith(f"--x {path}: ") and reason in refused and len(refused) < 1200
 
 
-@pytest.mark.parametrize(
-    "capability, dtype", [((6, 1), "fp16"), ((7, 5), "fp16"), ((8, 0), "bf16")]
-)
-def test_precision_is_picked_by_capability(capability, dtype, monkeypatch):
+@cases("""
+capability | device | given | picked | dtype
+(6, 1) | auto | auto | cuda | fp16
+(7, 5) | auto | auto | cuda | fp16
+(8, 0) | auto | auto | cuda | bf16
+(8, 0) | cuda:0 | fp32 | cuda:0 | fp32
+(8, 0) | cpu | auto | cpu | fp32
+(8, 0) | cpu | fp16 | cpu | fp16
+""")
+def test_precision_is_picked_by_capability(capability, device, given, picked, dtype, monkeypatch):
     """A T4 (7, 5) emulates bf16, slower than fp32, and says that it is supported."""
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda *device: capability)
     monkeypatch.setattr(torch, "set_float32_matmul_precision", lambda name: None)
     monkeypatch.setattr(torch, "ones", lambda *size, device: torch.zeros(()))  # there is no GPU
-    assert parallel.pick("auto", "auto") == (torch.device("cuda"), parallel.DTYPES[dtype])
-    for device, given, picked in (
-        ("cuda:0", "fp32", FP32), ("cpu", "auto", FP32), ("cpu", "fp16", torch.float16),
-    ):  # fmt: skip
-        assert parallel.pick(device, given)[1] == picked
+    assert parallel.pick(device, given) == (torch.device(picked), parallel.DTYPES[dtype])
 
 
-@pytest.mark.parametrize(
-    "family, rank, dropout",
-    [("gpt2", 0, dict(attn_pdrop=0.5, resid_pdrop=0.5, embd_pdrop=0.5)),
-     ("llama", 0, dict(attention_dropout=0.5)), ("llama", 4, dict(attention_dropout=0.5))],
-)  # fmt: skip
+@cases("""
+family | rank | dropout
+gpt2 | 0 | {"attn_pdrop": 0.5, "resid_pdrop": 0.5, "embd_pdrop": 0.5}
+llama | 0 | {"attention_dropout": 0.5}
+llama | 4 | {"attention_dropout": 0.5}
+""")
 def test_gradient_checkpointing_acts_and_is_exact(family, rank, dropout, tmp_path):
     """It sleeps in eval mode, loses all gradients under LoRA without a hook, and must not wake
     dropout."""
@@ -259,15 +251,6 @@ def test_gradient_checkpointing_acts_and_is_exact(family, rank, dropout, tmp_pat
 
 
 # ---- LoRA ----
-
-
-def filled(policy, std=0.1):
-    """B at 0 passes every test: give it numbers."""
-    for name, weight in policy.named_parameters():
-        if "lora_B" in name:
-            generator = torch.Generator().manual_seed(sum(map(ord, name)))
-            weight.data.normal_(std=std, generator=generator)
-    return policy
 
 
 def outputs(policy):
@@ -297,13 +280,11 @@ def test_lora_starts_as_the_identity_and_switches_off(family, made):
 def test_the_start_follows_the_seed(folders):
     """A has PyTorch's own start, uniform within ±1/√in."""
     a, b, c = (
-        [layer.lora_A.weight for _, layer in parallel.lora_layers(
-            policy_of(folders["llama"], lora_rank=4, seed=seed).model)]
-        for seed in (1, 1, 2)
-    )  # fmt: skip
-    for x, y, z in zip(a, b, c):
-        assert torch.equal(x, y) and not torch.equal(x, z)
-        assert x.std().item() == pytest.approx((3 * x.shape[1]) ** -0.5, rel=0.2)
+        policy_of(folders["llama"], lora_rank=4, seed=seed).state_dict() for seed in (1, 1, 2)
+    )
+    for name in [name for name in a if "lora_A" in name]:
+        assert torch.equal(a[name], b[name]) and not torch.equal(a[name], c[name])
+        assert a[name].std().item() == pytest.approx((3 * a[name].shape[1]) ** -0.5, rel=0.2)
     assert error_of(lambda: policy_of(folders["gpt2"], lora_rank=2)).startswith("--lora-rank")
 
 
@@ -344,11 +325,8 @@ def test_a_folder_opens_in_plain_transformers(family, rank, made, tmp_path, toke
         assert torch.equal(outputs(policy_of(out)), outputs(policy))
         return
     peft = pytest.importorskip("peft", reason="needs the development dependency peft")
-    theirs = peft.PeftModel.from_pretrained(base, out / "adapter").eval()
+    theirs = peft.AutoPeftModelForCausalLM.from_pretrained(out / "adapter").eval()  # over its base
     assert (logits_of(theirs) - expected).abs().max() < 1e-5
-    config = read_json(out / "adapter" / "adapter_config.json")
-    named = dict(r=4, lora_alpha=8, base_model_name_or_path=made(family), task_type="CAUSAL_LM")
-    assert config.items() >= named.items()
 
 
 def test_the_authors_config_stays(tmp_path, tokenizer):
@@ -367,10 +345,11 @@ def test_the_authors_config_stays(tmp_path, tokenizer):
     assert {w.dtype for w in opened.parameters()} == {FP32}
 
 
-TWO_LABELS = {"id2label": {"0": "a", "1": "b"}, "label2id": {"a": 0, "b": 1}}
-
-
-@pytest.mark.parametrize("labels", [{}, TWO_LABELS], ids=["none", "two"])
+@cases("""
+labels
+{}
+{"id2label": {"0": "a", "1": "b"}, "label2id": {"a": 0, "b": 1}}
+""")
 def test_a_fresh_head_opens_with_one_label(labels, tmp_path, tokenizer):
     """Whatever labels the base's config names."""
     folder, out = tiny_model("llama", tmp_path), tmp_path / "out"

@@ -6,10 +6,12 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import common
+from case_rows import each
 from parts import answers, files
 from parts.files import UserError
 from parts.messages import hash_fraction, prompt_key
@@ -18,6 +20,7 @@ from tiny import (
     CHATML,
     cases,
     error_of,
+    on,
     pair_rows,
     said,
     tiny_model,
@@ -59,54 +62,12 @@ def write_bytes(folder, data, name="rows.jsonl"):
     return folder / name
 
 
-BROKEN = {
-    b'{"a": 1': "not valid JSON",
-    b"{'a': 1}": "not valid JSON",
-    b'{"a": 1} {"a": 2}': "not valid JSON",
-    b"[1, 2]": "object",
-    b"null": "object",
-    b'{"a": NaN}': "NaN",
-    b'{"a": -Infinity}': "Infinity",
-    b'{"a": "\xff\xfe"}': "utf-8",
-    b'{"n": ' + b"9" * 6000 + b"}": "digit",
-    b'{"a": ' + b"[" * 100_000: "recursion",
-    b'{"a": "half \\ud800"}': "surrogate",
-    b'{"a": ["\\uDFFF"]}': "surrogate",
-    b"prompt,chosen,rejected": "not valid JSON",
-    b"PAR1\x15\x04": "",
-}
-
-
-@pytest.mark.parametrize("line", BROKEN, ids=lambda line: str(line[:20]))
-def test_a_broken_line_is_named(line, tmp_path):
+@each("cases", of="broken_lines")
+def test_a_broken_line_is_named(line, tail, times, reason, tmp_path):
+    line = (line + times * tail).encode("latin-1")
     path = write_bytes(tmp_path, b'{"a": 1}\n\n\n{"a": 2}\n' + line + b"\n")
     refused = error_of(lambda: list(files.read_jsonl(path, flag="--pairs")))
-    assert refused.startswith(f"--pairs {path}:5: ") and BROKEN[line] in refused
-
-
-JSON = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(max_size=4)
-    | st.sampled_from(["user", "assistant", "\ud800"]),
-    lambda inner: st.lists(inner, max_size=3)
-    | st.dictionaries(st.sampled_from(["role", "content", "tool_calls", "x"]), inner, max_size=3),
-    max_leaves=6,
-)  # fmt: skip
-KEYS = "prompt chosen rejected tie group tools task split".split()
-
-
-@given(
-    change=st.dictionaries(st.sampled_from(KEYS), JSON, max_size=3),
-    base=st.sampled_from([GOOD, CHAT]),
-)
-def test_any_row_is_a_pair_or_one_line(tmp_path_factory, tokenizer, change, base):
-    file = tmp_path_factory.mktemp("rows") / "pairs.jsonl"
-    file.write_text(json.dumps({**base, **change}) + "\n" + json.dumps(base) + "\n")
-    for chat in (False, True):
-        try:
-            pairs = read(tokenizer, file, chat=chat, fraction=0.5)
-            assert 1 <= len(pairs.train) + len(pairs.held) <= 2
-        except UserError as error:
-            assert "\n" not in str(error)
+    assert refused.startswith(f"--pairs {path}:5: ") and reason in refused
 
 
 def test_lines_of_a_file(tmp_path):
@@ -140,19 +101,26 @@ def test_what_is_written(tmp_path):
 # ---- text to ids ----
 
 
-@pytest.mark.parametrize("chat", [False, True])
-def test_text_is_continued_and_messages_are_rendered(chat, tmp_path, plain, capsys):
-    """One rule for every model, and one line that says it; --chat makes a user's turn of a text."""
-    tokenizer = tiny_tokenizer()
-    for text in "Which candidate fits?", "<|user|>Hi<|assistant|>", "Q?\n### Response:\n":
-        row = {"prompt": text, "chosen": "The first one.", "rejected": "None."}
-        pairs = read(tokenizer, write_rows(tmp_path / "pairs.jsonl", [row]), chat=chat)
-        asked = common.encode_prompt(tokenizer, [user(text)] if chat else text)
-        assert pairs.prompts[0].tolist() == asked
-        assert (asked == tokenizer.encode(text)) != chat
-        assert "1 prompts given as text" in capsys.readouterr().out
-    read(plain, tmp_path / "pairs.jsonl")
-    assert "--chat" not in capsys.readouterr().out, "without a template there is one way only"
+@each("pair_files")
+def test_what_is_read_of_pairs(rows, settings, options, kept, texts, says, hides, tmp_path, capsys):
+    """One rule for every model: text is continued, messages are rendered. Rows that are left out are
+    counted, and nothing vanishes."""
+    tokenizer = tiny_tokenizer(**settings)
+    path = write_rows(tmp_path / "pairs.jsonl", rows)
+    pairs = read(tokenizer, path, **options)
+    sides = zip(pairs.prompts, pairs.chosen, pairs.rejected)
+    assert [[*map(tokenizer.decode, row)] for row in sides] == texts
+    assert [*pairs.places] == [f"{path}:{i + 1}" for i in kept] and len(pairs.train) == len(kept)
+    assert "chat" in options or [*pairs.rows] == [rows[i] for i in kept]
+    shown = capsys.readouterr().out
+    assert all(fact in shown for fact in says) and not any(fact in shown for fact in hides)
+
+
+@each("cases", of="no_usable_rows")
+def test_a_file_without_usable_rows(reason, rows, settings, tmp_path):
+    path = write_rows(tmp_path / "pairs.jsonl", rows)
+    error = error_of(read, tiny_tokenizer(**settings), path)
+    assert error.startswith("--pairs") and reason in error
 
 
 def test_plain_template_is_saved_with_the_tokenizer(tmp_path, capsys):
@@ -168,11 +136,7 @@ def test_plain_template_is_saved_with_the_tokenizer(tmp_path, capsys):
     assert again.encode(text, add_special_tokens=False) == ids, "as transformers alone encodes it"
 
 
-@pytest.mark.parametrize(
-    "eos, template, ends",
-    [("<|end|>", CHATML, ["<|im_end|>", "<|end|>"]), ("<|im_end|>", CHATML, ["<|im_end|>"]),
-     (None, CHATML, ["<|im_end|>"]), ("<|end|>", None, ["<|end|>"])],
-)  # fmt: skip
+@each("cases", of="end_ids")
 def test_end_ids(eos, template, ends, tmp_path):
     """What the template writes behind an answer, then EOS. They follow the tokenizer: cached, a
     template or an EOS that was set later kept the old answer."""
@@ -185,18 +149,6 @@ def test_end_ids(eos, template, ends, tmp_path):
         common.load_tokenizer(bare)
 
 
-def test_a_template_that_refuses_drops_the_row(tmp_path, capsys):
-    """One such row is a row; if it is all of them, the line says so."""
-    refuse = "{% if messages[0].role == 'system' %}{{ raise_exception('no system') }}{% endif %}"
-    tokenizer = tiny_tokenizer()
-    tokenizer.chat_template = refuse + tokenizer.chat_template
-    bad = {**CHAT, "prompt": [{"role": "system", "content": "Be kind."}, *USER]}
-    assert len(read(tokenizer, write_rows(tmp_path / "a.jsonl", [bad, CHAT, bad])).places) == 1
-    assert "no system" in capsys.readouterr().out
-    with pytest.raises(UserError, match="--pairs: no usable row .*no system"):
-        read(tokenizer, write_rows(tmp_path / "a.jsonl", [bad]))
-
-
 def test_pad_id_never_ends_an_answer():
     own = tiny_tokenizer()
     assert common.pad_id(own) == own.pad_token_id
@@ -207,10 +159,9 @@ def test_pad_id_never_ends_an_answer():
 
 def test_masks_are_made_from_lengths():
     """A mask by `ids != pad` loses the EOS where pad = EOS; here pad stands everywhere."""
-    ids, *masks = common.pad_rows([[0], [0, 0, 0]], [[0, 0, 0, 0], [0]])
-    assert (ids == 0).all() and ids.shape == (2, 5)
-    attention_mask, mask = (["".join(map(str, row)) for row in x.int().tolist()] for x in masks)
-    assert attention_mask == ["11111", "11110"] and mask == ["01111", "00010"]
+    rows = common.pad_rows([[0], [0, 0, 0]], [[0, 0, 0, 0], [0]])
+    given, answers = on([1] * 5, [1, 1, 1, 1, 0]), on([0, 1, 1, 1, 1], [0, 0, 0, 1, 0])
+    torch.testing.assert_close(rows, [torch.zeros(2, 5, dtype=torch.long), given, answers])
     ids, *_ = common.pad_rows([[1], [2, 3]], [[4, 5, 6], [8]])
     assert ids.tolist() == [[1, 4, 5, 6], [2, 3, 8, 0]]
 
@@ -244,13 +195,11 @@ def test_cutting(n, answers, limit, lengths, plain):
 
 
 def test_batches_are_a_permutation_per_epoch_with_its_short_last_batch():
-    batches = [common.batch_indices(10, 4, 0, step) for step in range(1, 10)]
-    assert [(len(indices), epoch) for indices, epoch in batches] == [
-        (n, epoch) for epoch in range(3) for n in (4, 4, 2)
-    ]
-    orders = [np.concatenate([b for b, _ in batches[i : i + 3]]).tolist() for i in (0, 3, 6)]
-    assert [sorted(order) for order in orders] == [[*range(10)]] * 3
-    assert orders[0] != orders[1] != orders[2]
+    batches = [common.batch_indices(10, 4, 0, step) for step in range(1, 7)]
+    sizes = [(len(indices), epoch) for indices, epoch in batches]
+    assert sizes == [(4, 0), (4, 0), (2, 0), (4, 1), (4, 1), (2, 1)]
+    orders = [np.concatenate([b for b, _ in batches[i : i + 3]]).tolist() for i in (0, 3)]
+    assert [sorted(order) for order in orders] == [[*range(10)]] * 2 and orders[0] != orders[1]
     assert (common.batch_indices(10, 4, 1, 1)[0] != batches[0][0]).any(), "another seed"
     assert common.batch_indices(3, 8, 0, 5)[1] == 4, "a batch larger than the data: an epoch a step"
 
@@ -310,26 +259,6 @@ def test_a_malformed_row_stops_with_file_and_line(base, change, reason, tmp_path
     assert refused.startswith(f"--pairs {path}:4: ") and reason in refused
 
 
-def test_unusable_rows_are_counted_and_nothing_vanishes(tmp_path, tokenizer, capsys):
-    """8 rows: 2 equal pairs, 1 tie, 1 pair equal in all tokens that fit; 4 kept, with ties 5. Columns
-    of one's own are carried along: exports have lists of tags."""
-    long, path = numbers_as_text(30), tmp_path / "pairs.jsonl"
-    rows = [{}, {"task": ["hr"], "split": 7}, {"rejected": "hold"}, {"chosen": "reject"}]
-    rows += [{"tie": True}, {"chosen": long + "x", "rejected": long + "y"}]
-    rows += [{"tie": False, "chosen": long}, {"tie": None}]
-    write_rows(path, [GOOD | row for row in rows])
-    for ties in (False, True):
-        pairs = read(tokenizer, path, max_length=16, keep_ties=ties)
-        shown = capsys.readouterr().out
-        assert "rows 8" in shown and "equal answers 3" in shown and ("tie 1" in shown) != ties
-        kept = [0, 1, *[4] * ties, 6, 7]
-        assert [*pairs.rows] == [GOOD | rows[i] for i in kept] and len(pairs.train) == len(kept)
-        assert [*pairs.places] == [f"{path}:{i + 1}" for i in kept]
-    assert len(pairs.prompts[3]) + len(pairs.chosen[3]) == 16
-    for reason, unusable in (("the file is empty", []), ("tie 2", [GOOD | rows[4]] * 2)):
-        assert reason in error_of(read, tokenizer, write_rows(path, unusable))
-
-
 def test_prompts_and_groups_never_part(tmp_path, tokenizer):
     """300 prompts, two rows each: the same ones in any order, .2 ± 3 sd (60 ± 21). "group" decides in
     the prompt's place: a prompt, whatever its form, or a name, or a number."""
@@ -356,19 +285,8 @@ def test_prompts_and_groups_never_part(tmp_path, tokenizer):
 # ---- the split ----
 
 
-@cases("""
-name | a | b | same
-form | "What is 2+2?" | [("user", "What is 2+2?")] | True
-blanks and case | "What is 2+2?" | " what\\n is 2+2? " | True
-each turn | [("user", "Hi"), ("assistant", "Yes?"), ("user", "Who?")] | [("user", "Hi")] | True
-system | [("system", "Be fair."), ("user", "Hi")] | [("user", "Hi")] | False
-other | "What is 2+2?" | "What is 2+3?" | False
-""")
-def test_one_prompt_is_one_whatever_its_form(name, a, b, same):
-    a, b = (
-        x if isinstance(x, str) else [{"role": role, "content": text} for role, text in x]
-        for x in (a, b)
-    )
+@each("cases", of="one_prompt")
+def test_one_prompt_is_one_whatever_its_form(a, b, same):
     assert (prompt_key({"prompt": a}) == prompt_key({"prompt": b})) == same
     assert (prompt_key({"prompt": "x", "group": a}) == prompt_key({"prompt": b})) == same
 
@@ -417,7 +335,12 @@ def test_it_holds_the_share_and_stays_within_0_and_1(rows):
     assert -1e-9 <= low <= np.mean(right) + 1e-9 and np.mean(right) - 1e-9 <= high <= 1 + 1e-9
 
 
-@pytest.mark.parametrize("prompts, rows, mean", [(50, 8, 0.7), (60, 5, 0.6), (100, 8, 0.8)])
+@cases("""
+prompts | rows | mean
+50 | 8 | 0.7
+60 | 5 | 0.6
+100 | 8 | 0.8
+""")
 @pytest.mark.parametrize("agree", [True, False])
 def test_it_covers_in_19_of_20_samples(prompts, rows, mean, agree):
     """Where the rows of a prompt agree, all or none is right; else each prompt has a share of its own,

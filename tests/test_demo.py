@@ -7,7 +7,7 @@ import sys
 import pytest
 
 from conftest import copy_of_the_repository
-from parts import files, stats
+from parts import files
 from tiny import read_json, write_rows
 
 SMALL = """#!/bin/sh
@@ -44,14 +44,11 @@ def demo(tmp_path_factory):
 
 @pytest.mark.slow
 def test_every_command_of_the_loop_runs(demo):
-    """At the end stands the answer of the reports, whose verdicts are of the known kinds."""
+    """At the end stands the answer of the reports."""
     output, folder = demo
     assert re.findall(r"^\[(\d)/6\]", output, re.M) == list("123456")
     assert all((folder / f"{name}.txt").is_file() for name in ("reward", "dpo", "ppo", "grpo"))
     assert all((folder / f"{name}/report.html").is_file() for name in ("report", "fairness"))
-    verdicts = re.findall(r'"verdict": "([^"]+)"', (folder / "fairness/report.json").read_text())
-    kinds = (stats.FOUND, stats.NONE, stats.OPEN, stats.UNMEASURED, "reference")
-    assert verdicts and all(verdict.startswith(kinds) for verdict in verdicts)
     assert read_json(folder / "report" / "report.json")["answer"][0] in output[-2000:]
     page = (folder / "index.html").read_text()
     links = re.findall('href="([^"]+)"', page)

@@ -17,11 +17,14 @@ from case_rows import rows_of
 from conftest import REPO
 from parts import contest, curves, twins
 from parts.files import UserError, read_jsonl
+from parts.pairs import Pairs
 from parts.texts import plain_text
 from parts.votes import load_items, read_log, replay
+from tiny import tiny_tokenizer
 
-VALUES = [None, True, 0, -1, 1e400, "", " ", "x", "\ud800", [], [None], {}, {"role": "user"}, "é" * 5000]  # fmt: skip
+VALUES = [row["value"] for row in rows_of("cases", of="value")] + ["é" * 5000]
 PIECES = [b",", b'"', b"\n", b"\x00", b"\xff", b";", b"nan", b"3", b""]
+TOKENIZER = tiny_tokenizer()
 DECISIONS = b"id,p,g\n0,0,a\n1,1,a\n2,0,b\n3,1,b\n4,0,a\n5,1,a\n6,0,b\n7,1,b\n"
 
 
@@ -90,6 +93,13 @@ def command(main, path, *flags):
     main([*flags, "--out", f"{path}-out", "--overwrite"])
 
 
+def training_pairs(path):
+    for chat in (False, True):
+        args = dict(pairs=[path], eval_pairs=[], eval_fraction=0.5, chat=chat, max_length=64)
+        boundless = SimpleNamespace(get_text_config=dict)  # a config that names no limit
+        Pairs(SimpleNamespace(**args, batch_size=2), TOKENIZER, boundless)
+
+
 def votes_by_group(path):
     fairness.study_votes(path, ["sex"], ("advance", "hold", "reject"))
 
@@ -97,6 +107,7 @@ def votes_by_group(path):
 READ = {
     "prompts": prompts,
     "pairs": lambda path: contest.judge_pairs(path, lambda prompts, answers: [*map(float, map(len, answers))]),
+    "preferences": training_pairs,
     "candidates": lambda path: rank.load_candidates(SimpleNamespace(candidates=path, role=None, text_column="profile")),
     "votes": votes,
     "items": items,

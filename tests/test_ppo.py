@@ -1,7 +1,6 @@
-"""ppo.py: the math by numbers worked on paper (float64, to 1e-7), and whole runs by their traces."""
+"""ppo.py: whole runs by their traces. (The math: test_losses.py.)"""
 
 import math
-from functools import partial
 from types import SimpleNamespace
 
 import numpy as np
@@ -15,16 +14,12 @@ from parts import files, rollouts
 from parts.reward_models import reward_function
 from tiny import (
     CHATML,
-    F64,
     cases,
     close,
     error_of,
     log_of,
-    on,
     pair_rows,
     policy_of,
-    t,
-    tiny_model,
     tiny_reward_model,
     tiny_tokenizer,
     user,
@@ -35,77 +30,9 @@ from tiny import (
 NAN = math.nan
 CPU = torch.device("cpu")
 
-
-REWARDS, VALUES, ALL = t([-0.1, 0, 0.2, 1]), t([0.5, 0.4, 0.3, 0.2]), on([1, 1, 1, 1])
 pytestmark = pytest.mark.usefixtures("quiet_process")
 each_critic = pytest.mark.parametrize("kind", ["separate", "shared"])
 
-
-def test_shape_rewards_golden():
-    """k1 = (.5, −1), so −.1·k1 = (−.05, .1), and the score 2 joins the last action; a cut answer
-    pays there. Columns that are no actions are 0, whatever stands in them."""
-    logps, ref = t([NAN, -1, NAN, -2], [5, -1, NAN, 9]), t([NAN, -1.5, 7, -1], [NAN, -1.5, 8, NAN])
-    given = t(2, -1), logps, ref, on([0, 1, 0, 1], [0, 1, 0, 0]), 0.1
-    cuts = ((), 2.1, -1.05), ((on(1, 0),), 2.1, -2.05), ((on(0, 1), 0.25), 1.85, -1.05)
-    for more, first, second in cuts:
-        rewards, kl = ppo.shape_rewards(*given, *more)
-        assert close(rewards, [[0, -0.05, 0, first], [0, second, 0, 0]])
-        assert close(kl, [[0, 0.5, 0, -1], [0, 0.5, 0, 0]])
-
-
-@cases("""
-options | expected
-{} | [0.48115, 0.717, 0.86, 0.8]
-{"gamma": 0.9, "lam": 0.5} | [-0.2094, 0.068, 0.44, 0.8]
-""")
-def test_gae_golden(options, expected):
-    """λ = .95: A₃ = 1 − .2 = .8, A₂ = .2 + .2 − .3 + .95·.8 = .86; γ discounts the next value and
-    the next advantage. A gap hands on what is behind it, as if columns that are no actions were not
-    there; nothing flows in from behind the end."""
-    mask = on([0, 1, 0, 1, 1, 0, 1, 0, 0])
-    rows = [torch.full(mask.shape, 7.0, **F64).masked_scatter(mask, x) for x in (REWARDS, VALUES)]
-    for *given, actions in ((REWARDS, VALUES, ALL), (*rows, mask)):
-        advantages, returns = ppo.gae(*given, actions, **options)
-        assert close(advantages[actions], expected) and not advantages[~actions].any()
-        assert close((returns - advantages)[actions], VALUES[0]) and not returns[~actions].any()
-
-
-def test_whiten_golden():
-    """{1, 2, 3, 4}: mean 2.5, unbiased variance 5/3, so ±1.1619 and ±.3873 (the population's:
-    ±1.3416); equal values give 0."""
-    x = t([1, 2, 1e9, 3, 4], [NAN, 1e9, math.inf, 1e9, NAN])
-    white = [-1.1618950004, -0.3872983335, 0, 0.3872983335, 1.1618950004]
-    assert close(ppo.masked_whiten(x, on([1, 1, 0, 1, 1], [0] * 5)), [white, [0] * 5])
-    for mask in (on([0, 1]), on([1, 1])):
-        assert close(ppo.masked_whiten(t([3, 3]), mask), [[0, 0]])
-    assert close(ppo.masked_whiten(t([1, 3]), on([1, 1])), [[-(0.5**0.5), 0.5**0.5]])
-
-
-def test_value_loss_golden():
-    """R = 1, V_old = .5, ε = .2: V = 1 is perfect, but moved by .5, so charged as .7: ½·.09 = .045.
-    The gradient is V − R inside the clip, exactly 0 where the clipped branch is the larger."""
-    values = t([1, 0.5, 0, 0.6]).requires_grad_()
-    losses, clipped = ppo.ppo_value_loss(values, t([0.5] * 4), t([1] * 4), ALL)
-    losses.sum().backward()
-    assert close(losses.detach(), [[0.045, 0.125, 0.5, 0.08]])
-    assert clipped.tolist() == [[True, False, False, False]]
-    assert close(values.grad, [[0, -0.5, -1, -0.4]])
-
-
-def test_adaptive_kl_golden():
-    """β·(1 + .1·clip(kl/6 − 1, ±.2)): 9 is clipped to +.2, 3 to −.2, 6.6 gives +.1."""
-    for kl, target, expected in ((9, 6, 0.204), (3, 6, 0.196), (6.6, 6, 0.202), (9, None, 0.2)):
-        assert ppo.adapted_kl_coef(0.2, kl, target) == pytest.approx(expected, abs=1e-12)
-
-
-def test_explained_variance_golden():
-    """R − V has variance 2/3, R 5/3, so 1 − .4 = .6, though V is off by a constant."""
-    R, V, mask = t([1, 2, 3, 4, NAN]), t([8, 9, 9, 12, 1e9]), on([1, 1, 1, 1, 0])
-    assert ppo.explained_variance(R, V, mask) == pytest.approx(0.6, abs=1e-12)
-    assert math.isnan(ppo.explained_variance(R * 0, V, mask))
-
-
-# ---- whole runs ----
 
 REWARD = """
 def vowels(prompts, answers, rows):
@@ -134,35 +61,28 @@ PROMPTS = ["sql", "Assess this: python.", *(row["prompt"] for row in pair_rows(6
 ROWS = [{"prompt": prompt, "i": i} for i, prompt in enumerate(PROMPTS)]
 
 
-def reward_model(family, folder, scale=(0.7, 2.5)):
-    folder = tiny_reward_model(family, folder, None, 5)
-    record = {"stage": "reward_train", "args": {"max_length": 256}, "scale": scale}
-    files.write_json(f"{folder}/args.json", record)
-    return folder
-
-
 @pytest.fixture(scope="module")
-def world(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("world")
+def files_of(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("files")
     (folder / "reward.py").write_text(REWARD)
-    world = {"prompts": write_rows(folder / "p.jsonl", ROWS), "functions": folder / "reward.py"}
-    for family in ("gpt2", "llama"):
-        world[family] = tiny_model(family, folder)
-        world[f"{family} reward"] = reward_model(family, folder / "reward")
-    return world
+    return {"prompts": write_rows(folder / "p.jsonl", ROWS), "functions": folder / "reward.py"}
 
 
-def line(world, out, *flags, family="llama", prompts=None):
+@pytest.fixture
+def line(files_of, folders, reward_folders):
     """argv: 8 rollouts of at most 5 tokens, one step, all prompts trained on; later flags win."""
-    argv = ["--model", world[family], "--prompts", prompts or world["prompts"], "--out", out]
-    argv += ["--rollouts 8 --batch-size 8 --ppo-epochs 1 --max-new-tokens 5 --eval-fraction 0"]
-    argv = words(*argv, "--steps 1 --warmup 0 --schedule constant", *flags)
-    for i, flag in enumerate(argv):
-        if flag in ("--reward-fn", "--gold"):
-            argv[i + 1] = f"{world['functions']}:{argv[i + 1]}"
-    if "--reward-fn" not in argv and "--reward-model" not in argv:
-        argv += ["--reward-model", world[f"{family} reward"]]
-    return argv
+
+    def line(out, *flags, family="llama", prompts=files_of["prompts"]):
+        argv = ["--model", folders[family], "--prompts", prompts, "--out", out]
+        argv += ["--rollouts 8 --batch-size 8 --ppo-epochs 1 --max-new-tokens 5 --eval-fraction 0"]
+        argv = words(*argv, "--steps 1 --warmup 0 --schedule constant", *flags)
+        for i, flag in enumerate(argv):
+            if flag in ("--reward-fn", "--gold"):
+                argv[i + 1] = f"{files_of['functions']}:{argv[i + 1]}"
+        scored = {"--reward-fn", "--reward-model"} & {*argv}
+        return argv if scored else [*argv, "--reward-model", reward_folders[family]]
+
+    return line
 
 
 class Spy:
@@ -183,7 +103,7 @@ SPIED = "rollout shape_rewards gae batch_indices ppo_policy_loss ppo_value_loss"
 
 
 @pytest.fixture
-def traced(world, gradients, tmp_path):
+def traced(line, gradients, tmp_path):
     """traced(*flags): a run of ppo.main: its models, `run`, rows, the rollouts `b` (the preflight's is
     the first), spies on its functions, and of each optimiser step the gradient."""
 
@@ -193,7 +113,7 @@ def traced(world, gradients, tmp_path):
             spies = {name: Spy(patch, ppo, name) for name in SPIED}
             if "1e-12" in " ".join(map(str, flags)):  # nothing moves, not even a fresh head
                 patch.setattr(ppo, "HEAD_LR", 1e-12)
-            assert ppo.main(line(world, tmp_path / out, *flags, **given)) == 0
+            assert ppo.main(line(tmp_path / out, *flags, **given)) == 0
         (_, run, models, *_), *_ = spies["rollout"].calls
         rows = log_of(tmp_path / out)
         return SimpleNamespace(
@@ -215,7 +135,9 @@ def near(row, expected, **tolerance):
 def test_critic_from_the_reward_model_starts_as_the_score(scale, traced, tmp_path):
     """In the unit of the scores, (raw score − mean)/deviation, moved to the mean score of the start.
     Without a recorded scale, as another tool writes it, the answers of the start give one."""
-    folder = reward_model("llama", tmp_path, scale=scale)
+    folder = tiny_reward_model("llama", tmp_path, None, 5)
+    record = {"stage": "reward_train", "args": {"max_length": 256}, "scale": scale}
+    files.write_json(f"{folder}/args.json", record)
     trace = traced("--lr 1e-12 --reward-model", folder)
     raw = reward_function(folder, CPU, torch.float32, raw=True)
     b, trunk = trace.b[0], raw.scorer.model.model
@@ -233,20 +155,24 @@ def test_critic_starts_at_the_mean_return(kind, traced):
     """A reward with mean 5 and a critic at 0: each early token had an advantage by its distance
     from the end. The mean return of the start is that of the scores, 0, less the penalty of cuts."""
     flags = f"--reward-fn plus_five --critic {kind} --lr 1e-12 --end-penalty 0.4 --rollouts 20"
-    trace = traced(flags)
+    trace = traced(flags, "--max-new-tokens 60")
     b, again = trace.b
     assert b["values"].abs().max() == 0, "a fresh head"
     start = [b["scores"].mean().item(), b["scores"].std().item()]
     assert trace.run.state["scale"] == pytest.approx(start) and start[0] > 5
-    expected = -0.4 * (~b["finished"]).double().mean().item()
-    assert trace.critic.head.bias.item() == pytest.approx(expected, abs=1e-6) != 0
+    cut = (~b["finished"]).double().mean().item()
+    expected = -0.4 * cut
+    assert trace.critic.head.bias.item() == pytest.approx(expected, abs=1e-6)
+    assert 0 < cut < 1
     assert close(again["values"][again["mask"]].mean(), expected, 1e-6)
 
 
 @each_critic
-@pytest.mark.parametrize(
-    "function, factor, shift", [("plus_five", 1, 5), ("times_hundred", 100, 0)]
-)
+@cases("""
+function | factor | shift
+plus_five | 1 | 5
+times_hundred | 100 | 0
+""")
 def test_neither_a_constant_nor_the_unit_of_a_reward_changes_a_run(
     kind, function, factor, shift, traced
 ):
@@ -274,9 +200,8 @@ def test_another_tokenizer_in_the_reward_model(traced, tmp_path):
     other = tiny_reward_model("gpt2", tmp_path, tiny_tokenizer(vocab_size=290, template=CHATML))
     trace = traced("--lr 1e-12 --reward-model", other)
     trunk = trace.models.policy.model.model
-    assert all(
-        map(partial(close, tolerance=1e-6), trace.critic.model.parameters(), trunk.parameters())
-    )
+    modules = trace.critic.model, trunk
+    torch.testing.assert_close(*([*x.parameters()] for x in modules), rtol=0, atol=1e-6)
 
 
 # ---- the rollout ----
@@ -312,16 +237,15 @@ def test_first_minibatch_has_ratio_one_and_kl_zero(family, kind, temperature, dt
     expected |= {"rollout/mismatch_p99": 0, "kl/ref": 0}
     expected["value_loss"] = ((b["values"] - b["returns"])[mask] ** 2).mean().item() / 2
     assert near(row, expected, rel=1e-4, abs=1e-5)
-    trunk = trace.models.policy.model.base_model if kind == "shared" else critic.model
-    for i, length in enumerate(lengths.tolist()):
+    for i, length in enumerate(lengths.tolist()):  # of each row alone
+        rows = [b[key][i : i + 1, :length] for key in rollouts.ROWS]
         with torch.no_grad():
-            hidden = trunk(input_ids=b["ids"][i : i + 1, :length])[0][0, :-1]
-            values = hidden @ critic.head.weight[0] + critic.head.bias
-        assert close(b["values"][i][mask[i]], values[mask[i, 1:length]], 1e-4)
+            *_, values = critic(*rows)
+        assert close(b["values"][i, :length][rows[2][0]], values[rows[2]], 1e-4)
     assert not b["values"][~mask].any() and (kind == "shared" or b["values"][mask].std() > 0.1)
 
 
-def test_none_drops_the_answer(world, traced, tmp_path):
+def test_none_drops_the_answer(line, traced):
     """No score is not 0. A function that fails on five of eight would train on what it likes to
     parse."""
     trace = traced("--reward-fn some_are_none --lr 1e-12")
@@ -335,12 +259,11 @@ def test_none_drops_the_answer(world, traced, tmp_path):
     assert [x[m].tolist() for x, m in zip(b["ids"], given)] == ids, "rows stay beside their scores"
     expected = {"reward/unscored_frac": 0.25, "episodes": 6, "reward/mean": 22 / 6}
     assert near(trace.steps[0], expected)
-    argv = line(world, tmp_path / "two", "--reward-fn most_are_none")
-    assert "--reward-fn: 5 of 8" in error_of(ppo.main, argv)
+    assert "--reward-fn: 5 of 8" in error_of(ppo.main, line("two", "--reward-fn most_are_none"))
 
 
 @pytest.mark.parametrize("lora", ["", "--lora-rank 2"])
-def test_the_reference_is_the_start(lora, world, traced, tmp_path):
+def test_the_reference_is_the_start(lora, llama_folder, traced, tmp_path):
     """After steps that move the policy by some nats. With LoRA it is the policy, adapter off."""
     flags = f"--critic shared --lr 3e-2 --steps 3 --gold length {lora} --reward-fn vowels"
     rows = [dict(ROWS[i % 8], prompt=f"Ask {i}: {PROMPTS[1]}", split=["train", "val"][i > 9])
@@ -350,7 +273,7 @@ def test_the_reference_is_the_start(lora, world, traced, tmp_path):
     assert (trace.models.reference is trace.models.policy) == bool(lora)
     b = trace.b[-1]
     with torch.no_grad():
-        expected = policy_of(world["llama"])(*(b[key] for key in rollouts.ROWS))[0]
+        expected = policy_of(llama_folder)(*(b[key] for key in rollouts.ROWS))[0]
     assert close(b["ref_logps"], expected, 1e-4)
     k1 = (b["logps"] - expected).sum(1).mean().item()
     assert k1 > 0.1, "the adapter must be on in the rollout"
@@ -380,23 +303,17 @@ def test_the_log_of_an_update_is_its_mean(traced):
     assert [len(batch) for batch in batches] == [3, 3, 2, 3, 3, 2] and batches[:3] != batches[3:]
     assert [call[4:] for call in policy.calls] == [(0.2, 0.3)] * 6
     assert [call[4:] for call in value.calls] == [(0.2,)] * 6
-    masks = [call[3] for call in policy.calls]
-
-    def mean(columns):
-        return torch.cat([x.detach()[m].float() for x, m in zip(columns, masks)]).mean().item()
-
-    ratios = [(call[0] - call[1]).detach().exp() for call in policy.calls]
-    (policies, clipped), (values, value_clipped) = (zip(*x.results) for x in (policy, value))
-    expected = {
-        "policy_loss": mean(policies), "value_loss": mean(values), "clip_frac": mean(clipped),
-        "value_clip_frac": mean(value_clipped), "ratio/mean": mean(ratios),
-        "approx_kl": mean(x - 1 - x.log() for x in ratios),
-        "ratio/max": max(x[m].max().item() for x, m in zip(ratios, masks)),
-    }  # fmt: skip
-    terms = zip(policies, values, masks)
-    losses = [(p + ppo.VALUE_COEF * v)[m].mean().item() for p, v, m in terms]
+    keys = "policy_loss clip_frac value_loss value_clip_frac loss ratio/mean approx_kl".split()
+    columns = []  # of each batch, (7, its actions)
+    for given, losses, values in zip(policy.calls, policy.results, value.results):
+        ratio, loss = (given[0] - given[1]).exp(), losses[0] + ppo.VALUE_COEF * values[0]
+        tokens = torch.stack([*losses, *values, loss, ratio, ratio - 1 - ratio.log()])
+        columns.append(tokens[:, given[3]].detach())
+    expected = dict(zip(keys, torch.cat(columns, 1).mean(1).tolist()))
+    expected["loss"] = np.mean([x[4].mean().item() for x in columns])
+    expected["ratio/max"] = max(x[5].max().item() for x in columns)
     assert 0 < row["clip_frac"] < 1 and row["approx_kl"] > 1e-3
-    assert near(row, expected | {"loss": np.mean(losses)}, rel=1e-4, abs=1e-6)
+    assert near(row, expected, rel=1e-4, abs=1e-6)
 
 
 def test_each_update_has_a_gradient_of_its_own(traced):
@@ -414,7 +331,7 @@ def test_a_fresh_head_learns_at_its_own_rate(flags, rate, traced):
     assert {*rates.values()} == {1e-4}
 
 
-def test_one_token_lands_on_the_optimum(world, traced, tmp_path):
+def test_one_token_lands_on_the_optimum(llama_folder, traced, tmp_path):
     """π* ∝ π_ref·exp(score/(β·deviation)), by the whole stage: one prompt, answers of one token."""
     flags = """--reward-fn begins_with_a_vowel --max-new-tokens 1 --end-penalty 0 --rollouts 256
         --batch-size 256 --ppo-epochs 2 --beta 2 --lr 5e-3 --steps 60 --schedule linear
@@ -423,7 +340,7 @@ def test_one_token_lands_on_the_optimum(world, traced, tmp_path):
     tokenizer = trace.models.tokenizer
     ids = torch.tensor([tokenizer.encode("sql")])
     with torch.no_grad():
-        models = map(AutoModelForCausalLM.from_pretrained, (world["llama"], tmp_path / "run"))
+        models = map(AutoModelForCausalLM.from_pretrained, (llama_folder, tmp_path / "run"))
         ref, policy = (model(input_ids=ids).logits[0, -1].log_softmax(-1) for model in models)
     texts = tokenizer.batch_decode([[i] for i in range(len(ref))], skip_special_tokens=True)
     scores = torch.tensor([float(x.strip()[:1] in tuple("aeiou")) for x in texts])
@@ -452,7 +369,6 @@ def test_the_loop_hands_on(traced, tmp_path, monkeypatch):
         white = b["advantages"][b["mask"]]
         assert close([white.mean(), white.std()], [0, 1], 1e-4)
     assert len(betas) == 3 and [call[3:] for call in trace.gae.calls] == [(0.9, 0.8)] * 3
-    assert [call[4] for call in trace.rollout.calls] == [2, 2000001, 2000002, 2000003]
     kept = log_of(tmp_path / "run", "rollouts")
     assert kept[0].keys() == {"step", "prompt", "answer", "reward", "kl", "finished"}
     assert [r["step"] for r in kept] == [1] * 8 + [3] * 8
@@ -460,22 +376,20 @@ def test_the_loop_hands_on(traced, tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("restore", ["best", "last"])
-def test_best_weights_are_restored(restore, world, traced, tmp_path):
+def test_best_weights_are_restored(restore, llama_folder, traced, tmp_path):
     rows = [dict(ROWS[i % 8], prompt=f"Ask {i}.", split=["train", "val"][i > 7]) for i in range(17)]
     flags = f"--lr 0.1 --eval-every 1 --steps 2 --reward-fn worse_each_time --restore {restore}"
     traced(flags, prompts=write_rows(tmp_path / "p.jsonl", rows))
-    before, after = (
-        load_file(f"{x}/model.safetensors") for x in (world["llama"], tmp_path / "run")
-    )
+    before, after = (load_file(f"{x}/model.safetensors") for x in (llama_folder, tmp_path / "run"))
     assert all(torch.equal(x, after[key]) for key, x in before.items()) == (restore == "best")
 
 
 @pytest.mark.parametrize("chat", ["", "--chat"])
-def test_validation_prompts_are_trained_on_nowhere(chat, world, tmp_path, tokenizer):
+def test_validation_prompts_are_trained_on_nowhere(chat, line, tmp_path, tokenizer):
     """In any form: a text, and the same as messages, are one prompt. With --chat texts are turns."""
-    rows = [(f"Ask {i}.", i) for i in range(40)] + [([user(f"ask  {i}.")], i) for i in range(40)]
-    prompts = write_rows(tmp_path / "p.jsonl", [dict(prompt=prompt, i=i) for prompt, i in rows])
-    args = ppo.parse_args(line(world, "none", "--eval-fraction 0.3", chat, prompts=prompts))
+    rows = [{"prompt": x, "i": i} for i in range(40) for x in (f"Ask {i}.", [user(f"ask  {i}.")])]
+    prompts = write_rows(tmp_path / "p.jsonl", rows)
+    args = ppo.parse_args(line("none", "--eval-fraction 0.3", chat, prompts=prompts))
     train, val = rollouts.split_prompts(args, tokenizer)
     held, trained = ({row["i"] for row in part} for part in (val, train))
     assert len(held) >= 8 and not held & trained and len(held | trained) == 40

@@ -6,7 +6,6 @@ missing folder fails. Each run makes two steps of a few short rows.
 """
 
 import importlib
-import json
 import os
 import shutil
 
@@ -22,7 +21,7 @@ from transformers import (
 import common
 from conftest import REPO
 from parts import answers, reward_models, rollouts, runs, sampling
-from tiny import words, write_rows
+from tiny import log_of, policy_of, words, write_rows
 
 pytestmark = [
     pytest.mark.real,
@@ -32,7 +31,7 @@ pytestmark = [
 MODEL = REPO / "runs/smollm2"
 CPU, FP32, BF16 = torch.device("cpu"), torch.float32, torch.bfloat16
 LORA_LAYERS = 30 * 7  # each of 30 blocks has four projections of attention and three of the MLP
-STAGES = ["sft", "reward_train", "dpo", "ppo-shared", "grpo_rubric", "grpo_agent"]
+STAGES = "sft reward_train dpo ppo-shared grpo_rubric grpo_agent".split()
 RUNS = [(name, "bf16") for name in (*STAGES, "ppo-separate")]  # all weights
 
 
@@ -110,11 +109,6 @@ def command(name, data, out, dtype):
     return words("--model", MODEL, "--out", out, shared, *own[stage], *flags)
 
 
-def updates(out):
-    rows = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
-    return [row for row in rows if "lr" in row]
-
-
 @pytest.fixture(scope="module")
 def finished(data, tmp_path_factory):
     """finished(trainer, dtype): the folder of a run of two steps. Its checkpoint, three numbers per
@@ -139,7 +133,8 @@ def test_two_steps_change_the_model(name, dtype, start, finished):
     """All weights: all 272 tensors have moved. LoRA: the 210 adapted ones, no other. In bf16 right
     tokens are off by .02 in the mean and .3 at most, and the preflight refused them."""
     out = finished(name, dtype)
-    trained, steps = load_file(out / "model.safetensors"), updates(out)
+    trained, steps = load_file(out / "model.safetensors"), log_of(out)
+    steps = [row for row in steps if "lr" in row]
     assert steps and all(abs(row["loss"]) < 20 for row in steps)
     assert all(weight.dtype == torch.float32 for weight in trained.values())
     changed = [key for key in start if not torch.equal(start[key], trained[key])]
@@ -154,16 +149,12 @@ def test_two_steps_change_the_model(name, dtype, start, finished):
 # ---- what is sampled is what is scored ----
 
 
-def policy_of(folder, dtype):
-    return common.Policy(common.load_model(str(folder), CPU, dtype), dtype)
-
-
 @pytest.mark.parametrize("dtype", [FP32, BF16], ids=["fp32", "bf16"])
 @torch.no_grad()
 def test_draws_are_scored_alike(dtype, real):
     """By the sampler, token by token with a cache, and by one padded forward, at temperature .7; greedy
     answers are those of transformers, which knows nothing of us."""
-    policy, tokenizer = policy_of(real, dtype), common.load_tokenizer(real)
+    policy, tokenizer = policy_of(real, dtype=dtype), common.load_tokenizer(real)
     prompts = [[{"role": "user", "content": question}] for question in QUESTIONS]
     ids = [common.encode_prompt(tokenizer, prompt) for prompt in prompts]
     rollout = sampling.sample(policy, tokenizer, ids, 2, 12, temperature=0.7)

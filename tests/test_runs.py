@@ -123,11 +123,12 @@ def whole(tmp_path_factory, small, tokenizer):
 # ---- rates, optimiser ----
 
 
-@pytest.mark.parametrize(
-    "schedule, factors",
-    [("constant", [1] * 8), ("linear", [1 - i / 8 for i in range(8)]),
-     ("cosine", [(1 + math.cos(math.pi * i / 8)) / 2 for i in range(8)])],
-)  # fmt: skip
+@cases("""
+schedule | factors
+constant | [1, 1, 1, 1, 1, 1, 1, 1]
+linear | [1.0, 0.875, 0.75, 0.625, 0.5, 0.375, 0.25, 0.125]
+cosine | [1.0, 0.9619397663, 0.8535533906, 0.6913417162, 0.5, 0.3086582838, 0.1464466094, 0.0380602337]
+""")
 def test_the_rate(schedule, factors):
     """Two of ten steps rise, eight fall."""
     found = [runs.lr_factor(step, 10, 0.2, schedule) for step in range(1, 11)]
@@ -154,26 +155,23 @@ def test_plan_and_default_rate(given, per_epoch, planned, lr, toy, folders):
 def test_each_module_is_clipped_and_a_head_has_its_own_rate(toy):
     """Clipping the first alone would leave PPO's critic with gradients of any size. AdamW is the fused
     one, without decay. (Whose rate is whose: test_ppo.py.)"""
-    run, policy = toy.opened("--schedule linear --warmup 0.34"), toy.policy()
-    modules, critic = {"policy": policy}, torch.nn.Linear(4, 1)
-    modules["critic"] = critic
+    run, critic = toy.opened("--schedule linear --warmup 0.34"), torch.nn.Linear(4, 1)
+    modules = {"policy": toy.policy(), "critic": critic}
     optimizer = run.start(modules, toy.tokenizer, (1, 2, 3), 4, [[1]], own_lr={critic: 1e-1})
     (100 * sum(w.sum() for w in run.modules.parameters())).backward()
 
-    def norms():
-        grads = [[w.grad for w in m.parameters() if w.grad is not None] for m in modules.values()]
-        return [torch.nn.utils.get_total_norm(x).item() for x in grads]
+    def norm(module):
+        grads = [w.grad for w in module.parameters() if w.grad is not None]
+        return torch.nn.utils.get_total_norm(grads).item()
 
-    before, *_ = norms()
+    before = norm(modules["policy"])
     assert run.clip(0.0, []) == (0.0, pytest.approx(before)) and before > 1
-    assert norms() == pytest.approx([1, 1], abs=1e-4)
+    assert [*map(norm, modules.values())] == pytest.approx([1, 1], abs=1e-4)
     # step 5 of 6, of which the first 3 rise: two thirds are left
     assert run.set_lr(5) == pytest.approx(2e-2 / 3)
-    groups = optimizer.param_groups
-    assert {group["base_lr"]: group["lr"] for group in groups} == pytest.approx(
-        {1e-2: 2e-2 / 3, 1e-1: 2e-1 / 3}
-    )
-    assert {(group["weight_decay"], group["fused"]) for group in groups} == {(0, True)}
+    keys = "base_lr", "lr", "weight_decay", "fused"
+    groups = sorted({tuple(group[key] for key in keys) for group in optimizer.param_groups})
+    assert groups == [(x, pytest.approx(2 * x / 3), 0, True) for x in (1e-2, 1e-1)]
 
 
 @cases(r"""
@@ -266,7 +264,6 @@ def test_what_a_run_says_of_itself(toy):
     assert (record["args"]["lr"], record["args"]["micro_tokens"]) == (1e-2, 512)
     assert record["command"] == sys.argv and record["args"]["data"] == [toy.data]
     assert card.data.base_model == toy.model and "toy" in card.data.tags
-    assert "after step 6 of `toy.py`" in card.text
 
 
 # ---- resume ----
@@ -368,9 +365,8 @@ def test_another_type_in_args_json_is_one_line(wrong, toy):
     """Or no matter, where the flags say it, or nobody reads it."""
     toy.train("--stop-after 1")
     record = read_json(toy.out / "args.json")
-    broken = [record | {key: wrong} for key in record]
-    broken += [record | {"args": record["args"] | {key: wrong}} for key in record["args"]]
-    for content in [wrong, *broken]:
+    arguments = [dict(record, args=record["args"] | {key: wrong}) for key in record["args"]]
+    for content in [wrong, *(record | {key: wrong} for key in record), *arguments]:
         files.write_json(toy.out / "args.json", content)
         with contextlib.suppress(UserError):
             run = toy.opened("--resume")
@@ -392,7 +388,7 @@ def before_each_change(folder, patch):
             file.flush()
         states.append(contents(folder))
 
-    for name in ("rename", "replace", "mkdir", "rmdir", "unlink", "chmod"):
+    for name in "rename replace mkdir rmdir unlink chmod".split():
         patch.setattr(os, name, counted(getattr(os, name)))
     patch.setattr(os, "fsync", counted(lambda descriptor: None))  # no power fails here
     patch.setattr(torch, "save", in_halves)
@@ -442,7 +438,7 @@ def test_signals(number, toy, whole, capfd):
 
     assert toy.train("--save-every 100", during=press) == 128 + number
     out, err = capfd.readouterr()
-    assert "--resume" in err and "stopped after step 3 of 6" in out and str(toy.out) in out
+    assert "--resume" in err and "stopped after step 3 of 6" in out
     assert toy.steps() == [3] and toy.numbers()[-1] == 3
     common.load_model(str(toy.out), "cpu", torch.float32)
     assert [signal.getsignal(n) for n in SIGNALS] == before
@@ -455,7 +451,7 @@ def test_signals(number, toy, whole, capfd):
 # ---- what is shown ----
 
 
-def test_rows_are_written_at_once(toy, monkeypatch, capsys):
+def test_rows_are_written_at_once(toy, monkeypatch):
     def during(run, step):
         run.write("rollouts.jsonl", [{"step": step, "x": math.inf}])
         written.append((len(toy.numbers()), log_of(toy.out, "rollouts")[-1]))
@@ -470,7 +466,6 @@ def test_rows_are_written_at_once(toy, monkeypatch, capsys):
     assert log_of(toy.out)[0] == {"step": 0, "eval/loss": 2.0, "val/gold": None}
     samples = [{"step": s, "prompt": "p", "answer": f"é {s}"} for s in (0, 6)]
     assert log_of(toy.out, "samples") == samples
-    assert re.search("eval/loss  *before 2.000  after 0.167", capsys.readouterr().out)
 
 
 @pytest.mark.parametrize("error, code, text", [

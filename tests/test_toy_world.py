@@ -46,16 +46,15 @@ def kl(p, q):
 
 
 def train(loss_of, start, steps=1000):
-    """(weights, last loss) after one update of the exact expectation a step; a parameter is moved."""
+    """The weights after one update of the exact expectation a step; a parameter is moved."""
     weights = start if start.requires_grad else start.clone().requires_grad_()
     optimizer = torch.optim.Adam([weights], lr=0.1)
     for step in range(steps):
         optimizer.param_groups[0]["lr"] = 0.1 * (1 - step / steps)
         optimizer.zero_grad()
-        loss = loss_of(weights)
-        loss.backward()
+        loss_of(weights).backward()
         optimizer.step()
-    return weights.detach(), loss.item()
+    return weights.detach()
 
 
 def lands_on(policy, expected, tolerance=0.001):
@@ -67,33 +66,6 @@ def answer_rows(logits):
     """(4, 3) token log-probs of the four answers."""
     letter = torch.log_softmax(logits, -1)
     return torch.stack([torch.zeros_like(letter), letter, torch.zeros_like(letter)], 1)
-
-
-ONE, TWO = (dict.fromkeys(("chosen_lengths", "rejected_lengths"), n) for n in (1.0, 2.0))
-OBJECTIVES = [  # share of the labels, options, where it lands
-    (SHARE, {}, optimum()),
-    (SHARE, {"beta": 50.0}, optimum(50.0)),
-    (SHARE, {"label_smoothing": 0.1}, [0.0969, 0.3276, 0.1023, 0.4732]),
-    (0.8 * SHARE + 0.1 / 6, {"loss_type": "robust", "label_smoothing": 0.1}, optimum()),
-    (SHARE, {"loss_type": "ipo", **ONE}, [0.2993, 0.3445, 0.1843, 0.1719]),
-    (SHARE, {"loss_type": "sigmoid_norm", **TWO}, optimum(BETA / 2)),
-]
-
-
-@pytest.mark.parametrize("share, options, expected", OBJECTIVES)
-def test_where_the_objectives_land(share, options, expected):
-    """Smoothing shrinks labels that are probabilities already; one label in ten flipped, and
-    `robust` told so, is π*. IPO: h_i is the mean over j of P(i over j) − P(j over i), over 2β = 1."""
-    ref_logps = answer_rows(REF.log()).sum(1)
-    full = {key: torch.full((12,), x, **F64) for key, x in options.items() if key in ONE}
-
-    def loss_of(logits):
-        logps = answer_rows(logits).sum(1)
-        sides = logps[CHOSEN], logps[REJECTED], ref_logps[CHOSEN], ref_logps[REJECTED]
-        losses, _, _ = dpo.dpo_loss(*sides, **{"beta": BETA} | options | full)
-        return (share * losses).sum()  # an expectation: the shares sum to 1
-
-    lands_on(torch.softmax(train(loss_of, REF.log())[0], -1), expected)
 
 
 # ---- GRPO, by the exact expectation over all groups ----
@@ -129,7 +101,7 @@ def test_grpo_default_with_kl_in_the_loss():
         losses = [grpo.grpo_loss(*x, beta=BETA, normalizer=1)[0] for x in each]
         return share @ torch.stack(losses)
 
-    lands_on(torch.softmax(train(loss_of, REF.log())[0], -1), optimum(BETA * 8 / 7))
+    lands_on(torch.softmax(train(loss_of, REF.log()), -1), optimum(BETA * 8 / 7))
 
 
 # ---- the same world through the stages: rows, masks, log-probs, forward, update ----
@@ -173,6 +145,12 @@ class FourLogits(torch.nn.Module):
         return letters, (ids, torch.ones_like(mask), mask)
 
 
+def at_the_start(kind):
+    """A model, the policy of `kind` that it is, its reference, and a generator."""
+    model, reference = FourLogits(), Policy(FourLogits(), torch.float32)
+    return model, kind(model, torch.float32), reference, torch.Generator().manual_seed(0)
+
+
 class FourAnswers:
     pad, batch = END, Pairs.batch
     prompts = [[PROMPT]] * 12
@@ -182,25 +160,35 @@ class FourAnswers:
 
 
 H = torch.zeros(4, **F64).index_add(0, CHOSEN, SHARE).index_add(0, REJECTED, -SHARE) * 6 / 4
-STAGES = {"sigmoid": optimum(), "ipo": torch.softmax(REF.log() + 2 * H, -1)}
+OBJECTIVES = [  # flags of dpo.py, share of the labels, where it lands
+    ("", SHARE, optimum()),
+    ("--beta 50", SHARE, optimum(50.0)),
+    ("--label-smoothing 0.1", SHARE, [0.0969, 0.3276, 0.1023, 0.4732]),
+    ("--label-smoothing 0.1 --loss-type robust", 0.8 * SHARE + 0.1 / 6, optimum()),
+    ("--loss-type ipo", SHARE, torch.softmax(REF.log() + 2 * H, -1)),
+    ("--loss-type sigmoid_norm", SHARE, optimum(BETA / 2)),
+]
 
 
-@pytest.mark.parametrize("loss_type", STAGES)
-def test_the_stage_lands_on_the_optimum(loss_type):
-    args = dpo.parse_args(["--beta", str(BETA), "--loss-type", loss_type])
-    model, everything = FourLogits(), list(range(12))
-    policy, four = Policy(model, torch.float32), FourAnswers()
+@pytest.mark.parametrize("flags, share, expected", OBJECTIVES)
+def test_where_the_objectives_land(flags, share, expected):
+    """Smoothing shrinks labels that are probabilities already; one label in ten flipped, and
+    `robust` told so, is π*. IPO: h_i is the mean over j of P(i over j) − P(j over i), over 2β = 1,
+    for an answer of one token; two have twice that, and half of β."""
+    args = dpo.parse_args(f"--beta {BETA} {flags}".split())
+    model, policy, reference, _ = at_the_start(Policy)
+    four, everything = FourAnswers(), list(range(12))
     with torch.no_grad():
-        ref_logps, _ = dpo.pair_logps(policy, four, everything)
+        ref_logps, _ = dpo.pair_logps(reference, four, everything)
     given = SimpleNamespace(args=args, state={"reference": ref_logps}), policy, four, everything
-    train(lambda _: (SHARE * dpo.forward(*given)[0]).sum(), model.weight, steps=600)
-    lands_on(model.policy(), STAGES[loss_type])
+    # an expectation: the shares sum to 1
+    train(lambda _: (share * dpo.forward(*given)[0]).sum(), model.weight, steps=250)
+    lands_on(model.policy(), expected)
 
 
 def test_sampled_ppo():
     """The update of ppo.py, on 150 rollouts of 512 drawn answers, two minibatches each."""
-    model, reference = FourLogits(), Policy(FourLogits(), torch.float32)
-    policy, generator = PolicyWithValues(model, torch.float32), torch.Generator().manual_seed(0)
+    model, policy, reference, generator = at_the_start(PolicyWithValues)
     optimizer = torch.optim.AdamW(policy.parameters(), weight_decay=0.0)
     for step in range(150):
         optimizer.param_groups[0]["lr"] = 0.02 * (1 - step / 150)
@@ -233,8 +221,7 @@ def test_grpo_update_lands_on_the_optimum(substeps, steps, bound, monkeypatch, t
     args = parser.parse_args([*argv.split(), *SAMPLED])
     args.temperature = 1.0
     monkeypatch.setattr(runs, "MAX_GRAD_NORM", 100.0)
-    model, reference = FourLogits(), Policy(FourLogits(), torch.float32)
-    policy, generator = Policy(model, torch.float32), torch.Generator().manual_seed(0)
+    model, policy, reference, generator = at_the_start(Policy)
     run = runs.Run("toy", args, ())
     monkeypatch.setattr(common, "pad_id", lambda tokenizer: END)
     optimizer = run.start({"policy": policy}, None, (0.03,) * 3, steps, [])

@@ -1,6 +1,5 @@
 """The promises that sft, reward_train and dpo make alike, kept by their own `main`."""
 
-import itertools
 import math
 import re
 from collections import Counter
@@ -9,13 +8,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-import torch.nn.functional as F
 from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification, AutoTokenizer
 
 import common
 import dpo
 import reward_train
 import sft
+from case_rows import each
 from parts import answers, files, pairs, reward_models, runs
 from tiny import (
     cases,
@@ -82,35 +81,20 @@ def encoded(tmp_path, tokenizer):
     return encoded
 
 
-def logged(i, k, as_messages):
-    """A conversation {i} up to turn k, and what was answered: as messages, or as text."""
-    turns = [(said if n % 2 else user)(f"{n}: {'QA'[n % 2]} of {i:02}.\n") for n in range(2 * k)]
-    if as_messages:
-        return turns[:-1], turns[-1:]
-    texts = [turn["content"] for turn in turns]
-    return "".join(texts[:-1]), texts[-1]
-
-
-def trained_texts(rows, tokenizer):
-    return [
-        tokenizer.decode(np.array(ids)[np.array(mask)]) for ids, mask in zip(rows.ids, rows.masks)
-    ]
-
-
 # ---- before step one ----
 
 
 def test_sft_loss_before_step_one_is_cross_entropy(trained, llama_folder, capsys):
-    """As a textbook loop computes it, of a row built by hand from the template's text."""
+    """As transformers computes it, of a row built by hand from the template's text."""
     log = trained(sft, [{"prompt": [user("Which fits?")], "completion": [said("First.")]}])
     tokenizer = AutoTokenizer.from_pretrained(llama_folder)
-    texts = "<|user|>Which fits?<|end|><|assistant|>", "First.<|end|>"
-    context, answer = (tokenizer.encode(text, add_special_tokens=False) for text in texts)
-    ids, n = torch.tensor([context + answer]), len(answer)
-    logits = AutoModelForCausalLM.from_pretrained(llama_folder)(ids).logits
-    expected = F.cross_entropy(logits[0, -n - 1 : -1], ids[0, -n:]).item()
+    ids = tokenizer("<|user|>Which fits?<|end|><|assistant|>First.<|end|>", return_tensors="pt")
+    labels = ids["input_ids"].clone()
+    n = len(tokenizer.encode("First.<|end|>"))
+    labels[:, :-n] = -100
+    expected = AutoModelForCausalLM.from_pretrained(llama_folder)(**ids, labels=labels).loss.item()
     found = [steps(log, key)[0] for key in ("loss", "trained_tokens", "tokens")]
-    assert found == pytest.approx([expected, n, ids.numel()], abs=1e-5)
+    assert found == pytest.approx([expected, n, labels.numel()], abs=1e-5)
     assert capsys.readouterr().out.count("▮<|end|>") == 1, "the strip of tokens"
 
 
@@ -150,12 +134,13 @@ def test_dpo_starts_at_its_reference_and_learns(trained, tmp_path, capsys, loss_
     assert float(printed) == pytest.approx(expected, **rounding)
     whole = expected + nll_coef * steps(log, "nll")[0]
     assert steps(log, "loss")[0] == pytest.approx(whole, rel=rounding["rel"])
+    assert last["eval/rewards/accuracies"] > 0.5
     if beta < 100:  # equal scores count one half
         assert steps(log, "rewards/accuracies")[0] == first["eval/rewards/accuracies"] == 0.5
 
 
 def test_another_reference_stops_a_run(trained, monkeypatch):
-    """By .01 of a log-prob; a bound of .1 would miss it. (Others: test_half.py.)"""
+    """By .01 of a log-prob; a bound of .1 would miss it."""
     real, shift = dpo.reference_logps, torch.tensor([[0.01], [0.0]])
     monkeypatch.setattr(dpo, "reference_logps", lambda *given: real(*given) + shift)
     assert "h before step one" in error_of(trained, dpo, pair_rows())
@@ -173,11 +158,9 @@ def test_reward_model_learns_a_separable_set(trained, tmp_path, monkeypatch):
     before, after = (row for row in log if "eval/accuracy" in row)
     assert before["eval/accuracy"] == 0.5  # a zero head: every pair is equal
     assert (after["eval/accuracy"], after["eval/n"]) == (1.0, 24) and after["eval/nll"] < 0.1
-    assert after["eval/accuracy_low"] == pytest.approx(24 / (24 + 1.959964**2))  # Wilson at k = n
     raw = reward_models.reward_function(out, CPU, torch.float32, raw=True)
-    prompts, *sides = (
-        [rows[i][side] for i in (0, 12, 24, 36)] for side in ("prompt", "chosen", "rejected")
-    )
+    first = [rows[i] for i in (0, 12, 24, 36)]
+    prompts, *sides = ([row[side] for row in first] for side in ("prompt", "chosen", "rejected"))
     scores = np.array(raw(prompts * 2, sum(sides, [])))
     scale = [scores.mean(), scores.std(ddof=1)]
     assert read_json(out / "args.json")["scale"] == pytest.approx(scale, abs=1e-4)
@@ -188,10 +171,8 @@ def test_a_bare_tokenizer(stage, trained, tmp_path):
     """GPT-2's as it comes, without pad and template. (What is trained of a row: test_dialogue.py.)"""
     folder = tiny_model("gpt2", tmp_path, tiny_tokenizer(pad=None, template=None))
     assert steps(trained(stage, pair_rows(8), "--steps 2", model=folder), "grad_norm")[0] > 0
-    saved, config = (
-        AutoTokenizer.from_pretrained(tmp_path / "out"),
-        read_json(tmp_path / "out/config.json"),
-    )
+    saved = AutoTokenizer.from_pretrained(tmp_path / "out")
+    config = read_json(tmp_path / "out/config.json")
     assert common.end_ids(saved) == [saved.eos_token_id] and saved.chat_template
     if stage is reward_train:
         assert config["pad_token_id"] != saved.eos_token_id, "transformers would read another place"
@@ -223,66 +204,25 @@ def test_margins_that_are_refused(value, message, trained):
     assert "--margin margin" in error and message in error
 
 
-def test_sft_reads_its_four_forms(encoded, tokenizer):
-    """prompt + completion, messages and a preference train the same tokens. Of a text nothing predicts
-    the first of n tokens, and the end joins them: n are trained, also if it brings its end or the
-    template alone names it."""
-    (pair,) = pair_rows(1)
-    completion = {"prompt": pair["prompt"], "completion": pair["chosen"]}
-    turns = {"messages": [*pair["prompt"], *pair["chosen"]], "text": None}
-    one, two, three = (encoded([form]) for form in (completion, turns, pair))
-    assert one.ids == two.ids == three.ids
-    assert [*map(list, one.masks)] == [*map(list, two.masks)] == [*map(list, three.masks)]
-    for used in (tokenizer, tiny_tokenizer(eos=None)):
-        for text in ("abcd", "abcd<|end|>"):
-            rows = encoded([{"text": text, "messages": []}], tokenizer=used)
-            assert used.decode(rows.ids[0]) == "abcd<|end|>"
-            assert [*map(bool, rows.masks[0])] == [False, *[True] * 4]
-    assert len(encoded([{"text": x} for x in ("ab", "", " ", "<|end|>")]).ids) == 1
-    assert len(encoded([{"text": "x y " * 20}], max_length=12).ids[0]) == 12
-    row = {"prompt": "Which fits?", "completion": " First."}
-    plain, chat = (tokenizer.decode(encoded([row], flag).ids[0]) for flag in ("", "--chat"))
-    assert plain == "Which fits? First.<|end|>"
-    assert chat == "<|user|>Which fits?<|end|><|assistant|> First.<|end|>"
+@each("sft_rows")
+def test_what_sft_trains_of_a_row(rows, flags, max_length, settings, texts, trained, encoded):
+    """The text that is read, and of it what is trained."""
+    tokenizer = tiny_tokenizer(**settings)
+    found = encoded(rows, flags, tokenizer=tokenizer, max_length=max_length)
+    assert [tokenizer.decode(ids) for ids in found.ids] == texts
+    masked = zip(found.ids, found.masks)
+    assert [tokenizer.decode(np.array(ids)[np.array(mask)]) for ids, mask in masked] == trained
 
 
-def test_every_turn_is_trained_once(encoded, tokenizer, capsys):
-    """Each of the assistant's turns but blank ones; a call is not blank."""
-    turns = [
-        user("a?"), said("A."), user("b?"), said(" \n"), user("d?"),
-        said("D.", tool_calls=[]),
-    ]  # fmt: skip
-    rows = encoded([{"messages": turns}, {"messages": turns[2:4]}])
-    assert trained_texts(rows, tokenizer) == ["A.<|end|>D.<|end|>"]
-    assert "rows 2, dropped: nothing to train 1" in capsys.readouterr().out
-    thinking = tiny_tokenizer(
-        template="{% for m in messages %}<|{{ m.role }}|>{{ m.content if loop.last or m.role == "
-        "'user' else m.content.split('</think>')[-1] }}<|end|>{% endfor %}"
-        "{% if add_generation_prompt %}<|assistant|>{% endif %}"
-    )
-    rows = encoded([{"messages": turns}], max_length=12)
-    assert trained_texts(rows, tokenizer) == ["D.<|end|>", "A.<|end|>"], "none is cut away"
-    turns = [user("a?"), said("hm</think>A."), user("b?"), said("ha</think>B.")]
-    rows = encoded([{"messages": turns}], tokenizer=thinking)
-    assert sorted(trained_texts(rows, thinking)) == ["ha</think>B.<|end|>", "hm</think>A.<|end|>"]
-
-
-@pytest.mark.parametrize("whole", [False, True])
-@pytest.mark.parametrize("key", ["messages", "text"])
-def test_a_conversation_is_on_one_side(key, whole, encoded, tokenizer):
+@each("conversations")
+def test_a_conversation_is_on_one_side(rows, same, encoded):
     """A chat log, where each turn was logged with its history, which is one conversation by its first
-    question. Else the held-out loss measures memory."""
-    given = []
-    for i, k in itertools.product(range(24), (2, 1, 3)):
-        prompt, answer = logged(i, k, key == "messages")
-        row = {"prompt": prompt, "completion": answer}
-        given.append({key: prompt + answer} if whole else row)
-    rows = encoded(given, "--eval-fraction 0.3")
-    name = [re.search(r"0: Q of (\d+)", tokenizer.decode(ids))[1] for ids in rows.ids]
-    assert len(rows.held) and len(rows.train) + len(rows.held) == len(name)
-    assert not {name[i] for i in rows.train} & {name[i] for i in rows.held}
-    rows = encoded([{"text": f"{i} is it", "group": [user("a")]} for i in range(4)])
-    assert len(set(rows.keys)) == 1
+    question. Else the held-out loss measures memory. `same` is the first row of each one."""
+    found = encoded(rows, "--eval-fraction 0.5")
+    keys = sft.conversations(found.keys)
+    assert [keys.index(key) for key in keys] == same
+    held, trained = ({keys[i] for i in part} for part in (found.held, found.train))
+    assert held and trained and not held & trained
 
 
 @cases("""
@@ -315,8 +255,8 @@ def test_reward_function(tmp_path, tokenizer, capsys):
     found, expected = [row["chosen"], row["rejected"]], []
     for answer in found:
         text = tokenizer.apply_chat_template([*row["prompt"], *answer], tokenize=False)
-        ids = tokenizer(text, add_special_tokens=False, return_tensors="pt")["input_ids"]
-        expected.append(model(ids).logits.item())
+        ids = tokenizer(text, add_special_tokens=False, return_tensors="pt")
+        expected.append(model(**ids).logits.item())
     as_text = [answer[0]["content"] for answer in found]
     for given in (found, as_text):
         assert score([row["prompt"]] * 2, given) == pytest.approx(expected, abs=1e-5)
@@ -344,13 +284,6 @@ def test_what_a_reward_model_does_not_read_gets_no_score(reward_folder, capsys):
     score.check_room(longest=100, max_new_tokens=29)
     with pytest.raises(files.UserError, match="--reward-model.*--max-new-tokens 30"):
         score.check_room(longest=100, max_new_tokens=30)
-
-
-@pytest.mark.parametrize("trainable", [False, True])
-def test_three_labels_are_no_reward_model(trainable, tmp_path, tokenizer):
-    """(A policy is none either: test_resume.py.)"""
-    given = tiny_reward_model("llama", tmp_path, num_labels=3), tokenizer, CPU, torch.float32
-    assert "--reward-model" in error_of(reward_models.load_scorer, *given, trainable)
 
 
 # ---- what a run writes and says ----
@@ -409,6 +342,8 @@ def test_each_prompt_is_computed_once(tmp_path, monkeypatch, tokenizer, llama_fo
     lengths = [[*map(len, side)] for side in (rows.prompts, rows.chosen, rows.rejected)]
     assert rows.tokens().tolist() == [2 * (p + max(a, b)) for p, a, b in zip(*lengths)]
     once, columns, start = sum(map(sum, lengths)), Counter(), runs.Run.start
+    rows.shared = True
+    assert rows.tokens().sum() == once
 
     def noted(module, args, kwargs):
         columns[torch.is_grad_enabled()] += kwargs["input_ids"].numel()

@@ -28,23 +28,10 @@ from transformers import (
 )
 
 INIT_RANGE = 0.3  # logits then have a deviation of about 1.7 nats in every family
-# the families that docs/train.md names, with Gemma 2 for its capped logits and Gemma 3's windows
-_ROPE = dict(
-    hidden_size=32, num_hidden_layers=2, num_attention_heads=4, intermediate_size=64,
-    num_key_value_heads=2,
-)  # fmt: skip
-FAMILIES = {
-    "llama": dict(_ROPE, tie_word_embeddings=True),
-    "qwen2": dict(_ROPE, tie_word_embeddings=True),
-    "qwen3": dict(_ROPE, head_dim=8, tie_word_embeddings=False),
-    "mistral": dict(_ROPE, tie_word_embeddings=False),
-    "gemma": dict(_ROPE, head_dim=8),
-    "gemma2": dict(_ROPE, head_dim=8, final_logit_softcapping=5.0),
-    "gemma3_text": dict(_ROPE, head_dim=8, sliding_window=8,
-                        layer_types=["sliding_attention", "full_attention"]),
-    "phi3": _ROPE,
-    "gpt2": dict(n_embd=32, n_layer=2, n_head=4),  # counts positions from the first column
-}  # fmt: skip
+# the families that docs/train.md names, with Gemma 2 for its capped logits and Gemma 3's windows;
+# GPT-2 counts positions from the first column
+_FAMILIES = Path(__file__).with_name("families.jsonl").read_text().splitlines()
+FAMILIES = {row["family"]: row["config"] for row in map(json.loads, _FAMILIES)}
 # one end token, no newline behind it; {% generation %} marks around assistant turns
 TEMPLATE = (
     "{% for m in messages %}{% if m['role'] == 'assistant' %}<|assistant|>"
@@ -68,7 +55,7 @@ SENTENCES = [
     "Which candidate fits this role? The first one, with two audits led.",
 ]
 # every token a template above may write; the reserved one is what a tokenizer without pad may use
-SPECIALS = ["<|user|>", "<|assistant|>", "<|system|>", "<|im_start|>", "<|im_end|>", "<|reserved|>"]
+SPECIALS = "<|user|> <|assistant|> <|system|> <|im_start|> <|im_end|> <|reserved|>".split()
 
 
 F64 = dict(dtype=torch.float64)
@@ -244,6 +231,15 @@ def policy_of(folder, trainable=False, dtype=torch.float32, **options):
 
     model = common.load_model(folder, torch.device("cpu"), dtype, trainable=trainable, **options)
     return common.Policy(model, dtype)
+
+
+def filled(policy):
+    """With an adapter that does something: B at 0 passes every test."""
+    torch.manual_seed(0)
+    for name, weight in policy.named_parameters():
+        if "lora_B" in name:
+            weight.data.normal_(std=0.1)
+    return policy
 
 
 def user(text):
