@@ -1,5 +1,8 @@
 """The bundled environments, without a model: what each promises to grpo_agent.py, the rules of
-2048, the scores of an interview, the grades of answers about a mailbox."""
+2048, the scores of an interview, the grades of answers about a mailbox.
+
+bad_mailboxes.jsonl   changes of the bundled mailbox's text that are refused, with words of the message
+"""
 
 import json
 import os
@@ -8,17 +11,17 @@ import re
 import statistics
 import subprocess
 import sys
-from pathlib import Path
 
 import numpy as np
 import pytest
 
+from case_rows import each
+from conftest import REPO
 from envs.inbox import Inbox, read_mailbox
 from envs.interview import Interview, read_bank, read_turn
 from envs.twenty48 import TwentyFortyEight, after, legal_moves
 from tiny import cases
 
-REPO = Path(__file__).resolve().parent.parent
 BANK, BOX = REPO / "data" / "interview.json", REPO / "data" / "inbox.json"
 VALIDATION, TEST = 10**9, 2 * 10**9  # where the seeds of the splits begin
 
@@ -45,12 +48,13 @@ def means(env, name, seeds=range(200)):
 
 
 def changed(path, folder, change):
-    """A copy of a bundled JSON file with a change."""
-    content = json.loads(path.read_text(encoding="utf-8"))
-    change(content)
-    copy = folder / path.name
-    copy.write_text(json.dumps(content), encoding="utf-8")
-    return str(copy)
+    """A copy of a bundled JSON file in which some texts are others."""
+    text = path.read_text(encoding="utf-8")
+    for old, new in change.items():
+        assert old in text
+        text = text.replace(old, new)
+    (folder / path.name).write_text(text, encoding="utf-8")
+    return str(folder / path.name)
 
 
 @pytest.mark.parametrize("make", [Interview, Inbox, TwentyFortyEight])
@@ -92,7 +96,7 @@ def test_moves_are_read_and_never_guessed(text, moves):
     _, reward, done, info = env.step(text)
     outcome = reward, done, info["invalid"], info["win"], info["moves"]
     assert outcome == ((0, False, 0, 0, 1) if moves else (-1, True, 1, 0, 0))
-    assert [np.count_nonzero(np.array(board) != env.board) for board in moved] == [1] * len(moves)
+    assert all(np.count_nonzero(np.array(board) != env.board) == 1 for board in moved)
 
 
 @cases("""
@@ -144,9 +148,9 @@ def test_free_questions_are_read(text, expected):
 
 
 def test_free_questions_are_read_rightly_nine_times_in_ten():
-    text = (REPO / "tests" / "interview_questions.tsv").read_text(encoding="utf-8")
     bank, right = read_bank(str(BANK)), []
-    for requests, kind, topic, question in (line.split("\t") for line in text.splitlines()):
+    for line in (REPO / "tests/interview_questions.tsv").read_text("utf-8").splitlines():
+        requests, kind, topic, question = line.split("\t")
         n, found, topics = read_turn(bank, question)
         right.append((n == int(requests), found == kind, [*topics, "-"][0] == topic))
     assert len(right) >= 150 and np.mean(right, axis=0).min() >= 0.9
@@ -155,16 +159,10 @@ def test_free_questions_are_read_rightly_nine_times_in_ten():
 def test_a_bank_of_your_own(tmp_path):
     """Capitals, as German nouns have (a question is read in small letters; ß is ss to both), and
     names that look like list marks: the oracle's summary of "5S audits" held no line about them."""
-
-    def change(bank):
-        bank["cues"]["behavioural"].append("Erzählen Sie")
-        bank["competencies"]["sales"]["phrases"].append("Großschadenslage")
-        text = json.dumps(bank["competencies"].pop("conflict"))
-        own = json.loads(text.replace("conflict:", "5S audits:"))
-        bank["competencies"]["5S audits"] = own | {"phrases": [*own["phrases"], "5S audits"]}
-        for names in bank["roles"].values():
-            names[:] = ["5S audits" if name == "conflict" else name for name in names]
-
+    change = {
+        '"conflict': '"5S audits', '"sold"': '"sold", "Großschadenslage"',
+        r'"\\bwhen did': r'"Erzählen Sie", "\\bwhen did',
+    }  # fmt: skip
     own = changed(BANK, tmp_path, change)
     question = read_turn(read_bank(own), "Erzählen Sie von einer Großschadenslage?")
     assert question == (1, "behavioural", ["sales"])
@@ -174,12 +172,8 @@ def test_a_bank_of_your_own(tmp_path):
 def test_evidence_is_told_apart(tmp_path):
     """An item's text must hold its keys, or the candidate's own words are no correct line; no thing
     stands in another item, or a line about that one would be unsupported."""
-
-    def change(bank):
-        bank["competencies"]["sales"]["evidence"][0]["keys"][0] = "red car"
-
     with pytest.raises(ValueError, match="interview.json.*lacks one of its keys"):
-        Interview(bank=changed(BANK, tmp_path, change))
+        Interview(bank=changed(BANK, tmp_path, {'"solar kit"': '"red car"'}))
     env = with_states()
     items = [item for c in env.bank["competencies"].values() for item in c["evidence"]]
     env.text = "full"
@@ -198,9 +192,7 @@ def with_states(*states):
 
 
 def say(env, *texts):
-    for text in texts:
-        last = env.step(text)
-    return last
+    return [env.step(text) for text in texts][-1]
 
 
 def ask_about(env, competencies):
@@ -310,10 +302,9 @@ line | unasked | asked
 def test_exploits_do_not_win(line, unasked, asked):
     for questions, reward in ((False, unasked), (True, asked)):
         env = with_states()
-        said = {
-            "bank": " ".join(item["short"] for c in env.bank["competencies"].values() for item in c["evidence"]),
-            "replies": " ".join(told(env, c) for c in env.competencies),
-        }  # fmt: skip
+        bank = [item["short"] for c in env.bank["competencies"].values() for item in c["evidence"]]
+        replies = [told(env, c) for c in env.competencies]
+        said = {"bank": " ".join(bank), "replies": " ".join(replies)}
         lines = [line.format(c=c, own=told(env, c), **said) for c in env.competencies]
         if questions:
             ask_about(env, env.competencies)
@@ -359,9 +350,7 @@ def test_calls_are_read_or_answered_with_their_form(text, seen, times):
     message, reward, done, info = env.step(text)
     assert (reward, done, info["invalid"]) == (0.0, False, int(seen == "error"))
     assert seen in message["content"] and ("Imke" in seen or len(message["content"]) < 300)
-    assert len(env.listed) == 6 * ("Imke" in seen) and env.opened == (
-        {2} if "2026" in seen else set()
-    )
+    assert len(env.listed) == 6 * ("Imke" in seen) and [*env.opened] == [2] * ("2026" in seen)
 
 
 @cases("""
@@ -425,7 +414,6 @@ def test_the_mailbox_and_its_baselines():
         values = {m["id"]: {*re.findall(q["pattern"], m["text"])} for m in about}
         assert [i for i in values if values[i] & {*q["answers"]}] == [q["source"]]
         assert max(filter(values.get, values)) == q["source"]
-        assert not {*q["answers"]} & {*q["outdated"]}
     env = Inbox()
     for start, rows in zip((0, VALIDATION, TEST), sides):
         asked = [env.reset(start + i)[1]["content"] for i in range(len(rows))]
@@ -450,13 +438,7 @@ def test_a_search_is_the_same_in_every_process():
     assert len(found) == 1 and found.pop().count(b"\n") == 6
 
 
-@pytest.mark.parametrize("change, said", [
-    (lambda box: box["messages"][0].update(id="m1"), "a whole number of its own"),
-    (lambda box: box["messages"][0].update(id=2), "a whole number of its own"),
-    (lambda box: box["questions"][0].update(answers=["–"]), "stands in its source"),
-    (lambda box: box["questions"][0]["answers"].append(""), "stands in its source"),
-    (lambda box: [q.update(split="train") for q in box["questions"]], "of each split"),
-], ids=["a text as id", "an id twice", "not there", "no word", "no test"])  # fmt: skip
+@each("bad_mailboxes")
 def test_mailboxes_that_are_refused(change, said, tmp_path):
     """An accepted answer without a word made every answer right."""
     with pytest.raises(ValueError, match=f"inbox.json: .*{said}"):
