@@ -1,10 +1,16 @@
-"""data/from_csv.py: votes in a spreadsheet become pairs; what cannot be read is named by its line."""
+"""data/from_csv.py: votes in a spreadsheet become pairs; what cannot be read is named by its line.
+
+votes_csv.jsonl   rows that are left out, files that are refused, with words of why
+"""
+
+from functools import partial
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 import from_csv
+from case_rows import each
 from parts import files
 from tiny import error_of
 
@@ -52,41 +58,19 @@ def test_declared_columns_and_values(run):
     assert texts(first) == ["q", "y", "x"] and second["tie"]
 
 
-LEFT_OUT = {
-    "p,,y,A,ann": "response_a",
-    "p,x,y,C,ann": "'C'; --a-wins",
-    "p,x,y,a,ann": "'a'; --a-wins",  # not declared
-    "p,x,y": "preferred, annotator",
-    "p,same ,Same,A,ann": "equal",
-    "p,x,y,A,ann,more": "more cells",
-    "q,y,x,A,ann": "ann has voted",  # the same two answers as in line 2
-}
-
-
-@pytest.mark.parametrize("row", LEFT_OUT)
-def test_a_row_that_is_left_out_is_named(row, run, capsys):
+@each("votes_csv", of="left out")
+def test_a_row_that_is_left_out_is_named(row, said, run, capsys):
     """Of many the first twenty."""
     rows = run(f"{NAMED}q,x,y,A,ann\n{row}\nq,x,y,B,ben\n" + "p,x,y,1,b\n" * 30, *WHO)
-    said = capsys.readouterr()
-    assert [row["id"] for row in rows] == ["line-2", "line-4"] and "left out 31" in said.out
-    assert "v.csv:3: " in said.err and LEFT_OUT[row] in said.err
-    assert said.err.count("v.csv:") == 20 and "11 more" in said.err
+    told = capsys.readouterr()
+    assert [row["id"] for row in rows] == ["line-2", "line-4"] and "left out 31" in told.out
+    assert "v.csv:3: " in told.err and said in told.err
+    assert told.err.count("v.csv:") == 20 and "11 more" in told.err
 
 
-REFUSED = {
-    "prompt,a\nx,y\n": "--a 'response_a'",
-    "prompt;response_a\nx;y\n": "--delimiter ','",
-    "": "--prompt",
-    HEAD + "é,x,y,A\n": "UTF-8",
-    HEAD + 'p,"x,y,A\np,x,y,A\n': "unexpected end",
-    HEAD + "p,x,y,1\n": "no row",
-}
-
-
-@pytest.mark.parametrize("content", REFUSED)
-def test_a_file_that_cannot_be_read(content, run):
-    with pytest.raises(files.UserError, match=REFUSED[content]):
-        run(content, encoding="cp1252")
+@each("votes_csv", of="refused")
+def test_a_file_that_cannot_be_read(content, said, run):
+    assert said in error_of(partial(run, encoding="cp1252"), content)
 
 
 def test_several_annotators_on_one_item(run, capsys):
