@@ -2,7 +2,7 @@
 
 votes.jsonl   changes that make an item, an event of the log or a body of the page wrong, with a word of
               the message; fleiss: what 14 raters chose for each of ten subjects; old: keys of a line that
-              "annotate 3" wrote and this version does not; prefs: rows of an export
+              "annotate 3" wrote and this version does not; prefs: rows of an export; view, hostile: of test_annotate_browser.py
 """
 
 import contextlib
