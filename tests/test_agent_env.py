@@ -204,38 +204,51 @@ def told(env, c):
     return env.items[c]["short"].split(": ")[1]
 
 
-# a line about the first competency, of which the candidate has told, or has nothing to tell
+# a line about the first competency, of which the candidate has told, or has nothing to tell, and what
+# it is worth before and after a question about that
 @cases("""
-state | reward | text
-open | 0.25 | Solved the {thing}; complaints fell by {number}.
-open | 0 | no evidence.
-open | 0 | {thing}.
-open | -0.15 | {own}, 99 percent.
-open | -0.15 | {other}
-open | -0.15 | {own} {other}
-open | -0.15 | a great talent.
-open | -0.3 | {own}LINE{a}: no evidence
-none | 0.25 | no evidence.
-none | 0.25 | No evidence
-none | -0.15 | no evidence, but a great talent
-none | -0.15 | n/a
-none | -0.15 | no experience
+state | unasked | asked | text
+open | -0.15 | 0.25 | {a}: Solved the {thing}; complaints fell by {number}.
+open | -0.15 | 0.25 | {a}: {own}
+open | -0.15 | 0.25 | * **{a}**: {own}
+open | -0.15 | 0.25 | 1. _{a}_: {own}
+open | 0 | 0 | {a}: no evidence.
+open | -0.15 | 0 | {a}: {thing}.
+open | -0.15 | -0.15 | {a}: {own}, 99 percent.
+open | -0.15 | -0.15 | {a}: led the red car project, 77 percent.
+open | -0.15 | -0.15 | {a}: {other}
+open | -0.15 | -0.15 | {a}: {own} {other}
+open | -0.15 | -0.15 | {a}: a great talent.
+open | -0.3 | -0.3 | {a}: {own}LINE{a}: no evidence
+none | 0 | 0.25 | {a}: no evidence.
+none | 0 | 0.25 | {a}: No evidence
+none | -0.15 | -0.15 | {a}: no evidence, but a great talent
+none | -0.15 | -0.15 | {a}: n/a
+none | -0.15 | -0.15 | {a}: no experience
 """)
-@pytest.mark.parametrize("asked", [1, 2])
-def test_a_summary_line_is_worth(state, reward, text, asked):
+@pytest.mark.parametrize("n_asked", [0, 1, 2])
+def test_a_summary_line_is_worth(state, unasked, asked, text, n_asked):
     """1/4 of four for a correct line, also with words around the keys; 0 for less than was said; −.15
     for more: a number that nobody said, a fact of another competency, praise. The prompt asks for "no
     evidence"; no list of what else might mean it is searched."""
-    env = with_states(state, "open", "open", "open")
+    env, reward = with_states(state, "open", "open", "open"), asked if n_asked else unasked
     a, b, *_ = env.competencies
-    ask_about(env, (a, b)[:asked])
     own, other = told(env, a), told(env, b)
     thing, number = own.rstrip(".").split(", ")
     text = text.format(a=a, own=own, thing=thing, number=number, other=other)
-    _, earned, _, info = say(env, f"SUMMARY\n{a}: {text}".replace("LINE", "\n"))
-    assert earned == pytest.approx(reward)
-    if state == "open":
-        assert (info["revealed"], info["reported"]) == (asked / 4, (reward > 0) / asked)
+    asks = [f"Tell me about a time you dealt with {c}." for c in (a, b)[:n_asked]]
+    said = f"Tell me about sales.\nSUMMARY\n{text}".replace("LINE", "\n")
+    _, earned, done, info = say(env, *asks, said)
+    assert earned == pytest.approx(reward) and done
+    if state == "open" and asks:
+        assert (info["revealed"], info["reported"]) == (n_asked / 4, (reward > 0) / n_asked)
+
+
+def test_a_reward_is_never_below_minus_one():
+    """Two lines about each of four would cost 4 · .3."""
+    env = with_states()
+    lines = [f"{c}: {told(env, c)}\n{c}: no evidence" for c in env.competencies]
+    assert say(env, "\n".join(["SUMMARY", *lines]))[1] == -1
 
 
 @cases("""
@@ -286,31 +299,6 @@ def test_baselines_of_the_interview():
     assert {*states} == {"none open reserved reserved", "open open reserved reserved"}
     assert sum("none" in s for s in states) / 400 == pytest.approx(0.5, abs=0.1)
     assert (env.turns, env.max_turns) == (6, 7)
-
-
-@cases("""
-line | unasked | asked
-{c}: no evidence | 0 | 0
-{c}: led the red car project, 77 percent. | -0.6 | -0.6
-{c}: {bank} | -0.6 | -0.6
-{c}: {own} | -0.6 | 1
-* **{c}**: {own} | -0.6 | 1
-1. _{c}_: {own} | -0.6 | 1
-{c}: {replies} | -0.6 | -0.6
-{c}: {own}LINE{c}: no evidence | -1 | -1
-""")
-def test_exploits_do_not_win(line, unasked, asked):
-    for questions, reward in ((False, unasked), (True, asked)):
-        env = with_states()
-        bank = [item["short"] for c in env.bank["competencies"].values() for item in c["evidence"]]
-        replies = [told(env, c) for c in env.competencies]
-        said = {"bank": " ".join(bank), "replies": " ".join(replies)}
-        lines = [line.format(c=c, own=told(env, c), **said) for c in env.competencies]
-        if questions:
-            ask_about(env, env.competencies)
-        summary = "\n".join(lines).replace("LINE", "\n")
-        _, earned, done, _ = say(env, f"Tell me about sales.\nSUMMARY\n{summary}")
-        assert (earned, done) == (pytest.approx(reward), True)
 
 
 # ---- the mailbox ----
