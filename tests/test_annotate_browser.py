@@ -153,15 +153,24 @@ def test_keys_of_other_keyboards(serve, open_tab, tmp_path):
 
 
 def test_trouble_and_back(serve, open_tab, tmp_path):
-    """Offline, a lost reply, a server that is killed and started again: one vote each, none lost."""
+    """Two tabs, another browser under the same name, offline, a lost reply, a server that is killed and
+    started again: one vote each, none lost."""
     server = serve(item_rows(8))
     tab = open_tab(server).start()
-    page = tab.page
+    two, page = open_tab(server, beside=tab).start(), tab.page
+    tab.vote("1")
+    two.press("2")
+    two.page.wait_for_selector("#trouble:has-text('another window')")
+    assert two.text("#title") == "Item 2 of 8" and two.text("#left") == tab.text("#left")
+    ben = open_tab(server)
+    ben.page.fill("#name", "Ann")  # a name in capitals is no other
+    ben.keys.press("Enter")
+    assert "another browser" in ben.appear("#banner")
     page.context.set_offline(True)
     tab.press("1")
     assert "Not saved yet" in tab.appear("#banner") and "Clearly" in tab.text(".chosen")
     tab.press("2")  # no second choice while the first one waits
-    assert log_of(tmp_path / "run") == []
+    assert len(log_of(tmp_path / "run")) == 1
     tab.act(lambda: page.context.set_offline(False))
     page.route("**/vote", lambda route: (route.fetch(), route.abort()), times=1)
     tab.vote("1")  # on the disk, but the reply got lost
@@ -177,22 +186,7 @@ def test_trouble_and_back(serve, open_tab, tmp_path):
     tab.act(lambda: serve(None, port=server.port))
     tab.vote("u", "Undone: both bad")
     choices = [e["choice"] for e in log_of(tmp_path / "run")]
-    assert len(choices) == 5 and choices[2:] == ["tie", "both_bad", None]
-
-
-def test_two_tabs_and_an_impostor(serve, open_tab):
-    server = serve(item_rows(6), "--overlap", 2)
-    one = open_tab(server).start()
-    two, ben = open_tab(server, beside=one), open_tab(server)
-    two.start()
-    one.vote("1")
-    two.press("2")
-    two.page.wait_for_selector("#trouble:has-text('another window')")
-    assert two.text("#title") == "Item 2 of 6" and two.text("#left") == one.text("#left")
-    ben.page.fill("#name", "Ann")  # a name in capitals is no other
-    ben.keys.press("Enter")
-    assert "ann belongs to another browser" in ben.appear("#banner")
-    assert ben.start("ben").text("#numbers") == "0 votes by you, 1 by others"
+    assert len(choices) == 6 and choices[3:] == ["tie", "both_bad", None]
 
 
 WIDE = """[document.documentElement, ...document.querySelectorAll('.words, button, label')]

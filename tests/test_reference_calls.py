@@ -4,6 +4,7 @@ reference_calls.jsonl   faults: what is added, and what it costs (one call, seve
 """
 
 import doctest
+from collections import Counter
 from statistics import fmean
 
 import pytest
@@ -27,8 +28,9 @@ def whole(row):
     """A summary that holds every fact, in the writer's own words."""
     first = row["name"].split()[0]
     said = ["; ".join(fact["said"] for fact in row[side]) for side in ("strengths", "concerns")]
-    verdict = VERDICTS[row["hire"]].format(first)
-    return f"{first} {said[0]}. Concerns: {said[1] or 'none'}. {verdict}"
+    return (
+        f"{first} {said[0]}. Concerns: {said[1] or 'none'}. {VERDICTS[row['hire']].format(first)}"
+    )
 
 
 def score(text, row=ROWS[0]):
@@ -37,9 +39,8 @@ def score(text, row=ROWS[0]):
 
 def test_the_file_is_split_by_role_and_its_keys_are_in_its_notes():
     assert doctest.testmod(rc).failed == 0
-    splits = {(row["split"], row["role"]) for row in ROWS}
-    assert sorted(split for split, _ in splits) == ["test"] * 6 + ["train"] * 16 + ["val"] * 4
-    assert len({role for _, role in splits}) == 26
+    roles = Counter(split for split, _ in {(row["split"], row["role"]) for row in ROWS})
+    assert roles == dict(test=6, train=16, val=4) and len({row["role"] for row in ROWS}) == 26
     assert len({row["id"] for row in ROWS}) == len(ROWS) == 608
     for row in ROWS:
         note = rc.note(row).lower().replace("’", "'")
