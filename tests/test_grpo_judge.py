@@ -2,9 +2,9 @@
 and with a reward model."""
 
 import json
-import random
 import re
 import zlib
+from itertools import islice
 
 import pytest
 import torch
@@ -60,10 +60,11 @@ def uniform(tmp_path_factory):
 def train(uniform, tmp_path):
     """(lines of the log, rollouts) of a run whose rows have these rubrics, or lie in `data`."""
 
-    def run(server, *flags, rubrics=(TEXT,), data=None, out="run", code=0):
+    def run(server, *flags, rubrics=(TEXT,), sizes=(8, 2, 2), data=None, out="run", code=0):
         if not data:
-            rows, data = asks(12, *rubrics), tmp_path / "rows.json"
-            write_json(data, {"train": rows[:8], "validation": rows[8:10], "test": rows[10:]})
+            rows, data = iter(asks(sum(sizes), *rubrics)), tmp_path / "rows.json"
+            splits = zip(("train", "validation", "test"), sizes)
+            write_json(data, {split: [*islice(rows, n)] for split, n in splits})
         argv = f"""--model {uniform} --data {data} --judge-base-url {server.url} --out {tmp_path / out}
             --judge-model rule --judge-concurrency 8 --group-size 4 --groups-per-batch 4
             --steps 4 --max-new-tokens 1 --lr 3e-3 --schedule constant --patience 0 --eval-every 2
@@ -261,19 +262,15 @@ def flawed(answer):
 
 @pytest.mark.slow
 def test_hybrid_stops_on_reward_hacking(train, tmp_path):
-    rows = asks(192, TEXT, CHECK)
-    random.Random(42).shuffle(rows)
-    data, out = tmp_path / "rows.json", tmp_path / "run"
-    split = {"train": rows[:28], "validation": rows[28:181], "test": rows[181:]}
-    data.write_text(json.dumps(split))
     flags = """--steps 120 --group-size 8 --groups-per-batch 8 --eval-every 4 --lr 2e-3 --restore best
         --reward ruler --eval-temperature 1""".split()
+    more = dict(rubrics=(TEXT, CHECK), sizes=(28, 153, 11), code=3)
     with Rule(vowel, flawed) as server:
-        rows, _ = train(server, *flags, data=data, code=3)
+        rows, _ = train(server, *flags, **more)
     values = {row["step"]: row["val/score"] for row in rows if "val/score" in row}
     best, last = max(values, key=values.get), trained(rows)[-1]["step"]
     # the run ends as soon as R2 holds at three evaluations in a row
     assert best < last < 120 and values[last] < values[best] - 0.05
     rewards = [row["reward/mean"] for row in trained(rows)]
     assert sum(rewards[-5:]) / 5 > sum(rewards[:3]) / 3 + 0.05
-    assert weights(out)
+    assert weights(tmp_path / "run")

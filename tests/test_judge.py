@@ -247,7 +247,11 @@ def test_a_judge_that_says_the_same_of_everything_is_told(name, good, n, told, a
     assert ("of everything" in capsys.readouterr().out) == told
 
 
-@pytest.mark.parametrize("name, budget, calls", [("grade", "1", 100), ("ruler", "0.125", 13)])
+@cases("""
+name | budget | calls
+grade | 1 | 100
+ruler | 0.125 | 13
+""")
 def test_the_budget_counts_what_calls_cost(asks, name, budget, calls):
     """0.01 USD a call: 100 of 128 calls spend 1 USD, 13 of RULER's 16 0.125; more goes on."""
     group, reply = (1, ratings) if name == "grade" else (8, by_number)
@@ -257,7 +261,7 @@ def test_the_budget_counts_what_calls_cost(asks, name, budget, calls):
     usage = {"prompt_tokens": 10_000, "completion_tokens": 0}
     more = "--judge-concurrency", "1", "--judge-price", "1,1", "--overwrite", "--judge-budget"
     server, run = asks(lambda r: (200, {}, completion(reply(r), usage=usage)))
-    assert run(name, *more, budget) == 4
+    assert run(name, *more, str(budget)) == 4
     assert len(server.requests) == calls and "--judge-budget" in rows_of("error")[0][-1]
     assert run(name, *more, "9") == 0 == run(name, *more, "0.001")
     assert len(server.requests) == 128 // group and None not in rows_of("score")[0]

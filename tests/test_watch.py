@@ -6,7 +6,6 @@ import math
 from argparse import ArgumentParser, Namespace
 
 import numpy as np
-import pytest
 
 import alarms
 import watch
@@ -106,7 +105,13 @@ def test_a_live_run_and_its_log_say_the_same():
     assert len(rules) >= 12
 
 
-@pytest.mark.parametrize("unit, zero", [(1, 5.0), (1, -5.0), (128, 0.0), (1 / 128, 3.0)])
+@cases("""
+unit | zero
+1 | 5
+1 | -5
+128 | 0
+0.0078125 | 3
+""")
 def test_the_unit_and_the_zero_of_a_reward_do_not_matter(unit, zero):
     """Scores of 0 to 100 points, or of a reward model without a zero, are the same run."""
     scores = {"reward/mean", "val/score"}
