@@ -145,13 +145,6 @@ def test_an_answer_that_repeats_itself_takes_no_time(piece):
         assert time.process_time() - start < 2, check
 
 
-@pytest.mark.parametrize("check", [*ARGUMENTS, "code:tests"])
-@pytest.mark.parametrize("text", ["", " \n", "<think>in 3", "<think>x</think>\n", "\u200b\u2060"])
-def test_an_empty_answer_meets_nothing(check, text):
-    arguments = ARGUMENTS.get(check, {"tests": TESTS})
-    assert not any(holds(check, text, negate, **arguments) for negate in (False, True))
-
-
 def test_a_fault_of_a_check_costs_one_answer_its_score(monkeypatch):
     """So do formulas in a thread, aloud: math-verify's two seconds are a signal, which only the main
     thread gets; it was None there, without a word."""

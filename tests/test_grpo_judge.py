@@ -124,20 +124,6 @@ def test_no_reward_is_invented_and_every_paid_reply_is_logged(train):
     assert sum(row["judge/usd"] for row in paid) == pytest.approx(1010e-6 * len(server.paid))
 
 
-def test_programs_decide_checks_and_the_judge_the_texts(train, tmp_path):
-    """What a program checks is not sent; validation, whose rows all have a check, asks nobody."""
-    gold = gold_flag(tmp_path, "[0.5] * len(answers)")
-    with Rule(vowel) as server:
-        rows, kept = train(server, *gold, "--steps", 2, rubrics=(TEXT, CHECK))
-    assert len(server.requests) > 10
-    assert not re.search(r"regex|aeiou|gold|check|pattern", str(server.requests), re.I)
-    for row in kept:
-        criteria = (row.get("rubric") or row["checks"])["criteria"]
-        kinds = {"judge", "check"} if row["split"] == "train" else {"check"}
-        assert {c["kind"] for c in criteria} == kinds and len({c["verdict"] for c in criteria}) == 1
-    assert {row["val/gold"] for row in rows if "val/gold" in row} == {0.5}
-
-
 def test_a_dead_judge_ends_the_run(train, tmp_path):
     """It dies behind step 2. Two or three steps without a group to compare: exit status 4; the
     folder has the weights of step 2. --resume ends at once: every call fails."""
@@ -156,8 +142,9 @@ def test_a_dead_judge_ends_the_run(train, tmp_path):
 
 
 def test_a_reference_reaches_the_judge_and_never_the_policy(train, tmp_path, monkeypatch):
-    """Nor does a label under another name reach the judge; --gold reads it."""
-    rows = asks(8, TEXT, reference="Kafka is the gap.", label="SECRET")
+    """Nor does a label under another name reach the judge; --gold reads it. What a program checks is
+    not sent; validation, whose rows all have a check, asks nobody."""
+    rows = asks(8, TEXT, CHECK, reference="Kafka is the gap.", label="SECRET")
     data, given, real = write_rows(tmp_path / "r.jsonl", rows), [], sampling.sample
 
     def sample(policy, tokenizer, prompts, *rest):
@@ -167,11 +154,14 @@ def test_a_reference_reaches_the_judge_and_never_the_policy(train, tmp_path, mon
     monkeypatch.setattr(sampling, "sample", sample)
     gold = gold_flag(tmp_path, "[len(row['label']) for row in rows]")
     with Rule(vowel, vowel_score) as server:
-        rows, _ = train(
-            server, *"--reward rubric --reward ruler --steps 2".split(), *gold, data=data
-        )
+        flags = "--reward rubric --reward ruler --steps 2".split()
+        rows, kept = train(server, *flags, *gold, data=data)
     assert {row["val/gold"] for row in rows if "val/gold" in row} == {6}
-    assert "SECRET" not in str(server.requests)
+    assert not re.search("regex|aeiou|gold|check|pattern|SECRET", str(server.requests), re.I)
+    for row in kept:
+        criteria = (row.get("rubric") or row["checks"])["criteria"]
+        kinds = {"judge", "check"} if row["split"] == "train" else {"check"}
+        assert {c["kind"] for c in criteria} == kinds and len({c["verdict"] for c in criteria}) == 1
     assert {"<standard-" in text for text in server.asked} == {True, False}
     assert all("\nKafka is the gap.\n</reference-" in text for text in server.asked)
     assert str(given).count("Ask") > 8 and "Kafka" not in str(given)

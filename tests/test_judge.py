@@ -74,7 +74,7 @@ def test_sentence_to_number_over_a_socket(serve):
     assert "\nFacts.\n</reference-" in asked(request)
 
 
-@pytest.mark.parametrize("answer", ["", " \n", "<think>hm", "x</think> ", "\u200b"])
+@pytest.mark.parametrize("answer", ["", " \n", "<think>hm", "x</think>\n", "\u200b\u2060"])
 def test_an_empty_answer_is_zero_and_costs_no_call(answer):
     row = row_of("Is polite.", {"criterion": "Lies.", "negate": True}, NO_COMMA)
     (grade,) = grade_answers([row], [answer])  # without a judge

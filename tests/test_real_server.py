@@ -53,11 +53,8 @@ def test_audit_reads_every_reply(rubrics, tmp_path, capsys):
 
 
 def test_grade_and_ruler_read_every_reply(rubrics, tmp_path):
-    answers = [
-        {"prompt": f"Assess candidate {i} for a ward.", "response": text}
-        for i in range(4)
-        for text in (GOOD, BAD)
-    ]
+    rows = [*read_jsonl(rubrics)][:2]
+    answers = [{"prompt": x["prompt"], "response": y["response"]} for x in rows for y in rows]
     write_rows(tmp_path / "answers.jsonl", answers)
     given = ["--responses", str(tmp_path / "answers.jsonl"), *SERVER, "--out"]
     assert judge.main(["grade", "--data", rubrics, *given, str(tmp_path / "grades.jsonl")]) == 0

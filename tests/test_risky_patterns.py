@@ -4,7 +4,7 @@ risky.jsonl   found: sentences of each category; silent: what may be asked; cloa
               or an allowed phrase around a request; requests: how many a text holds
 """
 
-import random
+import itertools
 
 import grammar
 import interview
@@ -33,29 +33,23 @@ def test_a_disguise_a_refusal_or_an_allowed_phrase_is_no_cloak(text, code):
 
 
 def test_the_bank_and_the_grammar_agree_with_the_patterns():
-    bank, competencies = interview.BANK, interview.BANK["competencies"]
-    risky, templates = bank["templates"]["risky"], sum(bank["templates"].values(), [])
+    """Which of their texts are risky, and how many requests those of the bank are."""
+    bank, asked = interview.BANK, sum(interview.BANK["replies"].values(), []) + grammar.AIMLESS
+    risky = bank["templates"]["risky"]
     assert risky == grammar.RISKY_QUESTIONS and len(risky) >= 10
-    asked = [t.format(c=c, d="sales", e="safety") for t in templates for c in competencies]
+    for kind, templates in bank["templates"].items():
+        for template, c in itertools.product(templates, bank["competencies"]):
+            asked.append(text := template.format(c=c, d="sales", e="safety"))
+            wanted = {"greeting": 0, "double": 2}.get(kind, 1)
+            assert number_of_requests(text) == number_of_requests(f"Thanks. {text}") == wanted, text
     templates = grammar.OPEN + grammar.CLOSED + grammar.NO_QUESTION
     asked += [template.format(s=skill) for template in templates for skill in grammar.SKILLS]
-    asked += grammar.AIMLESS + sum(bank["replies"].values(), [])
     assert [text for text in asked if len(scan(text)) != (text in risky)] == []
 
 
 @each("risky", of="requests")
 def test_one_definition_of_a_request(text, requests):
     assert number_of_requests(text) == requests
-
-
-def test_requests_agree_with_the_interview_bank():
-    rng = random.Random(0)
-    for kind, templates in interview.BANK["templates"].items():
-        for template in templates:
-            c, d, e = rng.sample(sorted(interview.BANK["competencies"]), 3)
-            text = template.format(c=c, d=d, e=e)
-            wanted = {"greeting": 0, "double": 2}.get(kind, 1)
-            assert number_of_requests(text) == number_of_requests(f"Thanks. {text}") == wanted, text
 
 
 def test_a_quote_is_the_text_as_it_stands():
