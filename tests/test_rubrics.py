@@ -68,17 +68,11 @@ def rubrics(written):
 
 
 @each("good_rubrics", of="answers")
-def test_answers_find_their_row(answers, found, written, rubrics, capsys):
-    read = read_responses(written(answers), rubrics)
-    assert [[row.task_id, answer, model] for row, answer, model in read] == found
-    assert "level 1" in capsys.readouterr().out
-
-
-def test_without_rubrics_each_prompt_is_a_row(written):
-    answers = [{"prompt": p, "response": r, "reference": "z"} for p, r in ("p1", "q2", "p3")]
-    found = read_responses(written(answers))
-    assert [row.task_id for row, *_ in found] == ["1", "2", "1"]
-    assert {row.reference for row, *_ in found} == {"z"}
+def test_answers_find_their_row(answers, found, graded, written, rubrics, capsys):
+    """Without rubrics each prompt is a row."""
+    read = read_responses(written(answers), *[rubrics] * graded)
+    keys = [[row.task_id, answer, model, row.reference] for row, answer, model in read]
+    assert keys == found and ("level 1" in capsys.readouterr().out) == graded
 
 
 @each("bad_answers", rubrics=True)
