@@ -6,15 +6,16 @@ bad_mailboxes.jsonl   changes of the bundled mailbox's text that are refused, wi
 
 import json
 import os
-import random
 import re
-import statistics
 import subprocess
 import sys
+from functools import partial
+from statistics import fmean
 
 import numpy as np
 import pytest
 
+import grpo_agent
 from case_rows import each
 from conftest import REPO
 from envs.inbox import Inbox, read_mailbox
@@ -26,25 +27,15 @@ BANK, BOX = REPO / "data" / "interview.json", REPO / "data" / "inbox.json"
 VALIDATION, TEST = 10**9, 2 * 10**9  # where the seeds of the splits begin
 
 
-def play(env, policy, seed):
-    """(transcript, reward, info) of an episode; info is that of the last turn."""
-    rng, transcript, total, done = random.Random(f"policy {seed}"), [env.reset(seed)], 0.0, False
-    while not done and len(transcript) <= 2 * env.max_turns:
-        transcript.append(policy(env, rng))
-        message, reward, done, info = env.step(transcript[-1])
-        transcript.append(message)
-        total += reward
-    if not done:
-        reward, info = env.run_out()
-        total += reward
-    return transcript, total, info
+def play(make, policy, *seeds):
+    return grpo_agent.play(None, make, seeds, policy)
 
 
-def means(env, name, seeds=range(200)):
+def means(make, name, seeds=range(200)):
     """Mean val_key and mean reward of a baseline."""
-    episodes = [play(env, env.baselines[name], seed)[1:] for seed in seeds]
-    values = [(info[env.val_key], reward) for reward, info in episodes]
-    return tuple(map(statistics.mean, zip(*values)))
+    env = make()
+    episodes = play(make, env.baselines[name], *seeds)
+    return fmean(e.metrics[env.val_key] for e in episodes), fmean(e.reward for e in episodes)
 
 
 def changed(path, folder, change):
@@ -64,11 +55,12 @@ def test_what_an_environment_promises(make):
     env = make()
     for seed in (0, 1, VALIDATION, TEST + 5):
         for policy in (*env.baselines.values(), lambda env, rng: "What"):
-            transcript, reward, info = play(env, policy, seed)
-            assert play(make(), policy, seed) == (transcript, reward, info)
-            assert env.reward_range[0] <= reward <= env.reward_range[1]
-            assert {type(value) for value in info.values()} <= {int, float} and env.val_key in info
-        assert info["invalid"] == len(transcript) // 2 - (make is Interview), "and its summary"
+            (one,), (two,) = play(lambda: env, policy, seed), play(make, policy, seed)
+            assert vars(one) | {"rng": None} == vars(two) | {"rng": None}
+            assert env.reward_range[0] <= one.reward <= env.reward_range[1]
+            assert {*map(type, one.metrics.values())} <= {int, float} and env.val_key in one.metrics
+        missing = make is Interview  # its summary
+        assert one.metrics["invalid"] == len(one.texts()) - missing
 
 
 # ---- 2048 ----
@@ -125,7 +117,7 @@ def test_baselines_of_2048():
         env.reset(seed)
         tiles += filter(None, sum(env.board, []))
     assert len(tiles) == 2000 and abs(tiles.count(2) / 2000 - 0.9) < 0.02
-    wins = {name: means(env, name)[0] for name in env.baselines}
+    wins = {name: means(TwentyFortyEight, name)[0] for name in env.baselines}
     assert wins == pytest.approx({"random": 0.62, "corner": 0.90, "blind": 0.27}, abs=0.09)
 
 
@@ -166,7 +158,7 @@ def test_a_bank_of_your_own(tmp_path):
     own = changed(BANK, tmp_path, change)
     question = read_turn(read_bank(own), "Erzählen Sie von einer Großschadenslage?")
     assert question == (1, "behavioural", ["sales"])
-    assert means(Interview(bank=own), "oracle", range(100)) == (1, 1)
+    assert means(partial(Interview, bank=own), "oracle", range(100)) == (1, 1)
 
 
 def test_evidence_is_told_apart(tmp_path):
@@ -289,8 +281,8 @@ def test_baselines_of_the_interview():
     nothing to tell about one competency."""
     env, states = Interview(), []
     exact = {"oracle": (1, 1), "fixed": (0.5, 0.5)}  # in each episode: fewer say as much
-    assert {name: means(env, name, range(100)) for name in exact} == exact
-    found = {name: means(env, name) for name in ("fixed+", "random")}
+    assert {name: means(Interview, name, range(100)) for name in exact} == exact
+    found = {name: means(Interview, name) for name in ("fixed+", "random")}
     assert found["fixed+"] == (pytest.approx(0.75, abs=0.02), pytest.approx(0.65, abs=0.03))
     assert 0.15 < found["random"][1] < 0.4
     for seed in range(400):
@@ -406,12 +398,13 @@ def test_the_mailbox_and_its_baselines():
     for start, rows in zip((0, VALIDATION, TEST), sides):
         asked = [env.reset(start + i)[1]["content"] for i in range(len(rows))]
         assert sorted(asked) == sorted(q["question"] for q in rows)
-    found = {name: means(env, name, range(TEST, TEST + 48)) for name in env.baselines}
+    found = {name: means(Inbox, name, range(TEST, TEST + 48)) for name in env.baselines}
     assert found == {
         "oracle": (1, pytest.approx(0.9625)), "exhaustive": (43 / 48, pytest.approx(0.79, abs=0.01)),
         "blind": (0, pytest.approx(-0.26, abs=0.01)),
     }  # fmt: skip
-    assert play(Inbox(max_turns=2), lambda env, rng: '{"search": "day"}', 0)[1] == -0.1
+    (searching,) = play(partial(Inbox, max_turns=2), lambda env, rng: '{"search": "day"}', 0)
+    assert searching.reward == -0.1
 
 
 def test_a_search_is_the_same_in_every_process():
