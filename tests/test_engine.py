@@ -23,7 +23,7 @@ from conftest import REPO
 from engine_server import EngineServer
 from parts import engine, grpo, sampling
 from parts.files import UserError, read_jsonl
-from tiny import error_of, tiny_model, words, write_rows
+from tiny import error_of, tiny_model, words
 
 CPU, RANK = torch.device("cpu"), 2
 pytestmark = pytest.mark.usefixtures("quiet_process")
@@ -196,13 +196,6 @@ def test_the_estimate_is_unbiased_where_c_is_large(clip, biased):
 
 # ---- the trainers ----
 
-VOWELS = [{"check": "keywords:letter_frequency", "letter": letter, "let_frequency": 1,
-           "let_relation": "at least"} for letter in "aeiou"]  # fmt: skip
-ROWS = [
-    {"prompt": f"Ask about {split} {i}.", "split": split, "rubrics": VOWELS}
-    for i in range(4)
-    for split in ("train", "val")
-]
 ENVIRONMENT = """
 class Guess:
     name, max_turns, history, val_key, baselines = "guess", 2, "all", "won", {}
@@ -225,8 +218,7 @@ STAGES = {
 def command(base, tmp_path):
     def command(stage, out, *servers):
         (tmp_path / "guess.py").write_text(ENVIRONMENT)
-        names = {"ROWS": write_rows(tmp_path / "rows.jsonl", ROWS)}
-        names |= {"ENV": f"{tmp_path}/guess.py:Guess"}
+        names = {"ROWS": f"{REPO}/tests/vowels.jsonl", "ENV": f"{tmp_path}/guess.py:Guess"}
         names |= {"SCORE": f"{REPO}/tests/tiny.py:share_of_vowels"}
         argv = words("--model", base, "--out", tmp_path / out, SHORT, STAGES[stage])
         argv += words("--rollouts-from", *(s.url for s in servers)) if servers else []

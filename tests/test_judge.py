@@ -1,6 +1,6 @@
 """judge.py and ruler.py: from criteria to a question, from verdicts to a score, from files to a file.
 
-judging.jsonl   hostile: texts; intervals: ends of the exact formula, with Student's t from a table; of
+judging.jsonl   files: of rubrics and of answers; hostile: texts; intervals: ends of the exact formula, with Student's t from a table; of
                 pairs of equal rows as wide as of half as many rows
 """
 
@@ -14,7 +14,7 @@ import pytest
 
 import judge
 import ruler
-from case_rows import each
+from case_rows import each, rows_of
 from judge_server import asked, attempts, completion, fault, ratings, scores
 from parts.agreement import mean_interval
 from parts.files import read_jsonl
@@ -34,7 +34,6 @@ pytest_plugins = "judge_server"
 pytestmark = pytest.mark.usefixtures("quiet_process")
 
 NO_COMMA = {"check": "punctuation:no_comma"}
-LIMIT = {"check": "text:max_chars", "max_chars": 3, "weight": 3}
 
 
 def row_of(*criteria, **more):
@@ -150,15 +149,7 @@ def test_ruler_labels_are_drawn_and_shuffled():
 # ---- the commands ----
 
 ONE = {"prompt": "p", "rubrics": ["a"]}
-MIXED = [
-    {"task_id": "a", "prompt": "Greet.", "rubrics": ["Is kind.", NO_COMMA]},
-    {"task_id": "b", "prompt": "Leave.", "rubrics": [LIMIT]},
-]
-ANSWERS = [
-    {"task_id": "a", "response": "Hi"},
-    {"prompt": "Leave.", "response": conversation("?", "Bye!")},
-    {"task_id": "a", "response": "Hi, you"},
-]
+FILES = {row.pop("name"): row for row in rows_of("judging", of="files")}
 
 
 def given(rubrics, answers=()):
@@ -170,7 +161,7 @@ def given(rubrics, answers=()):
 def asks(tmp_path, monkeypatch, serve):
     """(a server, function that runs a command which asks it)."""
     monkeypatch.chdir(tmp_path)
-    given(MIXED, ANSWERS)
+    given(**FILES["mixed"])
 
     def make(answer=ratings):
         server, _ = serve(answer)
@@ -188,7 +179,7 @@ def asks(tmp_path, monkeypatch, serve):
     return make
 
 
-def rows_of(*keys):
+def columns_of(*keys):
     return [[row[key] for row in read_jsonl("out/g.jsonl")] for key in keys]
 
 
@@ -205,24 +196,21 @@ def yes_to(*answers):
 def test_grade_a_file(asks, capsys):
     server, run = asks(lambda r: fault(503) if "Hi, you" in asked(r) else ratings(r))
     assert run("grade") == 4
-    columns, errors = rows_of("score", "error")
+    columns, errors = columns_of("score", "error")
     assert columns == [1.0, 0.0, None] and "HTTP 503" in errors[2]
     assert "without a score: 1" in capsys.readouterr().out
     assert "--overwrite" in error_of(run, "grade")
     server.answer = ratings
     for _ in range(2):
         assert run("grade", "--overwrite") == 0 and len(server.requests) == 3
-    assert rows_of("task_id", "score") == [["a", "b", "a"], [1.0, 0.0, 0.5]]
+    assert columns_of("task_id", "score") == [["a", "b", "a"], [1.0, 0.0, 0.5]]
     assert "score: 0.500 [" in capsys.readouterr().out
     assert {path.stat().st_mode & 0o777 for path in Path("out").iterdir()} == {0o600}
 
 
 def test_means_of_models_are_over_the_prompts_that_both_have(asks, capsys):
     """a has a score for p0 and p1, b for p0 and p2: only p0 compares them."""
-    given([ONE | {"task_id": f"p{i}", "prompt": f"p{i}"} for i in range(3)], [
-        {"task_id": f"p{i}", "model": model, "response": f"{model}{i}"}
-        for model, i in (("a", 0), ("a", 1), ("b", 0), ("b", 1), ("b", 2))
-    ])  # fmt: skip
+    given(**FILES["models"])
     good = yes_to("a0", "b2")
     _, run = asks(lambda r: fault(400) if "\nb1\n" in asked(r) else good(r))
     assert run("grade") == 4
@@ -262,20 +250,19 @@ def test_the_budget_counts_what_calls_cost(asks, name, budget, calls):
     more = "--judge-concurrency", "1", "--judge-price", "1,1", "--overwrite", "--judge-budget"
     server, run = asks(lambda r: (200, {}, completion(reply(r), usage=usage)))
     assert run(name, *more, str(budget)) == 4
-    assert len(server.requests) == calls and "--judge-budget" in rows_of("error")[0][-1]
+    assert len(server.requests) == calls and "--judge-budget" in columns_of("error")[0][-1]
     assert run(name, *more, "9") == 0 == run(name, *more, "0.001")
-    assert len(server.requests) == 128 // group and None not in rows_of("score")[0]
+    assert len(server.requests) == 128 // group and None not in columns_of("score")[0]
 
 
 def test_ruler_on_a_file(asks, capsys):
-    answers = "p Hi 0.2", "p Hi 0.8", "q x", "r y", "r y"
-    given(None, [dict(zip(("prompt", "response"), text.split(" ", 1))) for text in answers])
+    given(**FILES["groups"])
     Path("own.txt").write_text("Shout.")
     server, run = asks(by_number)
     more = "ruler", "--judge-passes", "2", "--overwrite"
     assert run(*more, "--ruler-rubric", "own.txt") == 0
     assert len(server.requests) == 2 and "\nShout.\n" in asked(server.requests[0])
-    columns = rows_of("score", "error", "pass_scores")
+    columns = columns_of("score", "error", "pass_scores")
     assert columns[0] == [0.2, 0.8, None, None, None] and columns[1][2:] == [ALONE] * 3
     assert columns[2][0] == [0.2, 0.2] and "differ by 0.000" in capsys.readouterr().out
     server.answer = lambda r: by_number(r, bias=0.2)
@@ -313,12 +300,7 @@ def test_audit_by_hand(asks, capsys):
     """The judge: c1 yes, c2 no. People: c1 yes, yes, no, no; c2 no, yes, no, no. Agree on 2 + 3 of 8;
     yes 4 and 3, so p_e = .5, κ = (.625 − .5)/.5 = .25; credit for 2 of people's 5 no, none for 1
     of their 3 yes. A fifth answer: two without a verdict, and a check, where `negate` is turned."""
-    people = [("yes", "no"), ("yes", True), ("no", 0), ("no", False), ("yes", "yes", True)]
-    rubrics = {"rubrics": ["c1", "c2", NO_COMMA | {"negate": True}]}
-    given([
-        ONE | rubrics | {"response": f"A{i}", "ratings": dict(zip("123", rates))}
-        for i, rates in enumerate(people)
-    ])  # fmt: skip
+    given(**FILES["rated"])
     says = {1: "Yes", 2: "No"}.get
     server, run = asks(lambda r: fault(503) if "\nA4\n" in asked(r) else ratings(r, says))
     assert run("audit") == 4 and len(server.requests) == 5
@@ -327,7 +309,7 @@ def test_audit_by_hand(asks, capsys):
     assert "agrees with people: 0.625 [" in out and "κ 0.250 [" in out
     assert "give none: 2 of 5" in out and "give it: 1 of 3" in out
     assert "check: 1 ratings; without a verdict: 0\n  agrees with people: 1.000" in out
-    human, criteria, score = rows_of("human", "criteria", "score")
+    human, criteria, score = columns_of("human", "criteria", "score")
     assert human[0] == {"1": True, "2": False}
     assert [c["verdict"] for c in criteria[4]] == [None, None, True] and score[4] is None
     assert human[4]["3"] is True, "the file has both in one sense"
