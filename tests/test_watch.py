@@ -2,7 +2,6 @@
 
 import functools
 import json
-import math
 from argparse import ArgumentParser, Namespace
 
 import numpy as np
@@ -59,21 +58,19 @@ def test_few_answers_decide_nothing(error, n, fired):
     assert any(a.rule == "R2 over_optimised" for a in watch.alarms(rows)) == fired
 
 
-def test_which_values_are_v_and_r():
-    """val/gold before val/score; null, NaN, infinity, text and lists are no numbers; rows of one
-    step may be one row; the final test decides nothing."""
-    rows = [{"step": i, "val/gold": x, "val/score": 9} for i, x in enumerate([None, *HACK[1]])]
-    assert [p.v for p in watch.evaluations(rows)] == HACK[1]
-    values = [0.5, None, math.nan, math.inf, 1e300, "1", [1], 0.5]
-    rows = [{"step": i, "val/score": x} for i, x in enumerate(values)]
-    assert [(p.step, p.v) for p in watch.evaluations(rows)] == [(0, 0.5), (7, 0.5)]
+@each("watch", of="values")
+def test_which_values_are_v(rows, found):
+    assert [[p.step, p.v] for p in watch.evaluations(rows)] == found
+
+
+def test_the_rows_of_a_log():
+    """Rows of one step may be one row; the final test decides nothing."""
     rows, whole = made(*HACK), {}
     for row in rows:
         whole.setdefault(row["step"], {}).update(row)
     test = {"step": 85, "test/n": 64, "val/score": 9.0, "judge/failed_frac": 0.9}
-    assert (
-        watch.alarms([*whole.values()]) == watch.alarms([*rows, test]) == watch.alarms(rows) != []
-    )
+    found = watch.alarms(rows)
+    assert watch.alarms([*whole.values()]) == watch.alarms([*rows, test]) == found != []
 
 
 KEYS = """reward/mean reward/frac_mixed length/mean length/truncated_frac text/repetition
@@ -247,24 +244,14 @@ def test_a_trainer_asks_with_its_own_flags():
 
 # ---- the texts of answers ----
 
-PROSE = (
-    "Asha led two audits of the warehouse and cut overtime by 34 percent. She explained how the "
-    "rota was rebuilt, whom she asked first, and what she would now do differently. There is no "
-    "evidence yet on budgeting, so the next interview should ask when she planned one. "
-)
-UNLIKE = " ".join(f"{i * 7919 % 100003}" for i in range(4000))
-LOOPS = [
-    "a" * 1000, "I see. " * 200, PROSE * 3 + "and so on " * 150, "and so on " * 150 + PROSE * 4,
-    "好的。" * 400, "word " * 20, (PROSE * 4)[:500] + "and so on " * 100 + (PROSE * 4)[500:1000],
-    UNLIKE + " so on and on" * 200 + PROSE * 3,
-]  # fmt: skip
+
+@each("repetition")
+def test_repetition(text, repeats):
+    """90 characters cannot tell."""
+    assert is_repetitive(text) == repeats
 
 
-def test_repetition():
-    assert [t[:40] for t in LOOPS if not is_repetitive(t)] == []
-    ten = "one two three four five six seven eight nine ten " * 2
-    assert not any(map(is_repetitive, ("", PROSE + PROSE, "x" * 60, "x" * 90, ten, UNLIKE)))
-    assert is_repetitive("x" * 91), "90 characters cannot tell"
+def test_the_texts_of_a_step():
     assert text_row([""]) == {"text/repetition": 0, "text/distinct_2": None}
     assert text_row(["a a b a b", "x" * 10**6]) == {"text/repetition": 0.5, "text/distinct_2": 0.75}
 
