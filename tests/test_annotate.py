@@ -3,7 +3,7 @@
 votes.jsonl   changes that make an item, an event of the log or a body of the page wrong, with a word of
               the message; fleiss: what 14 raters chose for each of ten subjects; old: keys of a line that
               "annotate 3" wrote and this version does not; prefs: rows of an export; stale: of a tab
-              that shows something else; view, hostile: of test_annotate_browser.py
+              that shows something else; said: bodies that the page sends; view, key, hostile: of test_annotate_browser.py
 """
 
 import contextlib
@@ -35,6 +35,7 @@ from parts.pairs import check_pair
 from tiny import cases, error_of, pair_rows, tiny_model, write_rows
 
 LOCAL = "http://127.0.0.1:5050"
+SAID = {row.pop("said"): row for row in rows_of("votes", what="said")}  # the body of each choice
 
 
 def item_rows(n, gold=(), **extra):
@@ -84,17 +85,12 @@ class Rater:
         return reply.status_code, json.loads(reply.text)
 
     def body(self, choice="left", **changes):
-        item, said = self.state["item"] or {}, dict(event="vote", choice=choice, strength=0)
-        if choice in ("skip", "undo"):
-            said = dict(event=choice, choice=None, strength=None)
-        elif choice in ("left", "right"):
-            said["strength"] = 2
-        body = dict(
-            event_id=secrets.token_hex(8), annotator=self.name, comment="", reasons=[],
-            undoes=self.state["undoes"] if choice == "undo" else None, number=item.get("number"),
-            sha256=item.get("sha256"), guidelines_sha256="0" * 64,
-        )  # fmt: skip
-        return body | said | changes
+        item, body = self.state["item"] or {}, dict(SAID[choice])
+        body |= dict(event_id=secrets.token_hex(8), annotator=self.name)
+        body |= dict(number=item.get("number"), sha256=item.get("sha256"))
+        if choice == "undo":
+            body["undoes"] = self.state["undoes"]
+        return body | changes
 
     def send(self, body):
         status, reply = self.ask("/vote", **body)

@@ -144,22 +144,16 @@ def test_templates_have_trls_ids(family, own, tmp_path):
 
 
 @each("dialogue", of="odd")
-def test_odd_templates(chat, answer, trained):
-    tokenizer = tiny_tokenizer(template=chat)
-    ids = common.encode_pair(tokenizer, [ASK], [said(answer)])[1]
-    assert tokenizer.decode(ids) == trained
-
-
-def test_tokens_that_take_in_blanks():
-    """Phi 3's special tokens take in the line break behind them."""
-    tokenizer = tiny_tokenizer(eos="<|endoftext|>", template=(
-        "{% for m in messages %}<|{{ m.role }}|>\n{{ m.content }}<|end|>\n{% endfor %}"
-        "{% if add_generation_prompt %}<|assistant|>\n{% else %}{{ eos_token }}{% endif %}"
-    ))  # fmt: skip
-    greedy = [AddedToken(f"<|{x}|>", rstrip=True) for x in ("user", "assistant", "end")]
-    tokenizer.add_special_tokens({"additional_special_tokens": greedy})
-    pair = common.encode_pair(tokenizer, [user("a")], [said("b")])
-    assert [tokenizer.decode(ids) for ids in pair] == ["<|user|>a<|end|><|assistant|>", "b<|end|>"]
+def test_odd_templates(chat, eos, greedy, answer, trained):
+    """greedy: special tokens that take in the blanks behind them."""
+    tokenizer = tiny_tokenizer(eos=eos, template=chat)
+    greedy = [AddedToken(token, rstrip=True) for token in greedy]
+    if greedy:
+        tokenizer.add_special_tokens({"additional_special_tokens": greedy})
+    ids, written = common.encode_pair(tokenizer, [ASK], [said(answer)])
+    assert tokenizer.decode(written) == trained and (
+        not greedy or "\n" not in tokenizer.decode(ids)
+    )
 
 
 def test_a_token_never_spans_prompt_and_answer():

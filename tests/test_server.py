@@ -4,7 +4,7 @@ read: nothing is invented, nothing that can be read is lost.
 replies.jsonl         replies: the verdicts on criteria 1 and 2 that are read, or a word of why not
 judging.jsonl         tokens: the fewest of a text; cuts: what the server counts of a long answer; torn:
                       lines of a cache; dead: what a server sends that never answers;
-                      sent: the form of a reply to two criteria
+                      sent: the form of a reply to two criteria; verdicts: yes to both, no, one of each
 server_faults.jsonl   a word of the error, what the server sends, how often it is asked with one retry
 """
 
@@ -16,7 +16,7 @@ import time
 import pytest
 import requests
 
-from case_rows import each
+from case_rows import each, rows_of
 from judge_server import asked, completion, fault, judge_of, ratings
 from parts.grading import grade_answers, rubric_call
 from parts.judging import least_tokens
@@ -37,11 +37,7 @@ def read_ratings(reply, answer="Hello."):
     return rubric_call(ROW, answer).read(reply)
 
 
-def rated(*verdicts):
-    return json.dumps({"ratings": [{"id": i, "rating": v} for i, v in enumerate(verdicts, 1)]})
-
-
-YES, NO, BOTH = rated("Yes", "Yes"), rated("No", "No"), rated("Yes", "No")
+YES, NO, BOTH = (row["reply"] for row in rows_of("judging", of="verdicts"))
 
 # ---- replies ----
 

@@ -197,9 +197,6 @@ def test_the_answer_comes_first(
     tmp_path, capsys, columns, v, saved, finished, asked, status, words
 ):
     argv = [folder_of(tmp_path, made(columns, v), saved, finished), *asked.split()]
-    if status is None:
-        assert words in error_of(watch.main, [*map(str, argv)])
-        return
     found, out = run(capsys, *argv)
     head = out.partition("\n\n")[0]
     assert found == status and words in head and head.startswith(("Stop: ", "No reason to stop."))
@@ -234,6 +231,7 @@ given | validates | flag
 """)
 def test_alarms_that_lack_what_they_need_are_refused(given, validates, flag):
     assert flag in error_of(watch.promise, flags(**given), validates)
+    assert "--baseline" in error_of(watch.main, "runs/x --baseline .4".split())
 
 
 def test_a_trainer_asks_with_its_own_flags():
