@@ -181,7 +181,7 @@ def test_the_environment_never_sees_thoughts():
 
     def played(text):
         (episode,) = g.play(args, g.environment(args), [0], lambda env, rng: text)
-        assert episode.messages[2]["content"] == text
+        assert episode.messages[2]["content"] == text and f"  > {text}" in episode.transcript()
         return episode
 
     assert played("<think>no</think><move>down</move>").metrics["moves"] > 0

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from case_rows import each, rows_of
 from checks import CHECKS, check_arguments
 from parts.grading import grade_answers
-from parts.rubrics import Criterion, Row
+from parts.rubrics import Criterion, Row, read_criterion
 from parts.run_code import run_tests
 from parts.texts import recommendation
 
@@ -105,6 +105,8 @@ def test_code_that_never_ends_is_killed_with_what_it_started():
 def test_code_needs_the_flag_and_maths_its_package(monkeypatch):
     with pytest.raises(ValueError, match="--allow-code-execution"):
         check_arguments("code:tests", {"tests": "assert double(2) == 4"})
+    with pytest.raises(ValueError, match="--allow-code-execution"):
+        read_criterion({"check": "code:tests", "tests": "assert double(2) == 4"})
     monkeypatch.setitem(sys.modules, "math_verify", None)
     with pytest.raises(ValueError, match="pip install math-verify"):
         check_arguments("math:equal", {"answer": "12"})
