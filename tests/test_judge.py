@@ -1,6 +1,6 @@
 """judge.py and ruler.py: from criteria to a question, from verdicts to a score, from files to a file.
 
-judging.jsonl   files: of rubrics and of answers; hostile: texts; intervals: ends of the exact formula, with Student's t from a table; of
+judging.jsonl   files: of rubrics and of answers; hostile: texts; unrated: what is no rating; intervals: ends of the exact formula, with Student's t from a table; of
                 pairs of equal rows as wide as of half as many rows
 """
 
@@ -290,7 +290,7 @@ def test_what_a_user_does_wrong(line, fact, asks):
 # ---- the audit ----
 
 
-@pytest.mark.parametrize("rated", [{"3": "yes"}, {"1": "maybe"}, [], None])
+@each("judging", of="unrated")
 def test_people_who_did_not_rate(rated, asks):
     given([ONE | {"response": "a", "ratings": rated}])
     assert 'row 1: "ratings" is' in error_of(asks()[1], "audit")
