@@ -1,7 +1,8 @@
 """judge.py and ruler.py: from criteria to a question, from verdicts to a score, from files to a file.
 
-judging.jsonl   files: of rubrics and of answers; hostile: texts; unrated: what is no rating; intervals: ends of the exact formula, with Student's t from a table; of
-                pairs of equal rows as wide as of half as many rows
+judging.jsonl   files: of rubrics and of answers; hostile: texts; unrated: what is no rating; intervals:
+                ends of the exact formula, with Student's t from a table; of pairs of equal rows as wide
+                as of half as many rows
 """
 
 import json
