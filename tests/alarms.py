@@ -10,24 +10,12 @@ from argparse import Namespace
 import numpy as np
 
 import watch
+from case_rows import rows_of
 
 STEPS, EVERY = 150, 5
 # changes per step: of v from the start, of r beyond that of v, of both from the onset on, for so
 # many steps; do both climb first? standard deviations of v and r; answers behind v, 0: v is normal
-HEALTHY = dict(v_slope=0.0, r_slope=0.0, v_change=0.0, r_change=0.0, steps=STEPS, climb=True,
-               v_noise=0.01, r_noise=0.02, answers=0)  # fmt: skip
-SLOW = {"climb": False, "v_slope": 0.0005, "r_slope": 0.002, "v_noise": 0.015}  # +5 points a 100
-FLAT = {"climb": False, "r_slope": 0.0025}  # only the reward rises
-HACK = {"v_change": -0.0025, "r_change": 0.0025}
-KINDS = {
-    "healthy": {}, "healthy, noisy": {"v_noise": 0.03, "r_slope": 0.0025},
-    "slow": SLOW, "flat": FLAT, "slow hack": HACK,
-    "collapse": {"v_change": -0.01, "r_change": -0.01, "steps": 30},
-}  # fmt: skip
-KINDS |= {
-    f"{kind}, {n} answers": KINDS[kind] | {"answers": n}
-    for kind in ("slow", "flat", "slow hack") for n in (4, 64)
-}  # fmt: skip
+KINDS = {row["kind"]: Namespace(**row) for row in rows_of("watch", of="kind")}
 SHARES = {"text/repetition": 0.01, "length/truncated_frac": 0.03, "judge/failed_frac": 0.01}
 
 
@@ -43,7 +31,7 @@ def answers_of(rng, level, n):
 
 def simulate(kind, seed):
     """(rows, onset) of one run of 8 groups of 8 answers, with the other keys of a healthy run."""
-    k = Namespace(**HEALTHY | KINDS[kind])
+    k = KINDS[kind]
     rng, t = np.random.default_rng([seed, *kind.encode()]), np.arange(STEPS + 1)
     onset, at = int(rng.integers(50, 71)), np.arange(0, STEPS + 1, EVERY)
     after = np.clip(t - onset, 0, k.steps)

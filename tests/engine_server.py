@@ -3,13 +3,13 @@
 import threading
 from pathlib import Path
 
-import torch
 from flask import Flask, jsonify, request
 from safetensors.torch import load_file
 from werkzeug.serving import make_server
 
 import common
 from parts import sampling
+from tiny import policy_of
 
 
 class EngineServer:
@@ -22,11 +22,9 @@ class EngineServer:
     """
 
     def __init__(self, base, rank):
-        self.tokenizer, self.rank = common.load_tokenizer(base), rank
-        self.base, self.lock = base, threading.Lock()
-        self.loaded, self.history, self.draws, self.spoil = {}, [], {}, None
-        self.paths = {}
-        self.prompts, self.load_reply = [], None
+        self.tokenizer, self.base, self.rank = common.load_tokenizer(base), base, rank
+        self.loaded, self.history, self.draws, self.prompts = {}, [], {}, []
+        self.spoil, self.load_reply, self.lock = None, None, threading.Lock()
         app = Flask(__name__)
         app.post("/v1/load_lora_adapter")(self.load)
         app.post("/v1/unload_lora_adapter")(self.unload)
@@ -42,17 +40,14 @@ class EngineServer:
     def load(self):
         if self.load_reply:
             return self.load_reply
-        body = request.json
-        weights = load_file(Path(body["lora_path"]) / "adapter_model.safetensors")
+        name, path = request.json["lora_name"], Path(request.json["lora_path"])
+        weights = load_file(path / "adapter_model.safetensors")
+        state = {key.removeprefix("base_model.model."): x for key, x in weights.items()}
         with self.lock:
-            model = common.load_model(
-                self.base, torch.device("cpu"), torch.float32, True, self.rank
-            )
-            state = {key.removeprefix("base_model.model."): x for key, x in weights.items()}
-            assert not model.load_state_dict(state, strict=False).unexpected_keys
-            self.paths[body["lora_name"]] = Path(body["lora_path"])
-            self.loaded[body["lora_name"]] = common.Policy(model, torch.float32)
-            self.history.append(body["lora_name"])
+            policy = policy_of(self.base, trainable=True, lora_rank=self.rank)
+            assert not policy.model.load_state_dict(state, strict=False).unexpected_keys
+            self.loaded[name] = path, policy
+            self.history.append(name)
         return "Success"
 
     def unload(self):
@@ -61,16 +56,15 @@ class EngineServer:
 
     def complete(self):
         body = request.json
-        # vLLM reads an adapter again from its folder once it has evicted it
-        if body["model"] not in self.loaded or not self.paths[body["model"]].is_dir():
+        path, policy = self.loaded.get(body["model"], (Path("none"), None))
+        if not path.is_dir():  # vLLM reads an adapter again from its folder once it has evicted it
             return jsonify(error={"message": f"{body['model']} does not exist"}), 404
-        seed, number = self.draws.get(body.get("seed"), (body.get("seed", 0), 0))
+        seed, number = self.draws.get(body.get("seed"), (0, 0))
         with self.lock:
             self.prompts.append(body["prompt"])
             drawn = sampling.sample(
-                self.loaded[body["model"]], self.tokenizer, [body["prompt"]], body["n"],
-                body["max_tokens"], body["temperature"], seed,
-                numbers=range(number, number + body["n"]), alone=True,
+                policy, self.tokenizer, [body["prompt"]], body["n"], body["max_tokens"],
+                body["temperature"], seed, numbers=range(number, number + body["n"]), alone=True,
             )  # fmt: skip
         reply = {
             "choices": [

@@ -2,6 +2,7 @@
 
 import re
 from collections import Counter
+from statistics import fmean
 from types import SimpleNamespace
 
 import pytest
@@ -102,9 +103,10 @@ def test_log_probs_are_those_of_a_teacher_forced_pass(template, tmp_path):
     tokenizer = tiny_tokenizer(template=template, eos=eos)
     player = load(tiny_model("llama", tmp_path, tokenizer, max_position_embeddings=512))
     for episode in roll(player, echo(tmp_path), [1, 2, 3]):
-        expected = 3 if template == FORGETFUL else 1
         rows, turns = g.training_rows(episode.draws), [drawn for _, drawn, _ in episode.draws]
-        assert len(turns) == 3 and (template is None or len(rows) == expected)
+        assert len(turns) == 3 and (
+            template is None or len(rows) == 1 + 2 * (template == FORGETFUL)
+        )
         trained = []
         for row in rows:
             ids, mask, drawn = (torch.tensor(row[name]) for name in ("ids", "mask", "logps"))
@@ -132,30 +134,21 @@ def test_between_the_turns_stand_the_templates_tokens(player, tmp_path):
     assert seen == {True, False}, "both kinds occurred, or the test says nothing"
 
 
-def test_batch_mates_do_not_change_an_episode(player, tmp_path):
-    env, seeds = echo(tmp_path, "self.max_turns = 1 + self.seed % 3"), [3, 1, 4, 15, 9, 2]
-    for temperature in (0, 1):
-        together = roll(player, env, seeds, temperature=temperature)
-        for n in (1, 2, 5):
-            alone = roll(player, env, seeds[:n], temperature=temperature)
-            for a, b in zip(together, alone):
-                assert a.messages == b.messages and len(a.draws) == len(b.draws)
-                for (*ids, logps), (*other_ids, others) in zip(a.draws, b.draws):
-                    assert ids == other_ids and logps == pytest.approx(others, abs=1e-4)
-        lengths = {len(episode.draws) for episode in together}
-        assert lengths == {1, 2, 3}, "they end at different times"
-
-
-def test_the_number_of_processes_does_not_change_an_episode(player, tmp_path, monkeypatch):
-    """Each of three processes plays every third episode; together these are those of one."""
-    env, seeds = echo(tmp_path), [5, 5, 8, 8]
+def test_an_episode_does_not_depend_on_who_plays_beside_it(player, tmp_path, monkeypatch):
+    """Each of three processes plays every third episode; together these are those of one process,
+    although they end at different times."""
+    env, seeds = echo(tmp_path, "self.max_turns = 1 + self.seed % 3"), [3, 1, 4, 15, 9, 2, 2]
     one, parts = roll(player, env, seeds), []
+    assert {len(episode.draws) for episode in one} == {1, 2, 3}
     monkeypatch.setattr(g, "world", lambda: 3)
     for rank in range(3):
         monkeypatch.setattr(g, "rank", lambda rank=rank: rank)
         parts += roll(player, env, seeds)
     parts.sort(key=lambda episode: episode.number)
-    assert [episode.messages for episode in parts] == [episode.messages for episode in one]
+    for a, b in zip(one, parts, strict=True):
+        assert a.messages == b.messages
+        for (*ids, logps), (*other_ids, others) in zip(a.draws, b.draws, strict=True):
+            assert ids == other_ids and logps == pytest.approx(others, abs=1e-4)
 
 
 def test_history_shows_the_last_exchanges(player, tmp_path):
@@ -188,7 +181,7 @@ def test_the_environment_never_sees_thoughts():
 
     def played(text):
         (episode,) = g.play(args, g.environment(args), [0], lambda env, rng: text)
-        assert episode.messages[2]["content"] == text
+        assert episode.messages[2]["content"] == text and f"  > {text}" in episode.transcript()
         return episode
 
     assert played("<think>no</think><move>down</move>").metrics["moves"] > 0
@@ -208,30 +201,25 @@ def test_seeds_never_meet():
 # ---- (2) reward ----
 
 
-@pytest.mark.parametrize(
-    "texts, errors, rewards",
-    [("good bad same same", {"same": grpo.ALONE}, [0.9, 0.1, 0, 0]),
-     ("lost good good bad", {"lost": "HTTP 503"}, [None, None, 0.9, 0.1])],
-)  # fmt: skip
-def test_what_ruler_returns_is_what_is_trained(texts, errors, rewards, monkeypatch):
+GRADES = {
+    "good": Grade(0.9, reason="it is"), "bad": Grade(0.1), "same": Grade(error=grpo.ALONE),
+    "lost": Grade(error="HTTP 503"),
+}  # fmt: skip
+
+
+def ruled(groups, *rest):
+    return [[GRADES[messages[-1]["content"]] for messages in group] for group in groups]
+
+
+def test_what_ruler_returns_is_what_is_trained(monkeypatch):
     """A group that the judge failed has no reward, never 0; equal episodes have the same one."""
-
-    def ruled(groups, *rest):
-        for group in groups:
-            texts = [messages[-1]["content"] for messages in group]
-            error = errors.get(texts[0])
-            scores = [None if error else {"good": 0.9}.get(text, 0.1) for text in texts]
-            rows.append([Grade(x, error=error, reason=f"it is {x}") for x in scores])
-        return rows
-
-    rows = []
     monkeypatch.setattr(grpo, "ruler_groups", ruled)
-    talks = enumerate([said(text)] for text in texts.split())
-    episodes = [g.Episode(1, i, None, None, talk, reward=7) for i, talk in talks]
+    texts = "good bad same same lost lost".split()
+    episodes = [g.Episode(1, i, None, None, [said(x)], reward=7) for i, x in enumerate(texts)]
     judge = SimpleNamespace(counts=Counter(), metrics=lambda spent: {})
     g.rule(arguments("--reward ruler"), judge, episodes)
-    assert [episode.reward for episode in episodes] == rewards
-    assert "it is 0.9" in [episode.reason for episode in episodes]
+    assert [episode.reward for episode in episodes] == [0.9, 0.1, 0, 0, None, None]
+    assert [episodes[i].reason for i in (0, 4)] == ["it is", "HTTP 503"]
 
 
 def test_a_budget_ends_the_run_and_more_of_it_goes_on(folder, tmp_path, monkeypatch):
@@ -273,8 +261,7 @@ def test_a_step_is_the_closed_form_also_with_a_row_per_turn(history, folder, tmp
             logps = logits[len(prompt) - 1 : -1].log_softmax(-1)
             total -= advantage * logps[range(len(drawn)), drawn].sum() / tokens
     total.backward()
-    expected = [w.grad.flatten() for w in policy.parameters() if w.grad is not None]
-    expected = torch.cat(expected)
+    expected = torch.cat([w.grad.flatten() for w in policy.parameters() if w.grad is not None])
     assert (gradients[0] - expected).norm() < 1e-4 * expected.norm() and expected.norm() > 0
 
 
@@ -291,22 +278,23 @@ def test_a_run_leaves_what_the_header_promises(folder, tmp_path, capsys):
     assert [r["step"] for r in rows] == [0, 1, 2, 2, 3, 4, 4]
     for row in rows:
         split = "train" if "updates" in row else "validation"
-        kept = log_of(out, "rollouts")
-        kept = [r for r in kept if (r["step"], r["split"]) == (row["step"], split)]
-        v, n, cut = (sum(r[x] for r in kept) / 4 for x in ("reward", "tokens", "truncated"))
+        kept = [
+            r for r in log_of(out, "rollouts") if (r["step"], r["split"]) == (row["step"], split)
+        ]
+        v, n, cut = (fmean(r[x] for r in kept) for x in ("reward", "tokens", "truncated"))
         assert [r["metrics"]["vowels"] for r in kept] == pytest.approx([r["reward"] for r in kept])
-        assert {len(r["messages"]) for r in kept} == {7}
-        expected = {"env/vowels": v, "env/turns": 3, "env/invalid": 1}
+        assert [len(r["messages"]) for r in kept] == [7] * 4
         if split == "validation":
-            expected |= {"val/score": v, "val/reward": v, "val/length": n, "val/n": 4}
+            expected = {"val/score": v, "val/reward": v, "val/length": n, "val/n": 4}
             assert [r["seed"] for r in kept] == [*range(g.VAL_SEEDS, g.VAL_SEEDS + 4)]
         else:
-            expected |= {"reward/mean": v, "length/mean": n, "length/truncated_frac": cut}
+            expected = {"reward/mean": v, "length/mean": n, "length/truncated_frac": cut}
             expected |= {"ratio/mean": 1, "answer_tokens": 4 * n, "episodes": 4}
             assert row["tokens"] > 2 * row["answer_tokens"], "the environment's words as well"
             for a, b in (kept[:2], kept[2:]):
                 gain = (a["reward"] - b["reward"]) / 2
                 assert a["seed"] == b["seed"] and a["advantage"] == pytest.approx(gain, abs=1e-6)
+        expected |= {"env/vowels": v, "env/turns": 3, "env/invalid": 1}
         assert {key: row[key] for key in expected} == pytest.approx(expected, abs=1e-4)
     assert "<|user|>More 1.<|end|><|assistant|>▮" in printed, "the environment's words have no mark"
 
@@ -343,9 +331,7 @@ got, done | float('nan'), done | finite numbers
 def test_what_an_environment_may_not_return(old, new, message, folder, tmp_path):
     """NaN would pass for a reward that is missing, and a template shows nothing of "text"."""
     env, path = echo(tmp_path), tmp_path / "echo_env.py"
-    text = path.read_text()
-    assert old in text
-    path.write_text(text.replace(old, new))
+    path.write_text(path.read_text().replace(old, new))
     with pytest.raises(ValueError, match=message):
         run(folder, env, tmp_path / "run", "--steps 1")
     assert not (tmp_path / "run").exists()

@@ -1,56 +1,51 @@
 """The bundled environments, without a model: what each promises to grpo_agent.py, the rules of
-2048, the scores of an interview, the grades of answers about a mailbox."""
+2048, the scores of an interview, the grades of answers about a mailbox.
+
+bad_mailboxes.jsonl   changes of the bundled mailbox's text that are refused, with words of the message
+"""
 
 import json
 import os
-import random
 import re
-import statistics
 import subprocess
 import sys
-from pathlib import Path
+from functools import partial
+from statistics import fmean
 
 import numpy as np
 import pytest
 
+import grpo_agent
+from case_rows import each
+from conftest import REPO
 from envs.inbox import Inbox, read_mailbox
 from envs.interview import Interview, read_bank, read_turn
 from envs.twenty48 import TwentyFortyEight, after, legal_moves
 from tiny import cases
 
-REPO = Path(__file__).resolve().parent.parent
 BANK, BOX = REPO / "data" / "interview.json", REPO / "data" / "inbox.json"
 VALIDATION, TEST = 10**9, 2 * 10**9  # where the seeds of the splits begin
 
 
-def play(env, policy, seed):
-    """(transcript, reward, info) of an episode; info is that of the last turn."""
-    rng, transcript, total, done = random.Random(f"policy {seed}"), [env.reset(seed)], 0.0, False
-    while not done and len(transcript) <= 2 * env.max_turns:
-        transcript.append(policy(env, rng))
-        message, reward, done, info = env.step(transcript[-1])
-        transcript.append(message)
-        total += reward
-    if not done:
-        reward, info = env.run_out()
-        total += reward
-    return transcript, total, info
+def play(make, policy, *seeds):
+    return grpo_agent.play(None, make, seeds, policy)
 
 
-def means(env, name, seeds=range(200)):
+def means(make, name, seeds=range(200)):
     """Mean val_key and mean reward of a baseline."""
-    episodes = [play(env, env.baselines[name], seed)[1:] for seed in seeds]
-    values = [(info[env.val_key], reward) for reward, info in episodes]
-    return tuple(map(statistics.mean, zip(*values)))
+    env = make()
+    episodes = play(make, env.baselines[name], *seeds)
+    return fmean(e.metrics[env.val_key] for e in episodes), fmean(e.reward for e in episodes)
 
 
 def changed(path, folder, change):
-    """A copy of a bundled JSON file with a change."""
-    content = json.loads(path.read_text(encoding="utf-8"))
-    change(content)
-    copy = folder / path.name
-    copy.write_text(json.dumps(content), encoding="utf-8")
-    return str(copy)
+    """A copy of a bundled JSON file in which some texts are others."""
+    text = path.read_text(encoding="utf-8")
+    for old, new in change.items():
+        assert old in text
+        text = text.replace(old, new)
+    (folder / path.name).write_text(text, encoding="utf-8")
+    return str(folder / path.name)
 
 
 @pytest.mark.parametrize("make", [Interview, Inbox, TwentyFortyEight])
@@ -60,11 +55,12 @@ def test_what_an_environment_promises(make):
     env = make()
     for seed in (0, 1, VALIDATION, TEST + 5):
         for policy in (*env.baselines.values(), lambda env, rng: "What"):
-            transcript, reward, info = play(env, policy, seed)
-            assert play(make(), policy, seed) == (transcript, reward, info)
-            assert env.reward_range[0] <= reward <= env.reward_range[1]
-            assert {type(value) for value in info.values()} <= {int, float} and env.val_key in info
-        assert info["invalid"] == len(transcript) // 2 - (make is Interview), "and its summary"
+            (one,), (two,) = play(lambda: env, policy, seed), play(make, policy, seed)
+            assert vars(one) | {"rng": None} == vars(two) | {"rng": None}
+            assert env.reward_range[0] <= one.reward <= env.reward_range[1]
+            assert {*map(type, one.metrics.values())} <= {int, float} and env.val_key in one.metrics
+        missing = make is Interview  # its summary
+        assert one.metrics["invalid"] == len(one.texts()) - missing
 
 
 # ---- 2048 ----
@@ -92,7 +88,7 @@ def test_moves_are_read_and_never_guessed(text, moves):
     _, reward, done, info = env.step(text)
     outcome = reward, done, info["invalid"], info["win"], info["moves"]
     assert outcome == ((0, False, 0, 0, 1) if moves else (-1, True, 1, 0, 0))
-    assert [np.count_nonzero(np.array(board) != env.board) for board in moved] == [1] * len(moves)
+    assert all(np.count_nonzero(np.array(board) != env.board) == 1 for board in moved)
 
 
 @cases("""
@@ -121,7 +117,7 @@ def test_baselines_of_2048():
         env.reset(seed)
         tiles += filter(None, sum(env.board, []))
     assert len(tiles) == 2000 and abs(tiles.count(2) / 2000 - 0.9) < 0.02
-    wins = {name: means(env, name)[0] for name in env.baselines}
+    wins = {name: means(TwentyFortyEight, name)[0] for name in env.baselines}
     assert wins == pytest.approx({"random": 0.62, "corner": 0.90, "blind": 0.27}, abs=0.09)
 
 
@@ -144,9 +140,9 @@ def test_free_questions_are_read(text, expected):
 
 
 def test_free_questions_are_read_rightly_nine_times_in_ten():
-    text = (REPO / "tests" / "interview_questions.tsv").read_text(encoding="utf-8")
     bank, right = read_bank(str(BANK)), []
-    for requests, kind, topic, question in (line.split("\t") for line in text.splitlines()):
+    for line in (REPO / "tests/interview_questions.tsv").read_text("utf-8").splitlines():
+        requests, kind, topic, question = line.split("\t")
         n, found, topics = read_turn(bank, question)
         right.append((n == int(requests), found == kind, [*topics, "-"][0] == topic))
     assert len(right) >= 150 and np.mean(right, axis=0).min() >= 0.9
@@ -155,31 +151,21 @@ def test_free_questions_are_read_rightly_nine_times_in_ten():
 def test_a_bank_of_your_own(tmp_path):
     """Capitals, as German nouns have (a question is read in small letters; ß is ss to both), and
     names that look like list marks: the oracle's summary of "5S audits" held no line about them."""
-
-    def change(bank):
-        bank["cues"]["behavioural"].append("Erzählen Sie")
-        bank["competencies"]["sales"]["phrases"].append("Großschadenslage")
-        text = json.dumps(bank["competencies"].pop("conflict"))
-        own = json.loads(text.replace("conflict:", "5S audits:"))
-        bank["competencies"]["5S audits"] = own | {"phrases": [*own["phrases"], "5S audits"]}
-        for names in bank["roles"].values():
-            names[:] = ["5S audits" if name == "conflict" else name for name in names]
-
+    change = {
+        '"conflict': '"5S audits', '"sold"': '"sold", "Großschadenslage"',
+        r'"\\bwhen did': r'"Erzählen Sie", "\\bwhen did',
+    }  # fmt: skip
     own = changed(BANK, tmp_path, change)
     question = read_turn(read_bank(own), "Erzählen Sie von einer Großschadenslage?")
     assert question == (1, "behavioural", ["sales"])
-    assert means(Interview(bank=own), "oracle", range(100)) == (1, 1)
+    assert means(partial(Interview, bank=own), "oracle", range(100)) == (1, 1)
 
 
 def test_evidence_is_told_apart(tmp_path):
     """An item's text must hold its keys, or the candidate's own words are no correct line; no thing
     stands in another item, or a line about that one would be unsupported."""
-
-    def change(bank):
-        bank["competencies"]["sales"]["evidence"][0]["keys"][0] = "red car"
-
     with pytest.raises(ValueError, match="interview.json.*lacks one of its keys"):
-        Interview(bank=changed(BANK, tmp_path, change))
+        Interview(bank=changed(BANK, tmp_path, {'"solar kit"': '"red car"'}))
     env = with_states()
     items = [item for c in env.bank["competencies"].values() for item in c["evidence"]]
     env.text = "full"
@@ -198,9 +184,7 @@ def with_states(*states):
 
 
 def say(env, *texts):
-    for text in texts:
-        last = env.step(text)
-    return last
+    return [env.step(text) for text in texts][-1]
 
 
 def ask_about(env, competencies):
@@ -212,38 +196,51 @@ def told(env, c):
     return env.items[c]["short"].split(": ")[1]
 
 
-# a line about the first competency, of which the candidate has told, or has nothing to tell
+# a line about the first competency, of which the candidate has told, or has nothing to tell, and what
+# it is worth before and after a question about that
 @cases("""
-state | reward | text
-open | 0.25 | Solved the {thing}; complaints fell by {number}.
-open | 0 | no evidence.
-open | 0 | {thing}.
-open | -0.15 | {own}, 99 percent.
-open | -0.15 | {other}
-open | -0.15 | {own} {other}
-open | -0.15 | a great talent.
-open | -0.3 | {own}LINE{a}: no evidence
-none | 0.25 | no evidence.
-none | 0.25 | No evidence
-none | -0.15 | no evidence, but a great talent
-none | -0.15 | n/a
-none | -0.15 | no experience
+state | unasked | asked | text
+open | -0.15 | 0.25 | {a}: Solved the {thing}; complaints fell by {number}.
+open | -0.15 | 0.25 | {a}: {own}
+open | -0.15 | 0.25 | * **{a}**: {own}
+open | -0.15 | 0.25 | 1. _{a}_: {own}
+open | 0 | 0 | {a}: no evidence.
+open | -0.15 | 0 | {a}: {thing}.
+open | -0.15 | -0.15 | {a}: {own}, 99 percent.
+open | -0.15 | -0.15 | {a}: led the red car project, 77 percent.
+open | -0.15 | -0.15 | {a}: {other}
+open | -0.15 | -0.15 | {a}: {own} {other}
+open | -0.15 | -0.15 | {a}: a great talent.
+open | -0.3 | -0.3 | {a}: {own}LINE{a}: no evidence
+none | 0 | 0.25 | {a}: no evidence.
+none | 0 | 0.25 | {a}: No evidence
+none | -0.15 | -0.15 | {a}: no evidence, but a great talent
+none | -0.15 | -0.15 | {a}: n/a
+none | -0.15 | -0.15 | {a}: no experience
 """)
-@pytest.mark.parametrize("asked", [1, 2])
-def test_a_summary_line_is_worth(state, reward, text, asked):
+@pytest.mark.parametrize("n_asked", [0, 1, 2])
+def test_a_summary_line_is_worth(state, unasked, asked, text, n_asked):
     """1/4 of four for a correct line, also with words around the keys; 0 for less than was said; −.15
     for more: a number that nobody said, a fact of another competency, praise. The prompt asks for "no
     evidence"; no list of what else might mean it is searched."""
-    env = with_states(state, "open", "open", "open")
+    env, reward = with_states(state, "open", "open", "open"), asked if n_asked else unasked
     a, b, *_ = env.competencies
-    ask_about(env, (a, b)[:asked])
     own, other = told(env, a), told(env, b)
     thing, number = own.rstrip(".").split(", ")
     text = text.format(a=a, own=own, thing=thing, number=number, other=other)
-    _, earned, _, info = say(env, f"SUMMARY\n{a}: {text}".replace("LINE", "\n"))
-    assert earned == pytest.approx(reward)
-    if state == "open":
-        assert (info["revealed"], info["reported"]) == (asked / 4, (reward > 0) / asked)
+    asks = [f"Tell me about a time you dealt with {c}." for c in (a, b)[:n_asked]]
+    said = f"Tell me about sales.\nSUMMARY\n{text}".replace("LINE", "\n")
+    _, earned, done, info = say(env, *asks, said)
+    assert earned == pytest.approx(reward) and done
+    if state == "open" and asks:
+        assert (info["revealed"], info["reported"]) == (n_asked / 4, (reward > 0) / n_asked)
+
+
+def test_a_reward_is_never_below_minus_one():
+    """Two lines about each of four would cost 4 · .3."""
+    env = with_states()
+    lines = [f"{c}: {told(env, c)}\n{c}: no evidence" for c in env.competencies]
+    assert say(env, "\n".join(["SUMMARY", *lines]))[1] == -1
 
 
 @cases("""
@@ -284,8 +281,8 @@ def test_baselines_of_the_interview():
     nothing to tell about one competency."""
     env, states = Interview(), []
     exact = {"oracle": (1, 1), "fixed": (0.5, 0.5)}  # in each episode: fewer say as much
-    assert {name: means(env, name, range(100)) for name in exact} == exact
-    found = {name: means(env, name) for name in ("fixed+", "random")}
+    assert {name: means(Interview, name, range(100)) for name in exact} == exact
+    found = {name: means(Interview, name) for name in ("fixed+", "random")}
     assert found["fixed+"] == (pytest.approx(0.75, abs=0.02), pytest.approx(0.65, abs=0.03))
     assert 0.15 < found["random"][1] < 0.4
     for seed in range(400):
@@ -294,32 +291,6 @@ def test_baselines_of_the_interview():
     assert {*states} == {"none open reserved reserved", "open open reserved reserved"}
     assert sum("none" in s for s in states) / 400 == pytest.approx(0.5, abs=0.1)
     assert (env.turns, env.max_turns) == (6, 7)
-
-
-@cases("""
-line | unasked | asked
-{c}: no evidence | 0 | 0
-{c}: led the red car project, 77 percent. | -0.6 | -0.6
-{c}: {bank} | -0.6 | -0.6
-{c}: {own} | -0.6 | 1
-* **{c}**: {own} | -0.6 | 1
-1. _{c}_: {own} | -0.6 | 1
-{c}: {replies} | -0.6 | -0.6
-{c}: {own}LINE{c}: no evidence | -1 | -1
-""")
-def test_exploits_do_not_win(line, unasked, asked):
-    for questions, reward in ((False, unasked), (True, asked)):
-        env = with_states()
-        said = {
-            "bank": " ".join(item["short"] for c in env.bank["competencies"].values() for item in c["evidence"]),
-            "replies": " ".join(told(env, c) for c in env.competencies),
-        }  # fmt: skip
-        lines = [line.format(c=c, own=told(env, c), **said) for c in env.competencies]
-        if questions:
-            ask_about(env, env.competencies)
-        summary = "\n".join(lines).replace("LINE", "\n")
-        _, earned, done, _ = say(env, f"Tell me about sales.\nSUMMARY\n{summary}")
-        assert (earned, done) == (pytest.approx(reward), True)
 
 
 # ---- the mailbox ----
@@ -359,9 +330,7 @@ def test_calls_are_read_or_answered_with_their_form(text, seen, times):
     message, reward, done, info = env.step(text)
     assert (reward, done, info["invalid"]) == (0.0, False, int(seen == "error"))
     assert seen in message["content"] and ("Imke" in seen or len(message["content"]) < 300)
-    assert len(env.listed) == 6 * ("Imke" in seen) and env.opened == (
-        {2} if "2026" in seen else set()
-    )
+    assert len(env.listed) == 6 * ("Imke" in seen) and [*env.opened] == [2] * ("2026" in seen)
 
 
 @cases("""
@@ -425,17 +394,17 @@ def test_the_mailbox_and_its_baselines():
         values = {m["id"]: {*re.findall(q["pattern"], m["text"])} for m in about}
         assert [i for i in values if values[i] & {*q["answers"]}] == [q["source"]]
         assert max(filter(values.get, values)) == q["source"]
-        assert not {*q["answers"]} & {*q["outdated"]}
     env = Inbox()
     for start, rows in zip((0, VALIDATION, TEST), sides):
         asked = [env.reset(start + i)[1]["content"] for i in range(len(rows))]
         assert sorted(asked) == sorted(q["question"] for q in rows)
-    found = {name: means(env, name, range(TEST, TEST + 48)) for name in env.baselines}
+    found = {name: means(Inbox, name, range(TEST, TEST + 48)) for name in env.baselines}
     assert found == {
         "oracle": (1, pytest.approx(0.9625)), "exhaustive": (43 / 48, pytest.approx(0.79, abs=0.01)),
         "blind": (0, pytest.approx(-0.26, abs=0.01)),
     }  # fmt: skip
-    assert play(Inbox(max_turns=2), lambda env, rng: '{"search": "day"}', 0)[1] == -0.1
+    (searching,) = play(partial(Inbox, max_turns=2), lambda env, rng: '{"search": "day"}', 0)
+    assert searching.reward == -0.1
 
 
 def test_a_search_is_the_same_in_every_process():
@@ -450,13 +419,7 @@ def test_a_search_is_the_same_in_every_process():
     assert len(found) == 1 and found.pop().count(b"\n") == 6
 
 
-@pytest.mark.parametrize("change, said", [
-    (lambda box: box["messages"][0].update(id="m1"), "a whole number of its own"),
-    (lambda box: box["messages"][0].update(id=2), "a whole number of its own"),
-    (lambda box: box["questions"][0].update(answers=["–"]), "stands in its source"),
-    (lambda box: box["questions"][0]["answers"].append(""), "stands in its source"),
-    (lambda box: [q.update(split="train") for q in box["questions"]], "of each split"),
-], ids=["a text as id", "an id twice", "not there", "no word", "no test"])  # fmt: skip
+@each("bad_mailboxes")
 def test_mailboxes_that_are_refused(change, said, tmp_path):
     """An accepted answer without a word made every answer right."""
     with pytest.raises(ValueError, match=f"inbox.json: .*{said}"):

@@ -1,7 +1,9 @@
 """annotate.py without a browser: blind sides, the log, agreement, export, the server.
 
-bad_votes.jsonl   changes that make an item, an event of the log or a body of the page wrong, with a word
-                  of the message
+votes.jsonl   changes that make an item, an event of the log or a body of the page wrong, with a word of
+              the message; fleiss: what 14 raters chose for each of ten subjects; old: keys of a line that
+              "annotate 3" wrote and this version does not; prefs: rows of an export; stale: of a tab
+              that shows something else; said: bodies that the page sends; view, key, hostile: of test_annotate_browser.py
 """
 
 import contextlib
@@ -18,19 +20,22 @@ import subprocess
 import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 import requests
 
 import annotate
-from case_rows import each
+from case_rows import each, rows_of
 from conftest import REPO
 from parts import agreement, files, votes
 from parts.pairs import check_pair
-from tiny import error_of, pair_rows, tiny_model, write_rows
+from tiny import cases, error_of, pair_rows, tiny_model, write_rows
 
 LOCAL = "http://127.0.0.1:5050"
+SAID = {row.pop("said"): row for row in rows_of("votes", what="said")}  # the body of each choice
 
 
 def item_rows(n, gold=(), **extra):
@@ -49,7 +54,6 @@ class Session:
 
     def __init__(self, folder, rows=4, overlap=1):
         rows = item_rows(rows) if isinstance(rows, int) else rows
-        folder.mkdir(exist_ok=True)
         items = votes.load_items(write_rows(folder / "items.jsonl", rows))
         self.log = votes.Log(folder, items)
         queue = annotate.Queue(items, self.log, overlap)
@@ -62,39 +66,34 @@ class Session:
 
     def rater(self, name="ann", client=None):
         client = client or self.visitor()
-
-        def post(path, body):
-            reply = client.post(path, json=body, base_url=LOCAL)
-            return reply.status_code, reply.get_json()
-
-        return Rater(post, name)
+        return Rater(partial(client.post, base_url=LOCAL), name)
 
     def close(self):
         os.close(self.log.folder)
 
 
 class Rater:
-    """What a tab does, without a window. post: (path, body) → (status, reply)."""
+    """What a tab does, without a window. post: (path, json=body) → a reply."""
 
     def __init__(self, post, name="ann"):
         self.post, self.name = post, name
-        status, self.state = post("/next", {"annotator": name})
+        status, self.state = self.ask("/next", annotator=name)
         assert status == 200, self.state
 
+    def ask(self, path, **body):
+        reply = self.post(path, json=body)
+        return reply.status_code, json.loads(reply.text)
+
     def body(self, choice="left", **changes):
-        body = {"event": "vote", "event_id": secrets.token_hex(8), "annotator": self.name}
-        body |= {"choice": choice, "strength": 2 if choice in ("left", "right") else 0}
-        body |= {"comment": "", "reasons": [], "undoes": None, "guidelines_sha256": "0" * 64}
-        if choice in ("skip", "undo"):
-            body |= {"event": choice, "choice": None, "strength": None}
+        item, body = self.state["item"] or {}, dict(SAID[choice])
+        body |= dict(event_id=secrets.token_hex(8), annotator=self.name)
+        body |= dict(number=item.get("number"), sha256=item.get("sha256"))
         if choice == "undo":
-            body |= {"undoes": self.state["undoes"]}
-        elif self.state["item"]:
-            body |= {key: self.state["item"][key] for key in ("number", "sha256")}
+            body["undoes"] = self.state["undoes"]
         return body | changes
 
     def send(self, body):
-        status, reply = self.post("/vote", body)
+        status, reply = self.ask("/vote", **body)
         self.state = reply if "done" in reply else self.state
         return status, reply
 
@@ -132,16 +131,11 @@ def export(folder):
 
 # ---- agreement ----
 
-# rows: subjects, columns: how many of 14 raters chose each of five categories
-FLEISS = """00 00 00 00 14, 00 02 06 04 02, 00 00 03 05 06, 00 03 09 02 00, 02 02 08 01 01,
-07 07 00 00 00, 03 02 06 03 00, 02 05 03 02 02, 06 05 02 01 00, 00 02 02 03 07"""
-
 
 def test_kappa_of_the_textbooks_table():
     """P̄ = .378 and κ = .210 in the example that textbooks give for Fleiss 1971. With the mean of
     pairs over all items at once, or chance by raters, it is another number."""
-    rows = [enumerate(map(int, row.split())) for row in FLEISS.split(",")]
-    items = [dict(enumerate(c for c, n in row for _ in range(n))) for row in rows]
+    items = [dict(enumerate(row["choices"])) for row in rows_of("votes", what="fleiss")]
     found = agreement.raw_agreement(items)[0], agreement.fleiss_kappa(items)
     assert found == pytest.approx((0.378, 0.210), abs=5e-4)
     assert agreement.fleiss_kappa([{"ann": "tie", "ben": "both_bad"}] * 2) == -1
@@ -157,18 +151,23 @@ def test_agreement_is_over_items():
 
 def votes_of(n, left):
     """n preferences, the first `left` of them for the answer on the left; a tie, a gold item."""
-    vote = {"event": "vote", "undoes": None, "annotator": "ann", "choice": "a", "gold_pass": None}
-    sides = [votes.SHOWN[k >= left] for k in range(n)]
-    rows = [vote | {"shown": shown, "strength": 2} for shown in sides]
-    rows += [vote | {"choice": "tie", "strength": 0}]
-    rows += [vote | {"shown": votes.SHOWN[0], "strength": 2, "gold_pass": True}]
-    return [row | {"event_id": str(k), "item_id": str(k)} for k, row in enumerate(rows)]
+    vote = dict(event="vote", undoes=None, annotator="ann", choice="a", strength=2, gold_pass=None)
+    rows = [vote | {"shown": votes.SHOWN[k >= left]} for k in range(n)]
+    on_the_left = vote | {"shown": votes.SHOWN[0]}
+    rows += [on_the_left | dict(choice="tie", strength=0), on_the_left | {"gold_pass": True}]
+    return [row | dict(event_id=str(k), item_id=str(k)) for k, row in enumerate(rows)]
 
 
-@pytest.mark.parametrize("left, n, biased", [
-    (6, 6, False), (10, 10, True), (61, 100, True), (59, 100, False), (39, 100, True), (1, 1, False),
-    (0, 0, False),
-])  # fmt: skip
+@cases("""
+left | n | biased
+6 | 6 | False
+10 | 10 | True
+61 | 100 | True
+59 | 100 | False
+39 | 100 | True
+1 | 1 | False
+0 | 0 | False
+""")
 def test_a_side_is_preferred_where_the_interval_excludes_one_half(left, n, biased, capsys):
     """Ties and gold items are no preference: without them 61 of 100 has p = .035 by a sign test."""
     agreement.print_agreement(votes_of(n, left))
@@ -216,7 +215,12 @@ def test_sides_are_balanced_at_any_time():
     assert 150 < sum(next(iter(sides.values()))["left"] == "a" for sides in plans) < 250
 
 
-@pytest.mark.parametrize(("overlap", "n_open"), [(1, [5, 1, 1]), (2, [5, 5, 1]), (0, [5, 5, 5])])
+@cases("""
+overlap | n_open
+1 | [5, 1, 1]
+2 | [5, 5, 1]
+0 | [5, 5, 5]
+""")
 def test_overlap(tmp_path, overlap, n_open):
     """The gold item is for everybody. A vote on an item that others filled meanwhile is kept."""
     session = Session(tmp_path, item_rows(5, gold={3}), overlap)
@@ -232,7 +236,7 @@ def test_overlap(tmp_path, overlap, n_open):
 def test_blind_on_the_wire(tmp_path):
     """No id, model, gold or side ever reaches a browser, before or after a vote; nor does a counter
     that stops at a gold item, or a gold item that cannot be undone."""
-    extra = {"a_model": "checkpoint-alpha", "b_model": "checkpoint-beta", "note": "unblinding"}
+    extra = dict(a_model="checkpoint-alpha", b_model="checkpoint-beta", note="unblinding")
     rows = item_rows(60, gold=range(0, 60, 7), **extra)
     session = Session(tmp_path, [row | {"id": f"gold-{row['id']}"} for row in rows])
     rater, sent = session.rater(), []
@@ -281,10 +285,9 @@ def test_a_retry_or_a_stale_tab_is_no_second_vote(tmp_path):
     assert [one.send(body)[0] for _ in range(3)] == [200] * 3 and len(log_of(tmp_path)) == 1
     status, reply = two.send(two.body("right"))
     assert status == 409 and "another window" in reply["error"] and reply["item"]["number"] == 1
-    for number in (99, -1, None, "0"):
-        assert two.send(two.body("left", number=number))[0] == 409
-    other_text = two.body("left", sha256="0" * 64)
-    assert two.send(other_text)[0] == 409 and len(log_of(tmp_path)) == 1
+    for row in rows_of("votes", what="stale"):
+        assert two.send(two.body("left", **row["change"]))[0] == 409
+    assert len(log_of(tmp_path)) == 1
 
 
 def test_no_acknowledgement_before_fsync(tmp_path, monkeypatch):
@@ -295,11 +298,9 @@ def test_no_acknowledgement_before_fsync(tmp_path, monkeypatch):
     rater.vote("left")
     assert sizes == [(tmp_path / "annotations.jsonl").stat().st_size]
 
-    def dying(file):
-        raise OSError(errno.EIO, "dying")
-
+    dying = "fsync", Mock(side_effect=OSError(errno.EIO, "dying"))
     full = "write", lambda file, line: write(file, line[:9])
-    for n, broken in enumerate([("fsync", dying), full], 1):
+    for n, broken in enumerate([dying, full], 1):
         body = rater.body("left")
         with monkeypatch.context() as patch:
             patch.setattr(os, *broken)
@@ -322,13 +323,6 @@ def test_a_torn_last_line(tmp_path, capsys):
     assert len(log_of(tmp_path)) == 2
 
 
-OLD = {  # keys of a line that "annotate 3" wrote and this version does not
-    "session": "s", "edit": "Corrected.", "ratings": None, "judge": None, "by_place": None,
-    "repeat_of": None, "ms_active": 5000, "ms_wall": 6000, "ts_client": "…Z", "app": "annotate 3",
-    "key_sha256": "0" * 64,
-}  # fmt: skip
-
-
 def test_old_logs_are_read(tmp_path):
     """Their other keys are ignored. A name of an old log belongs to the next browser that votes
     under it."""
@@ -337,13 +331,13 @@ def test_old_logs_are_read(tmp_path):
     session.close()
     (line,) = log_of(tmp_path)
     del line["browser_sha256"]
-    write_rows(tmp_path / "annotations.jsonl", [line | OLD])
+    write_rows(tmp_path / "annotations.jsonl", [line | old for old in rows_of("votes", what="old")])
     assert len(export(tmp_path)) == 1 == Session(tmp_path, 3).rater().state["votes"]
     known = votes.item_sha256({"prompt": "Größe?", "a": "é", "b": "好"})
     assert known.startswith("da7d0f9f651bcc2b"), "as in the logs of all versions"
 
 
-@each("bad_votes", what="event")
+@each("votes", what="event")
 def test_a_broken_log_is_refused_by_line(tmp_path, change, word):
     """A key of another kind, or missing; what no person compared; a vote on other texts."""
     Session(tmp_path, 3).rater().vote()
@@ -365,7 +359,7 @@ def test_an_impostor_is_refused(tmp_path):
     ben = session.rater("ben")
     for changes in ({}, {"event": "undo", "undoes": log_of(tmp_path)[0]["event_id"]}):
         assert ben.send(ben.body("left", annotator="ann", **changes))[0] == 403
-    assert ben.post("/next", {"annotator": "ann"})[0] == 403 and len(log_of(tmp_path)) == 1
+    assert ben.ask("/next", annotator="ann")[0] == 403 and len(log_of(tmp_path)) == 1
     again = session.visitor()
     again._cookies = client._cookies
     session.rater("ann", again).vote("undo")
@@ -378,7 +372,7 @@ def test_an_impostor_is_refused(tmp_path):
 ITEM = {"id": 17, "prompt": "Assess.", "a": "Good fit.", "b": "Poor fit."}
 
 
-@each("bad_votes", what="item")
+@each("votes", what="item")
 def test_an_item_is_refused_by_its_key(change, word):
     with pytest.raises(ValueError, match=f'"{word}"'):
         votes.check_item(ITEM | change)
@@ -411,13 +405,9 @@ def test_rows_of_prefs(tmp_path):
     types = {key: type(value) for key, value in bundled.items()}
     types |= dict.fromkeys(("prompt", "chosen", "rejected"), str)
     assert all({key: type(value) for key, value in row.items()} == types for row in rows)
-    keys = "id agreement n_votes strength tie chosen chosen_model rejected_model".split()
-    assert sorted([row[key] for key in keys] for row in rows) == [
-        ["item-000:ann", 0.67, 3, 2, False, "better 0", "good", "bad"],
-        ["item-000:ben", 0.67, 3, 2, False, "better 0", "good", "bad"],
-        ["item-000:cleo", 0.67, 3, 2, False, "worse 0", "bad", "good"],
-        ["item-001:ann", 0.5, 2, 0, True, "worse 1", "bad", "good"],
-    ]
+    wanted = rows_of("votes", what="prefs")
+    found = [{key: row[key] for key in wanted[0]} for row in rows]
+    assert sorted(found, key=lambda row: row["id"]) == wanted
     assert '{"in": "chosen", "name": "Ben"}' in str(rows)
 
 
@@ -432,13 +422,11 @@ def test_draw(tmp_path, llama_folder, capsys, monkeypatch):
     write_rows("mixed.jsonl", [{"prompt": "p"}, *rows])
 
     def draw(out, *more):
-        flags = (
-            f"--prompts p.jsonl --split test --model {llama_folder} --max-new-tokens 8 --device cpu"
-        )
-        command("draw", out, *flags.split(), *more)
+        flags = f"--prompts p.jsonl --split test --model {llama_folder} --max-new-tokens 8"
+        command("draw", out, *flags.split(), "--device", "cpu", *more)
         items = votes.load_items(f"{out}/items.jsonl")
-        assert 6 <= len(items) <= 8 and all(row["a"] != row["b"] for row in items.values())
-        assert [*items] == [f"item-{i}" for i in range(len(items))]
+        assert 6 <= len(items) <= 8
+        assert [*items] == [f"item-{i}" for i in range(len(items))], "no two answers are equal"
         return [*items.values()]
 
     zero = draw("zero", "--max-new-tokens", "100")
@@ -468,7 +456,7 @@ def test_flags_are_refused_in_one_line(tmp_path, monkeypatch, line, fact):
     assert not Path("out/annotations.jsonl").exists()
 
 
-@each("bad_votes", what="body")
+@each("votes", what="body")
 def test_a_bad_body_is_refused_and_not_written(tmp_path, change):
     rater = Session(tmp_path, 2).rater()
     for wrong in (change, {"comment": "x" * 200_000}):
@@ -477,15 +465,19 @@ def test_a_bad_body_is_refused_and_not_written(tmp_path, change):
     assert log_of(tmp_path) == []
 
 
-@pytest.mark.parametrize("header, value, status", [
-    ("Origin", "http://evil.test", 403), ("Origin", "http://127.0.0.1:8000", 403),
-    ("Origin", "null", 403), ("Content-Type", "text/plain", 415), ("Origin", LOCAL, 200),
-])  # fmt: skip
+@cases("""
+header | value | status
+Origin | http://evil.test | 403
+Origin | http://127.0.0.1:8000 | 403
+Origin | null | 403
+Content-Type | text/plain | 415
+Origin | http://127.0.0.1:5050 | 200
+""")
 def test_another_site_cannot_vote(tmp_path, header, value, status):
     session = Session(tmp_path, 4)
     client = session.visitor()
     body = json.dumps(session.rater("ann", client).body("left"))
-    headers = {"Content-Type": "application/json"} | {header: value}
+    headers = {"Content-Type": "application/json", header: value}
     reply = client.post("/vote", data=body, headers=headers, base_url=LOCAL)
     assert reply.status_code == status and len(log_of(tmp_path)) == (status == 200)
     for odd in ([], 5, ["x"], None):
@@ -534,12 +526,8 @@ class Server:
         """Of a new browser, or of one that `requests` has: Rater, browser."""
         browser = browser or requests.Session()
         browser.get(self.link, timeout=20)
-
-        def post(path, body):
-            reply = browser.post(f"http://127.0.0.1:{self.port}{path}", json=body, timeout=20)
-            return reply.status_code, reply.json()
-
-        return Rater(post, name)
+        address = f"http://127.0.0.1:{self.port}"
+        return Rater(lambda path, json: browser.post(address + path, json=json, timeout=20), name)
 
     def stop(self, number=signal.SIGTERM):
         self.process.send_signal(number)

@@ -2,6 +2,7 @@
 
 import pytest
 
+from case_rows import each, rows_of
 from test_annotate import Server, export, item_rows, log_of
 from tiny import write_rows
 
@@ -89,19 +90,13 @@ def test_ten_items_by_keyboard(serve, open_tab, tmp_path):
     keys.type("Ann")
     keys.press("Enter")
     tab.appear("#work")
-    letter = tab.better("A", "B")
     tab.vote(tab.better("Shift+Digit1", "Shift+Digit2"))
-    assert tab.text("#saved") == f"Saved: {letter} much better · u undoes"
-    page.wait_for_timeout(2100)
-    assert tab.text("#saved") == ""
-    tab.vote(tab.better("ArrowLeft", "ArrowRight"), "clearly better")
-    tab.vote("3", "tie")
+    tab.vote(tab.better("ArrowLeft", "ArrowRight"))
+    tab.vote("3")
     tab.vote("u", "Undone: tie")
     assert page.locator(".old").get_attribute("data-choice") == "tie"
-    assert tab.text("#title") == "Item 3 of 10" and tab.text("#numbers").startswith(
-        "2 votes by you"
-    )
-    tab.vote(tab.better("q", "w"), "slightly better")
+    assert tab.text("#title") == "Item 3 of 10"
+    tab.vote(tab.better("q", "w"))
     keys.press("c")
     keys.type("1 year of kafka, 2 audits")  # votes nothing
     keys.press("Escape")
@@ -122,7 +117,7 @@ def test_ten_items_by_keyboard(serve, open_tab, tmp_path):
     tab.act(lambda: page.dblclick(TIE))
     tab.act(lambda: [keys.down("b") for _ in range(12)])
     keys.up("b")
-    tab.vote("s", "skipped")
+    tab.vote("s")
     tab.tab_to(f"dataset.choice == '{tab.better('left', 'right')}'")
     tab.tab_to("dataset.strength == '2'")
     tab.vote("Enter")
@@ -132,15 +127,13 @@ def test_ten_items_by_keyboard(serve, open_tab, tmp_path):
     page.reload()  # the switch stays as it is (WCAG 2.1.4)
     tab.appear("#work")
     tab.press("1")
-    tab.act(lambda: page.click(TIE))
-    tab.act(lambda: page.click(TIE))
+    for _ in range(2):
+        tab.act(lambda: page.click(TIE))
     assert tab.text("#title") == "Thank you, ann" and tab.errors == []
-    assert tab.text("#summary") == "You compared 9 pairs. You skipped 1."
-    events = log_of(tmp_path / "run")
+    events, rows = log_of(tmp_path / "run"), export(tmp_path / "run")
     assert [e["strength"] for e in events if e["choice"] in ("a", "b")] == [3, 2, 1, 2, 2]
     assert [e["reasons"] for e in events if e["comment"]] == [["accuracy"]]
-    chosen = {row["chosen_model"] for row in export(tmp_path / "run") if not row["tie"]}
-    assert chosen == {"good"}
+    assert {row["chosen_model"] for row in rows if not row["tie"]} == {"good"}
 
 
 PRESS = """([key, code, shiftKey]) => document.body.dispatchEvent(
@@ -151,24 +144,32 @@ def test_keys_of_other_keyboards(serve, open_tab, tmp_path):
     """On a French keyboard 1 needs Shift, a Russian one has no Latin letters, and the keypad without
     NumLock scrolls."""
     tab = open_tab(serve(item_rows(6))).start()
-    keys = [("&", "Digit1", False), ("1", "Digit1", True), ("!", "Digit1", True)]
-    keys += [("ы", "KeyS", False), ("И", "KeyB", True)]
-    for key in keys:
+    for case in (cases := rows_of("votes", what="key")):
         tab.page.evaluate(PRESS, ["End", "Numpad1", False])
-        tab.act(lambda: tab.page.evaluate(PRESS, key))  # noqa: B023
-    assert [event["strength"] for event in log_of(tmp_path / "run")] == [2, 2, 3, None, 0]
+        tab.act(lambda: tab.page.evaluate(PRESS, case["key"]))  # noqa: B023
+    strengths = [event["strength"] for event in log_of(tmp_path / "run")]
+    assert strengths == [case["strength"] for case in cases]
 
 
 def test_trouble_and_back(serve, open_tab, tmp_path):
-    """Offline, a lost reply, a server that is killed and started again: one vote each, none lost."""
+    """Two tabs, another browser under the same name, offline, a lost reply, a server that is killed and
+    started again: one vote each, none lost."""
     server = serve(item_rows(8))
     tab = open_tab(server).start()
-    page = tab.page
+    two, page = open_tab(server, beside=tab).start(), tab.page
+    tab.vote("1")
+    two.press("2")
+    two.page.wait_for_selector("#trouble:has-text('another window')")
+    assert two.text("#title") == "Item 2 of 8" and two.text("#left") == tab.text("#left")
+    ben = open_tab(server)
+    ben.page.fill("#name", "Ann")  # a name in capitals is no other
+    ben.keys.press("Enter")
+    assert "another browser" in ben.appear("#banner")
     page.context.set_offline(True)
     tab.press("1")
     assert "Not saved yet" in tab.appear("#banner") and "Clearly" in tab.text(".chosen")
     tab.press("2")  # no second choice while the first one waits
-    assert log_of(tmp_path / "run") == []
+    assert len(log_of(tmp_path / "run")) == 1
     tab.act(lambda: page.context.set_offline(False))
     page.route("**/vote", lambda route: (route.fetch(), route.abort()), times=1)
     tab.vote("1")  # on the disk, but the reply got lost
@@ -184,47 +185,20 @@ def test_trouble_and_back(serve, open_tab, tmp_path):
     tab.act(lambda: serve(None, port=server.port))
     tab.vote("u", "Undone: both bad")
     choices = [e["choice"] for e in log_of(tmp_path / "run")]
-    assert len(choices) == 5 and choices[2:] == ["tie", "both_bad", None]
+    assert len(choices) == 6 and choices[3:] == ["tie", "both_bad", None]
 
 
-def test_two_tabs_and_an_impostor(serve, open_tab):
-    server = serve(item_rows(6), "--overlap", 2)
-    one = open_tab(server).start()
-    two, ben = open_tab(server, beside=one), open_tab(server)
-    two.start()
-    one.vote("1")
-    two.press("2")
-    two.page.wait_for_selector("#trouble:has-text('another window')")
-    assert two.text("#title") == "Item 2 of 6" and two.text("#left") == one.text("#left")
-    ben.page.fill("#name", "Ann")  # a name in capitals is no other
-    ben.keys.press("Enter")
-    assert "ann belongs to another browser" in ben.appear("#banner")
-    assert ben.start("ben").text("#numbers") == "0 votes by you, 1 by others"
-
-
-def view(width, height, **options):
-    return {"viewport": {"width": width, "height": height}, **options}
-
-
-PHONE, DARK = {"has_touch": True, "is_mobile": True}, {"color_scheme": "dark"}
-VIEWS = {
-    "phone": view(320, 640, **PHONE),
-    "phone, dark": view(390, 844, **PHONE, **DARK),
-    "200 % zoom": view(640, 400, device_scale_factor=2),
-    "desk, dark": view(1280, 800, **DARK),
-}
 WIDE = """[document.documentElement, ...document.querySelectorAll('.words, button, label')]
   .filter(e => e.clientWidth && e.scrollWidth > e.clientWidth + 1).map(e => e.id || e.textContent)"""
 
 
-@pytest.mark.parametrize("name", VIEWS)
-def test_looks(serve, open_tab, tmp_path, name):
+@each("votes", what="view")
+def test_looks(serve, open_tab, name, options):
     """Nothing scrolls sideways, the votes and their reasons stay in sight, and axe finds nothing."""
     axe = pytest.importorskip("axe_playwright_python.sync_playwright")
-    rows = item_rows(1)
-    rows[0]["a"], rows[0]["b"] = "word " * 900, "x" * 3000
+    rows = item_rows(1, a="word " * 900, b="x" * 3000)
     rows[0]["prompt"] = "Assess.\nRole: chef, https://x.y\nnote: none\nשלום עולם"
-    tab, (width, height) = open_tab(serve(rows), **VIEWS[name]), VIEWS[name]["viewport"].values()
+    tab, (width, height) = open_tab(serve(rows), **options), options["viewport"].values()
     page = tab.page
 
     def look():
@@ -267,15 +241,7 @@ def with_inner_html(route):
 @pytest.mark.parametrize("layer", ["text", "policy"])
 def test_hostile_texts_do_nothing(serve, open_tab, tmp_path, layer):
     """Either layer alone holds: texts are shown as text, and the policy forbids all else."""
-    run, call = "window.__xss=1", "http://stranger.test"
-    texts = [
-        f"<img src=x onerror={run}>", f"<svg onload={run}>", f"</script><script>{run}</script>",
-        f"<a href='javascript:{run}'>x</a>", f"<img src={call}/image>", "{{7*7}}", "{% raw %}",
-        f"<iframe srcdoc='<script>parent.{run}</script>'></iframe>", "nul \x00 here", "&lt;b&gt;",
-        f"<style>@import '{call}/style';</style>", "<form id=app><button>go</button></form>",
-        "<input name=textContent>", f"<script src={call}/script></script>", "\"'><b>bold</b>",
-    ]  # fmt: skip
-    everything = "\n".join(texts)
+    everything = "\n".join(*(row["texts"] for row in rows_of("votes", what="hostile")))
     (tmp_path / "guide.md").write_text(everything, encoding="utf-8")
     row = dict.fromkeys(("id", "task", "a_model", "b_model"), everything)
     row["prompt"] = [{"role": role, "content": everything} for role in ("system", "user")]
@@ -297,4 +263,4 @@ def test_hostile_texts_do_nothing(serve, open_tab, tmp_path, layer):
     page.wait_for_timeout(500)
     assert page.evaluate("window.__xss") is None
     assert layer == "policy" or not any("stranger" in url for url in requests)
-    assert log_of(tmp_path / "run")[0]["comment"] == everything.replace("\x00", "\x00").strip()
+    assert log_of(tmp_path / "run")[0]["comment"] == everything.strip()

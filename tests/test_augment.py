@@ -1,6 +1,7 @@
 """data/augment.py and data/with_examples.py: JSONL in, JSONL out, before any trainer reads it.
 
-bad_swaps.jsonl   rows that are refused, by a fact of the line; left: rows that stay as they are
+swaps.jsonl   swaps: rows and their copies; left: rows that stay as they are; rows that are refused, by
+              a fact of the line; shots: how many messages stand before a task's example
 """
 
 import json
@@ -11,7 +12,7 @@ import pytest
 
 import augment
 import with_examples
-from case_rows import each
+from case_rows import each, rows_of
 from conftest import REPO
 from parts import files
 from tiny import write_rows
@@ -24,17 +25,7 @@ FOUR_GROUPS = HEADER + (
 )
 
 
-def pair(chosen, rejected, *people, prompt="Who fits?"):
-    """people: "Emily Yoder in chosen" …"""
-    candidates = []
-    for name, place in (text.split(" in ") for text in people):
-        first, _, last = name.rpartition(" ")
-        who = {"in": place, "name": name, "first": first, "last": last, "pronoun": f"she, {place}"}
-        candidates.append(who | {"sex": f"sex of {name}", "race_ethnicity": f"race of {name}"})
-    return {"prompt": prompt, "chosen": chosen, "rejected": rejected, "candidates": candidates}
-
-
-GOOD = pair("Emily Yoder", "Greg Weiss", "Emily Yoder in chosen", "Greg Weiss in rejected")
+(GOOD,) = (case["row"] for case in rows_of("swaps", of="good"))
 
 
 @pytest.fixture
@@ -48,50 +39,26 @@ def augmented(tmp_path, capsys):
     return run
 
 
-SWAPS = {  # chosen, rejected, the two people → chosen and rejected of the copy
-    "at once: one after the other would turn Emily into Aisha and both back": (
-        "Emily Yoder, 6 years. She met Aisha; Yoder leads.", "Aisha Booker's reports.",
-        "Emily Yoder", "Aisha Booker",
-        "Aisha Booker, 6 years. She met Emily; Booker leads.", "Emily Yoder's reports.",
-    ),
-    "a last name that both have stands for both and stays": (
-        "Emily Yoder, 6 years.", "Greg Yoder, 2. Greg!", "Emily Yoder", "Greg Yoder",
-        "Greg Yoder, 6 years.", "Emily Yoder, 2. Emily!",
-    ),
-    "the longest name is read first": (
-        "Ana Maria Lopez, 6.", "Ana Meza; Ana.", "Ana Maria Lopez", "Ana Meza",
-        "Ana Meza, 6.", "Ana Maria Lopez; Ana Maria.",
-    ),
-    "only whole words are names": (
-        "Ana Meza: management, Anab.", "Aisha Booker", "Ana Meza", "Aisha Booker",
-        "Aisha Booker: management, Anab.", "Ana Meza",
-    ),
-}  # fmt: skip
-
-
-@pytest.mark.parametrize("case", SWAPS.values(), ids=SWAPS)
-def test_two_candidates_swap_names_and_nothing_else(case, augmented):
+@each("swaps", of="swaps")
+def test_two_candidates_swap_names_and_nothing_else(row, copy, augmented):
     """The row, then its copy: each name has won once and lost once, with the same other columns.
     Pronouns stay with their text. Messages are read as texts are, calls of tools included."""
-    chosen, rejected, one, two, *swapped = case
-    row = pair(chosen, rejected, f"{one} in chosen", f"{two} in rejected") | {"strength": 3}
-    same, copy = augmented(row)
-    assert same == row | {"group": "Who fits?"}
-    new = pair(*swapped, f"{two} in chosen", f"{one} in rejected")
-    assert copy == same | new | {"copy_of": 1}
+    assert augmented(row) == [row | {"group": "Who fits?"}, copy]
+
+    def as_messages(row):
+        return row | {side: turns(row[side]) for side in ("chosen", "rejected")}
 
     def turns(text):
         call = {"function": {"name": "find", "arguments": {"name": text}}}
         return [{"role": "assistant", "content": text, "tool_calls": [call]}]
 
-    _, copy = augmented(row | {"chosen": turns(chosen), "rejected": turns(rejected)})
-    assert [copy["chosen"], copy["rejected"]] == list(map(turns, swapped))
+    assert augmented(as_messages(row))[1] == as_messages(copy)
 
 
-def test_one_candidate_stands_under_names_of_two_groups(augmented):
+@each("swaps", of="alone")
+def test_one_candidate_stands_under_names_of_two_groups(row, augmented):
     """In place of the row, whose own name would keep half of a preference. Of 4 groups each is one
     of the two in half of the draws: 300 of 600 rows, three standard errors are 37."""
-    row = pair("Emily is good.", "Reject Yoder.", "Emily Yoder in prompt", prompt="Assess Emily Yoder.")  # fmt: skip
     rows, drawn = augmented(*[row] * 600), set()
     for i, copy in enumerate(rows):
         (who,) = copy["candidates"]
@@ -110,7 +77,7 @@ def test_one_candidate_stands_under_names_of_two_groups(augmented):
     assert all({*two} == {"Female", "Male"} for two in zip(sexes[::2], sexes[1::2]))
 
 
-@each("bad_swaps", of="left")
+@each("swaps", of="left")
 def test_what_cannot_be_renamed_exactly_stays(row, augmented):
     assert augmented(row, GOOD)[:-1] == [{"group": old["prompt"]} | old for old in (row, GOOD)]
 
@@ -118,10 +85,8 @@ def test_what_cannot_be_renamed_exactly_stays(row, augmented):
 def test_a_copy_shares_the_split_of_its_source(augmented):
     """Its prompt has other words. A group of the row's own stays; without a prompt it is a side.
     Candidates may be JSON in a text, as annotate.py exports them."""
-    row = GOOD | {
-        "prompt": "Emily Yoder or Greg Weiss?",
-        "candidates": json.dumps(GOOD["candidates"]),
-    }
+    people = json.dumps(GOOD["candidates"])
+    row = GOOD | {"prompt": "Emily Yoder or Greg Weiss?", "candidates": people}
     rows = augmented(row, row | {"group": "job 7"}, GOOD | {"prompt": ""})
     assert rows[1]["prompt"] == "Greg Weiss or Emily Yoder?"
     groups = [row["prompt"]] * 2 + ["job 7"] * 2 + ["Emily Yoder"] * 2
@@ -134,22 +99,17 @@ def test_bundled_votes_lose_their_bias():
     before, after = [], []
     for row in files.read_jsonl(REPO / "data/rank_biased.jsonl", augment.check):
         copies, _ = augment.copies(row, {}, None)
-        both = [
-            [who["race_ethnicity"] == "Black" for who in r["candidates"]] for r in (row, *copies)
-        ]
-        if len({*both[0]}) == 2 and not row["tie"]:
-            before.append(both[0][1])
-            after += [loser for _, loser in both[1:]]
+        races = [[who["race_ethnicity"] for who in r["candidates"]] for r in (row, *copies)]
+        if races[0].count("Black") == 1 and not row["tie"]:
+            before.append(races[0][1] == "Black")
+            after += [loser == "Black" for _, loser in races[1:]]
     assert fmean(before) > 0.58 and fmean(after) == 0.5
 
 
-@each("bad_swaps", of="augment")
+@each("swaps", of="augment")
 def test_what_cannot_be_used_is_one_line(names, rows, fact, augmented):
     with pytest.raises(files.UserError, match=fact):
         augmented(*rows, names=names)
-
-
-ASK, SYSTEM = ({"role": role, "content": role} for role in ("user", "system"))
 
 
 @pytest.fixture
@@ -168,17 +128,15 @@ def test_the_example_of_a_task_goes_before_its_prompts(with_example):
     would be on one side of the split."""
     examples = files.read_jsonl(REPO / "data/examples.jsonl")
     (shot,) = (e["prompt"] + e["completion"] for e in examples if e["task"] == "summary")
-    cases = [
-        ({"task": "summary", "prompt": [ASK], "split": "val"}, [*shot, ASK]),
-        ({"task": "summary", "prompt": [SYSTEM, ASK], "chosen": [ASK]}, [SYSTEM, *shot, ASK]),
-        ({"task": "rank", "prompt": [ASK]}, [ASK]),
-        ({"prompt": [ASK], "group": "mine"}, [ASK]),
-    ]
-    expected = [{"group": row["prompt"]} | row | {"prompt": prompt} for row, prompt in cases]
-    assert with_example(*(row for row, _ in cases)) == expected
+    rows, expected = [case["row"] for case in rows_of("swaps", of="shots")], []
+    for case, row in zip(rows_of("swaps", of="shots"), rows):
+        first, rest = row["prompt"][: case["before"]], row["prompt"][case["before"] :]
+        prompt = first + case["times"] * shot + rest
+        expected.append({"group": row["prompt"]} | row | {"prompt": prompt})
+    assert with_example(*rows) == expected
 
 
-@each("bad_swaps", of="with_examples")
+@each("swaps", of="with_examples")
 def test_what_gets_no_example_is_one_line(rows, fact, with_example):
     with pytest.raises(files.UserError, match=fact):
         with_example(*rows)

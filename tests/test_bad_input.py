@@ -100,6 +100,7 @@ def refused(world, capsys):
 @cases("""
 stages | flags | words
 dpo reward_train | --pairs nope.jsonl | --pairs ~ nope.jsonl: no such file
+dpo | --pairs .. | --pairs ~ ..: no such file
 dpo reward_train | --pairs empty.jsonl | --pairs: no usable row (the file is empty)
 dpo reward_train | --eval-pairs no.jsonl | --eval-pairs ~ no.jsonl: no such file
 dpo reward_train | --pairs bad.jsonl | --pairs bad.jsonl:1: "chosen"

@@ -1,11 +1,11 @@
 """checks.py: what passes, and what only looks as if it did.
 
 ifeval.jsonl   answers with the verdicts of lm-evaluation-harness 0.4.13
+answers_checked.jsonl   code, and whether it passes; unmarked: answers without a final one; decisions
 checks.jsonl   answers that pass each check, and that do not;  math.jsonl  the same of formulas
 """
 
 import os
-import subprocess
 import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -16,9 +16,8 @@ from hypothesis import strategies as st
 
 from case_rows import each, rows_of
 from checks import CHECKS, check_arguments
-from conftest import REPO
 from parts.grading import grade_answers
-from parts.rubrics import Criterion, Row
+from parts.rubrics import Criterion, Row, read_criterion
 from parts.texts import recommendation, run_tests
 
 
@@ -35,19 +34,12 @@ def holds(check, answer, negate=False, /, **arguments):
 
 # ---- IFEval ----
 
-IFEVAL = rows_of("ifeval")
 
-
-@pytest.mark.parametrize("row", IFEVAL, ids=lambda row: row["id"])
+@pytest.mark.parametrize("row", rows_of("ifeval"), ids=lambda row: row["id"])
 def test_ifeval(row):
     """Verdicts of lm-evaluation-harness 0.4.13 (NLTK's English Punkt); "ours" where we differ."""
     ours = holds(row["id"], row["answer"], **row["kwargs"])
     assert ours == row.get("ours", [row["strict"]])[0]
-
-
-def test_the_golden_rows_show_each_id_both_ways():
-    verdicts = {(row["id"], row["strict"]) for row in IFEVAL}
-    assert len({row["id"] for row in IFEVAL}) == 24 and len(verdicts) >= 44
 
 
 # ---- what passes, and what only looks as if it did ----
@@ -69,10 +61,7 @@ def test_math(answer, right, wrong):
             assert holds("math:equal", text, answer=answer) == (box in right), text
 
 
-@pytest.mark.parametrize("text", [
-    "12", "The answer is 12.", r"\boxed{12", r"\boxed{12} no, \boxed{13}", "#### 12\n#### 13",
-    r"\boxed{9^{9^{9}}}", rf"\boxed{{{'(' * 400}}}", r"\boxed{\prod_{n=1}^{10^{9}} n}", rf"\boxed{{{'9' * 490}}}",
-])  # fmt: skip
+@each("answers_checked", of="unmarked")
 def test_what_is_no_final_answer(text):
     """The last that is marked is; a formula without end is left within seconds."""
     pytest.importorskip("math_verify")
@@ -83,80 +72,23 @@ def test_what_is_no_final_answer(text):
 
 # ---- decisions ----
 
-UNDECIDED = """Unlikely to advance.
-Advance: false
-She falls short of the bar to advance.
-Recommendation: not advance
-Recommendation: advance? No.
-Recommendation: advance or hold
-Recommendation: advance|hold|reject
-My recommendation: advance
-advance
-""".split("\n")
-DECIDED = dict.fromkeys(UNDECIDED) | {
-    "Strengths: SQL.\nRecommendation: advance.": "advance",
-    "**Recommendation:** **Hold**\n": "hold",
-    "> recommendation : Reject": "reject",
-    "Recommendation: **No_Hire**.": "no_hire",
-    "Recommendation:\nadvance": None,
-    "Recommendation: advance.\nI would not.": None,
-}
 
-
-@pytest.mark.parametrize("text, decision", DECIDED.items())
+@each("answers_checked", of="decisions")
 def test_the_last_line_decides_or_nothing_does(text, decision):
     assert recommendation(text, ("advance", "hold", "reject", "no_hire")) == decision
 
 
 # ---- code ----
 
-DOUBLE = "def double(x): return 2 * x\n"
 TESTS = "assert double(2) == 4\nassert double(-1) == -2"
 posix = pytest.mark.skipif(os.name != "posix", reason="limits need POSIX")
 
 
 @posix
-@pytest.mark.parametrize(
-    "answer",
-    [
-        DOUBLE,
-        f"Here:\n```python\n{DOUBLE}```\nRun:\n```bash\nls\n```\nGives\n```text\n4\n```",
-        f"```py\ny = 1\n```\nso\n```py\n{DOUBLE}```\n```\nnot code\n```",
-        f"```Python3\n{DOUBLE}",
-        f"~~~\n{DOUBLE}~~~",
-        f"1. So:\n\n   ```python\n   {DOUBLE}   ```\n   Done.",
-        f"So:\r\n```python\r\n{DOUBLE[:-1]}\r\n```\r\nDone.",
-        f'```python title="a.py"\n{DOUBLE}```',
-        f"```{{.python}}\n{DOUBLE}```",
-        f"````python\n{DOUBLE}````",
-        f"import os\nassert not os.environ.get('SECRET')\n{DOUBLE}",
-        f"if __name__ == '__main__':\n    raise SystemExit(input())\n{DOUBLE}",
-        f"import subprocess\nsubprocess.Popen(['sleep', '60']) if 0 else None\n{DOUBLE}print(1)",
-    ],
-)
-def test_code_that_passes(answer, monkeypatch):
+@each("answers_checked", of="code")
+def test_code_that_passes_and_what_only_looks_so(answer, passes, monkeypatch):
     monkeypatch.setenv("SECRET", "1")
-    assert run_tests(answer, TESTS)
-
-
-@posix
-@pytest.mark.parametrize(
-    "answer",
-    [
-        "", "double", "I would write a function.", "def double(x", "\ud800", "x = \0",
-        *(DOUBLE.replace("return 2 * x", body) for body in (
-            "return x * x", "import sys; sys.exit(0)", "import os; os._exit(0)", "raise SystemExit(0)",
-            "return ' ' * (1 << 40)", "import os; os.killpg(0, 9)", "raise AssertionError",
-        )),
-        "import os; os._exit(0)", "import sys; sys.exit(0)", "x = ' ' * (1 << 40)", "print('passed')",
-        "import builtins\nbuiltins.AssertionError = type('A', (Exception,), {})\ndef double(x): return 3",
-        "import os\nfor fd in range(64):\n    try: os.write(fd, b'passed')\n    except OSError: pass",
-        "open('x', 'w').write('a' * (1 << 24))\n" + DOUBLE,
-        "import sys\nsys.stdout.write('a' * (1 << 24))\ndef double(x): return 3",
-    ],
-)  # fmt: skip
-def test_code_that_only_looks_as_if_it_passed(answer):
-    assert not run_tests(answer, TESTS)
+    assert run_tests(answer, TESTS) == passes
 
 
 @posix
@@ -172,15 +104,11 @@ def test_code_that_never_ends_is_killed_with_what_it_started():
 def test_code_needs_the_flag_and_maths_its_package(monkeypatch):
     with pytest.raises(ValueError, match="--allow-code-execution"):
         check_arguments("code:tests", {"tests": "assert double(2) == 4"})
+    with pytest.raises(ValueError, match="--allow-code-execution"):
+        read_criterion({"check": "code:tests", "tests": "assert double(2) == 4"})
     monkeypatch.setitem(sys.modules, "math_verify", None)
     with pytest.raises(ValueError, match="pip install math-verify"):
         check_arguments("math:equal", {"answer": "12"})
-
-
-def test_no_torch_and_no_sympy_until_they_are_needed():
-    code = "import sys, checks; print({'torch', 'sympy', 'math_verify'} & set(sys.modules))"
-    run = subprocess.run([sys.executable, "-c", code], cwd=REPO, capture_output=True, text=True)
-    assert run.stdout.strip() == "set()", run.stderr
 
 
 # ---- any answer is decided ----
@@ -208,13 +136,6 @@ def test_an_answer_that_repeats_itself_takes_no_time(piece):
         for end in ("", "x"):
             CHECKS[check](piece * (10_000 // len(piece)) + end, **arguments)
         assert time.process_time() - start < 2, check
-
-
-@pytest.mark.parametrize("check", [*ARGUMENTS, "code:tests"])
-@pytest.mark.parametrize("text", ["", " \n", "<think>in 3", "<think>x</think>\n", "\u200b\u2060"])
-def test_an_empty_answer_meets_nothing(check, text):
-    arguments = ARGUMENTS.get(check, {"tests": TESTS})
-    assert not any(holds(check, text, negate, **arguments) for negate in (False, True))
 
 
 def test_a_fault_of_a_check_costs_one_answer_its_score(monkeypatch):

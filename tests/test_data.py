@@ -42,60 +42,29 @@ def test_the_files_are_what_the_generator_writes(tmp_path):
     assert [name for name in written if written[name] != (DATA / name).read_bytes()] == []
 
 
-ASSESS = """Assess this candidate.
-Role: senior data engineer
-Must have: python, sql, kafka
-Candidate: Aisha Booker, 6 years. Used kafka and led a team of 4. Has 2 children. \
-Wants to learn sql. Used python and cut costs by 20 percent."""
-INTERVIEW = """Ask the next interview question.
-Role: senior data engineer
-Must have: python, sql, kafka
-Candidate said: I used kafka and led a team of 4. I know sql. I want to learn python."""
-SUMMARY = """Summarise these notes.
-Role: senior data engineer
-Must have: python, sql, kafka
-Notes: Aisha Booker, 6 years. Um, used kafka and led a team of 4. Knows sql. \
-Helped 3 new colleagues. Was late 2 times. Plays chess. Used python and cut costs by 20 percent."""
-RANK = """Which candidate fits this role?
-Role: senior data engineer
-Must have: python, sql
-Nice to have: docker, linux"""
-FORMS = {
-    ASSESS: "Strengths: {}.\nGaps: {}.\nRecommendation: {}.",
-    SUMMARY: "Skills: {}.\nTeamwork: {}.\nConcerns: {}.",
+# an answer that names skills, in the form of its task
+NAMING = {
+    "assess": "Strengths: {}.\nGaps: none.\nRecommendation: hold.",
+    "interview": "How have you used {}?",
+    "summary": "Skills: {}.\nTeamwork: not discussed.\nConcerns: none.",
 }
-PROVEN = "python (cut costs by 20 percent), kafka (led a team of 4)"
-ASK = "You led a team of 4 with kafka. How have you used sql?"
-PROMPTS = {"assess": ASSESS, "interview": INTERVIEW, "summary": SUMMARY, "rank": RANK}
-
-
-def filled(prompt, text):
-    text, _, more = text.replace("ASK", ASK).replace("*", PROVEN).partition(" + ")
-    parts = text.removeprefix("swap ").split(" | ")
-    lines = FORMS[prompt].format(*parts).split("\n") if len(parts) == 3 else parts
-    if text.startswith("swap "):
-        lines.insert(1, lines.pop(0))
-    return "\n".join(lines) + f" {more}" * bool(more)
 
 
 @each("recruiter", of="moves")
-def test_each_component_moves_alone(task, component, better, worse):
+def test_each_component_moves_alone(prompt, component, better, worse):
     """The named one falls, all others stay, and the utility falls by weight × difference. (`no
     invention`: recall stays at 1/2 = 2/(2 + 2·1) and 1/3 = 3/(3 + 2·3): an invention counts twice
     below.)"""
-    prompt = PROMPTS[task]
-    texts = [filled(prompt, text) for text in (better, worse)]
-    high, low = (recruiter.components(prompt, text) for text in texts)
+    high, low = (recruiter.components(prompt, text) for text in (better, worse))
     assert [name for name in high if high[name] != low[name]] == [component]
     weight, value = high[component]
     assert value > low[component][1] and sum(w for w, _ in high.values()) == pytest.approx(1)
-    gap = recruiter.utility(prompt, texts[0]) - recruiter.utility(prompt, texts[1])
+    gap = recruiter.utility(prompt, better) - recruiter.utility(prompt, worse)
     assert gap == pytest.approx(weight * (value - low[component][1]), abs=2e-6)
 
 
 @each("recruiter", of="worth")
-def test_goldens_of_the_recruiter(task, answer, worth):
-    prompt, answer = PROMPTS[task], filled(PROMPTS[task], answer)
+def test_goldens_of_the_recruiter(prompt, answer, worth):
     messages = make_data.message("user", prompt), make_data.message("assistant", answer)
     found = recruiter.utility(prompt, answer), *recruiter.reward([messages[0]], [messages[1]], None)
     assert found == pytest.approx((worth, worth))
@@ -118,12 +87,7 @@ def test_the_best_answer_is_worth_one_and_cheats_do_not_pay(task):
     def mean(answers):
         return statistics.fmean(recruiter.reward(prompts, answers))
 
-    def naming(skills):
-        if task == "interview":
-            return f"How have you used {skills}?"
-        decision = "not discussed | none" if task == "summary" else f"{skills} | hold"
-        return filled(PROMPTS[task], f"{skills} | {decision}")
-
+    naming = NAMING[task].format
     assert mean(best) == 1
     assert max(mean([text] * 300) for text in [*best[:60], naming("sql")]) <= 0.45
     rows = [row for row in bundled("prefs_train") if row["task"] == task]

@@ -1,8 +1,12 @@
-"""parts/engine.py: rollouts from servers, here our own sampler behind vLLM's routes."""
+"""parts/engine.py: rollouts from servers, here our own sampler behind vLLM's routes.
 
-import json
+engine_replies.jsonl   replies to a request for two answers of at most 3 of 50 tokens, 9 ends them; the
+                       ids and log-probs that are read, null where the server has failed
+"""
+
 import threading
 import time
+from functools import partial
 from types import SimpleNamespace
 
 import pytest
@@ -14,11 +18,12 @@ import common
 import grpo_agent
 import grpo_rubric
 import ppo
+from case_rows import each
 from conftest import REPO
 from engine_server import EngineServer
 from parts import engine, grpo, sampling
 from parts.files import UserError, read_jsonl
-from tiny import error_of, tiny_model, words, write_rows
+from tiny import error_of, tiny_model, words
 
 CPU, RANK = torch.device("cpu"), 2
 pytestmark = pytest.mark.usefixtures("quiet_process")
@@ -106,32 +111,21 @@ def test_each_adapter_is_loaded_once_and_the_last_one_left(servers, base, policy
 # ---- servers that fail ----
 
 
-def changed(key, change):
-    def spoil(reply):
-        target = reply["choices"][0]
-        target = target["logprobs"] if key == "token_logprobs" else target
-        target[key] = change(target[key])
-        return reply
-
-    return spoil
+@each("engine_replies")
+def test_replies_are_read_whole_or_not_at_all(reply, found):
+    read = partial(engine.read_answers, reply, dict(n=2, max_tokens=3, stop_token_ids=[9]), 50)
+    if found:
+        assert [[*answer] for answer in read()] == found
+    else:
+        with pytest.raises(engine.FAILURES):
+            read()
 
 
 FAULTS = {  # what one of two servers says: its prompts are asked of the other one
-    "no such adapter": lambda reply: ({"error": {"message": "does not exist"}}, 404),
-    "an error of its own": lambda reply: ("CUDA error", 500),
-    "half a reply": lambda reply: (json.dumps(reply)[:60], 200),
-    "a page": lambda reply: ("<html>gateway</html>", 200),
-    "no choices": lambda reply: {"object": "list"},
-    "an answer is missing": lambda reply: {"choices": reply["choices"][1:]},
-    "ids beyond the vocabulary": changed("token_ids", lambda ids: [10**6] * len(ids)),
-    "fewer log-probs than ids": changed("token_logprobs", lambda logps: logps[1:]),
-    "a log-prob that is none": changed("token_logprobs", lambda logps: [None] * len(logps)),
-    "no token ids": changed("token_ids", lambda ids: None),
-    "an empty answer": changed("token_ids", lambda ids: []),
-    "a cut answer that is said to be whole": changed("finish_reason", {"stop": "length", "length": "stop"}.get),
-    "longer than asked": changed("token_ids", lambda ids: ids * 30),
-    "too slow": lambda reply: time.sleep(12) or reply,
-    "gone": None,
+    "no such adapter": ({"error": {"message": "does not exist"}}, 404),
+    "an error of its own": ("CUDA error", 500), "half a reply": ('{"choices": [{"ind', 200),
+    "no choices": {"object": "list"},
+    "too slow": None, "gone": None,
 }  # fmt: skip
 
 
@@ -140,7 +134,7 @@ def test_the_other_server_takes_over(fault, servers, base, policy, tmp_path, cap
     tokenizer, sample = common.load_tokenizer(base), made(servers, base, tmp_path)
     sample(policy, tokenizer, PROMPTS[:1], 2, 6)  # both have passed the check
     given = policy, tokenizer, PROMPTS, 2, 6, 1.0, 7
-    servers[0].spoil = FAULTS[fault]
+    servers[0].spoil = lambda reply: FAULTS[fault] or time.sleep(12) or reply
     with monkeypatch.context() as patch:
         if fault == "too slow":
             patch.setattr(engine, "TIMEOUT", (5, 6))
@@ -159,17 +153,25 @@ def test_the_other_server_takes_over(fault, servers, base, policy, tmp_path, cap
         assert len(servers[0].prompts) > before and "answers again" in capsys.readouterr().out
 
 
+def other_logps(reply):
+    for choice in reply["choices"]:
+        choice["logprobs"]["token_logprobs"] = [
+            p - 0.2 for p in choice["logprobs"]["token_logprobs"]
+        ]
+    return reply
+
+
 ENDS = {  # a fact of the line: what one of two servers does
-    "--max-lora-rank": lambda server: setattr(server, "load_reply", ("--max-lora-rank is 1", 400)),
-    "0.2": lambda server: setattr(server, "spoil", changed("token_logprobs", lambda ps: [p - 0.2 for p in ps])),
-    "too large": lambda server: setattr(server, "spoil", lambda reply: ({"message": "max_tokens is too large"}, 400)),
-    "": EngineServer.stop,
-}  # fmt: skip
+    "--max-lora-rank": {"load_reply": ("--max-lora-rank is 1", 400)},
+    "0.2": {"spoil": other_logps},
+    "too large": {"spoil": lambda reply: ({"message": "max_tokens is too large"}, 400)},
+    "": {"url": "http://127.0.0.1:9"},
+}
 
 
 @pytest.mark.parametrize("fact", ENDS)
 def test_what_ends_the_run(fact, servers, base, policy, tmp_path):
-    ENDS[fact](servers[1])
+    vars(servers[1]).update(ENDS[fact])
     with pytest.raises(UserError, match=f"--rollouts-from {servers[1].url}.*{fact}"):
         made(servers, base, tmp_path)(policy, common.load_tokenizer(base), PROMPTS, 2, 6)
 
@@ -182,8 +184,8 @@ def test_the_estimate_is_unbiased_where_c_is_large(clip, biased):
     server = torch.tensor([0.9, -1.0, 0.2, 0.2], dtype=torch.float64).log_softmax(0)
     rewards = torch.tensor([1.0, -2.0, 0.5, 3.0], dtype=torch.float64)
     logps, mask = logits.log_softmax(0)[:, None], torch.ones(4, 1, dtype=torch.bool)
-    gain = (logps[:, 0].exp() * rewards).sum()
-    (expected,) = torch.autograd.grad(gain, logits, retain_graph=True)
+    shares = logps[:, 0].detach().exp()
+    expected = shares * (rewards - shares @ rewards)
     weights = sampling.is_weights(logps, server[:, None], mask, clip)
     # each token as often as the server draws it: its probability multiplies the token's loss
     shares = weights * server.exp()[:, None]
@@ -194,13 +196,6 @@ def test_the_estimate_is_unbiased_where_c_is_large(clip, biased):
 
 # ---- the trainers ----
 
-VOWELS = [{"check": "keywords:letter_frequency", "letter": letter, "let_frequency": 1,
-           "let_relation": "at least"} for letter in "aeiou"]  # fmt: skip
-ROWS = [
-    {"prompt": f"Ask about {split} {i}.", "split": split, "rubrics": VOWELS}
-    for i in range(4)
-    for split in ("train", "val")
-]
 ENVIRONMENT = """
 class Guess:
     name, max_turns, history, val_key, baselines = "guess", 2, "all", "won", {}
@@ -223,8 +218,7 @@ STAGES = {
 def command(base, tmp_path):
     def command(stage, out, *servers):
         (tmp_path / "guess.py").write_text(ENVIRONMENT)
-        names = {"ROWS": write_rows(tmp_path / "rows.jsonl", ROWS)}
-        names |= {"ENV": f"{tmp_path}/guess.py:Guess"}
+        names = {"ROWS": f"{REPO}/tests/vowels.jsonl", "ENV": f"{tmp_path}/guess.py:Guess"}
         names |= {"SCORE": f"{REPO}/tests/tiny.py:share_of_vowels"}
         argv = words("--model", base, "--out", tmp_path / out, SHORT, STAGES[stage])
         argv += words("--rollouts-from", *(s.url for s in servers)) if servers else []

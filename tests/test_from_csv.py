@@ -1,10 +1,16 @@
-"""data/from_csv.py: votes in a spreadsheet become pairs; what cannot be read is named by its line."""
+"""data/from_csv.py: votes in a spreadsheet become pairs; what cannot be read is named by its line.
+
+votes_csv.jsonl   files and their pairs; rows that are left out, files that are refused, with words of why
+"""
+
+from functools import partial
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 import from_csv
+from case_rows import each
 from parts import files
 from tiny import error_of
 
@@ -30,72 +36,27 @@ def run(tmp_path):
     return convert
 
 
-def test_a_vote_becomes_a_pair(run, capsys):
-    """Quotes, newlines, separators and a BOM are text; a tie keeps its order."""
-    answers = '"Say ""hi"",\nthen go",Hallo; größer'
-    votes = f"p,{answers},A,ann\nq,{answers},B,ann\nr,{answers},tie,ben\n"
-    rows = run(NAMED + votes, *WHO, encoding="utf-8-sig")
-    a, b = 'Say "hi",\nthen go', "Hallo; größer"
-    found = [[*texts(row), row["tie"], row["annotator"], row["id"]] for row in rows]
-    assert found == [  # a cell has two lines
-        ["p", a, b, False, "ann", "line-2"], ["q", b, a, False, "ann", "line-4"],
-        ["r", a, b, True, "ben", "line-6"],
-    ]  # fmt: skip
-    assert "the first answer won 1 of 2" in capsys.readouterr().out
+@each("votes_csv", of="pairs")
+def test_a_vote_becomes_a_pair(content, flags, encoding, found, said, run, capsys):
+    rows = run(content, *flags, encoding=encoding)
+    keys = [[row["id"], *texts(row), row["tie"], row["annotator"]] for row in rows]
+    told = capsys.readouterr().out
+    assert keys == found and [words for words in said if words not in told] == []
 
 
-def test_declared_columns_and_values(run):
-    flags = "--prompt Question --a left --b right --preferred winner --delimiter ; "
-    flags += "--a-wins model_a --b-wins model_b --tie tie"
-    votes = "Question;left;right;winner\nq;x;y;model_b\nq;x;z;tie (bothbad)\n"
-    first, second = run(votes, *flags.split(), "tie (bothbad)")
-    assert texts(first) == ["q", "y", "x"] and second["tie"]
-
-
-LEFT_OUT = {
-    "p,,y,A,ann": "response_a",
-    "p,x,y,C,ann": "'C'; --a-wins",
-    "p,x,y,a,ann": "'a'; --a-wins",  # not declared
-    "p,x,y": "preferred, annotator",
-    "p,same ,Same,A,ann": "equal",
-    "p,x,y,A,ann,more": "more cells",
-    "q,y,x,A,ann": "ann has voted",  # the same two answers as in line 2
-}
-
-
-@pytest.mark.parametrize("row", LEFT_OUT)
-def test_a_row_that_is_left_out_is_named(row, run, capsys):
+@each("votes_csv", of="left out")
+def test_a_row_that_is_left_out_is_named(row, said, run, capsys):
     """Of many the first twenty."""
     rows = run(f"{NAMED}q,x,y,A,ann\n{row}\nq,x,y,B,ben\n" + "p,x,y,1,b\n" * 30, *WHO)
-    said = capsys.readouterr()
-    assert [row["id"] for row in rows] == ["line-2", "line-4"] and "left out 31" in said.out
-    assert "v.csv:3: " in said.err and LEFT_OUT[row] in said.err
-    assert said.err.count("v.csv:") == 20 and "11 more" in said.err
+    told = capsys.readouterr()
+    assert [row["id"] for row in rows] == ["line-2", "line-4"] and "left out 31" in told.out
+    assert "v.csv:3: " in told.err and said in told.err
+    assert told.err.count("v.csv:") == 20 and "11 more" in told.err
 
 
-REFUSED = {
-    "prompt,a\nx,y\n": "--a 'response_a'",
-    "prompt;response_a\nx;y\n": "--delimiter ','",
-    "": "--prompt",
-    HEAD + "é,x,y,A\n": "UTF-8",
-    HEAD + 'p,"x,y,A\np,x,y,A\n': "unexpected end",
-    HEAD + "p,x,y,1\n": "no row",
-}
-
-
-@pytest.mark.parametrize("content", REFUSED)
-def test_a_file_that_cannot_be_read(content, run):
-    with pytest.raises(files.UserError, match=REFUSED[content]):
-        run(content, encoding="cp1252")
-
-
-def test_several_annotators_on_one_item(run, capsys):
-    """Votes are compared by answer: on p, ben saw the answers in the other order and agrees with
-    ann; on q the two disagree. A third item has one vote."""
-    rows = run(f"{NAMED}p,x,y,A,a\np,y,x,B,b\nq,x,y,A,a\nq,x,y,B,b\nr,x,y,A,a\n", *WHO)
-    said = capsys.readouterr().out
-    assert "50%" in said and "on 2 items" in said and "first answer won 3 of 5" in said
-    assert [texts(row) for row in rows[:2]] == [["p", "x", "y"]] * 2
+@each("votes_csv", of="refused")
+def test_a_file_that_cannot_be_read(content, said, run):
+    assert said in error_of(partial(run, encoding="cp1252"), content)
 
 
 def test_a_prompt_is_on_one_side(run, tmp_path, capsys):

@@ -2,9 +2,9 @@
 and with a reward model."""
 
 import json
-import random
 import re
 import zlib
+from itertools import islice
 
 import pytest
 import torch
@@ -14,8 +14,8 @@ from transformers import AutoModelForCausalLM
 import grpo_rubric
 from judge_server import Rule, fault
 from parts import sampling
-from parts.files import UserError, read_jsonl, write_json
-from tiny import error_of, tiny_model, tiny_reward_model, write_rows
+from parts.files import write_json
+from tiny import error_of, log_of, tiny_model, tiny_reward_model, write_rows
 
 pytestmark = pytest.mark.usefixtures("quiet_process")
 
@@ -60,18 +60,17 @@ def uniform(tmp_path_factory):
 def train(uniform, tmp_path):
     """(lines of the log, rollouts) of a run whose rows have these rubrics, or lie in `data`."""
 
-    def run(server, *flags, rubrics=(TEXT,), data=None, out="run", code=0):
+    def run(server, *flags, rubrics=(TEXT,), sizes=(8, 2, 2), data=None, out="run", code=0):
         if not data:
-            rows, data = asks(12, *rubrics), tmp_path / "rows.json"
-            write_json(data, {"train": rows[:8], "validation": rows[8:10], "test": rows[10:]})
+            rows, data = iter(asks(sum(sizes), *rubrics)), tmp_path / "rows.json"
+            splits = zip(("train", "validation", "test"), sizes)
+            write_json(data, {split: [*islice(rows, n)] for split, n in splits})
         argv = f"""--model {uniform} --data {data} --judge-base-url {server.url} --out {tmp_path / out}
             --judge-model rule --judge-concurrency 8 --group-size 4 --groups-per-batch 4
             --steps 4 --max-new-tokens 1 --lr 3e-3 --schedule constant --patience 0 --eval-every 2
             --save-every 1 --restore last"""
         assert grpo_rubric.main([*argv.split(), *map(str, flags)]) == code
-        return [
-            [*read_jsonl(tmp_path / out / name)] for name in ("metrics.jsonl", "rollouts.jsonl")
-        ]
+        return log_of(tmp_path / out), log_of(tmp_path / out, "rollouts")
 
     return run
 
@@ -109,35 +108,20 @@ def test_no_reward_is_invented_and_every_paid_reply_is_logged(train):
     assert_honest(kept)
     reasons = [r["rubric"]["criteria"][0]["reason"] for r in kept]
     assert reasons.count("by rule") > 40
-    lost = 0
+    lost = []
     for row in trained(rows):
         group = of_step(kept, row)
         scored = [r["reward"] for r in group if r["reward"] is not None]
-        n_lost = 16 - len(scored)
-        lost += n_lost
-        assert row["reward/lost/rubric"] == n_lost
+        lost.append(16 - len(scored))
+        assert row["reward/lost/rubric"] == lost[-1]
         found = row["reward/unscored_frac"], row["reward/mean"]
-        assert found == pytest.approx((n_lost / 16, sum(scored) / len(scored)), abs=1e-6)
-        assert (row["judge/failed_frac"] > 0) == (n_lost > 0)
+        assert found == pytest.approx((lost[-1] / 16, sum(scored) / len(scored)), abs=1e-6)
+        assert (row["judge/failed_frac"] > 0) == (lost[-1] > 0)
         assert all(r["advantage"] is None for r in group if r["reward"] is None)
-    assert 4 < lost < 40
+    assert 4 < sum(lost) < 40
     paid = [row for row in rows if "judge/usd" in row]
     assert sum(row["judge/calls"] for row in paid) == len(server.paid) > 8
     assert sum(row["judge/usd"] for row in paid) == pytest.approx(1010e-6 * len(server.paid))
-
-
-def test_programs_decide_checks_and_the_judge_the_texts(train, tmp_path):
-    """What a program checks is not sent; validation, whose rows all have a check, asks nobody."""
-    gold = gold_flag(tmp_path, "[0.5] * len(answers)")
-    with Rule(vowel) as server:
-        rows, kept = train(server, *gold, "--steps", 2, rubrics=(TEXT, CHECK))
-    assert len(server.requests) > 10
-    assert not re.search(r"regex|aeiou|gold|check|pattern", str(server.requests), re.I)
-    for row in kept:
-        criteria = (row.get("rubric") or row["checks"])["criteria"]
-        kinds = {"judge", "check"} if row["split"] == "train" else {"check"}
-        assert {c["kind"] for c in criteria} == kinds and len({c["verdict"] for c in criteria}) == 1
-    assert {row["val/gold"] for row in rows if "val/gold" in row} == {0.5}
 
 
 def test_a_dead_judge_ends_the_run(train, tmp_path):
@@ -158,8 +142,9 @@ def test_a_dead_judge_ends_the_run(train, tmp_path):
 
 
 def test_a_reference_reaches_the_judge_and_never_the_policy(train, tmp_path, monkeypatch):
-    """Nor does a label under another name reach the judge; --gold reads it."""
-    rows = asks(8, TEXT, reference="Kafka is the gap.", label="SECRET")
+    """Nor does a label under another name reach the judge; --gold reads it. What a program checks is
+    not sent; validation, whose rows all have a check, asks nobody."""
+    rows = asks(8, TEXT, CHECK, reference="Kafka is the gap.", label="SECRET")
     data, given, real = write_rows(tmp_path / "r.jsonl", rows), [], sampling.sample
 
     def sample(policy, tokenizer, prompts, *rest):
@@ -167,21 +152,18 @@ def test_a_reference_reaches_the_judge_and_never_the_policy(train, tmp_path, mon
         return real(policy, tokenizer, prompts, *rest)
 
     monkeypatch.setattr(sampling, "sample", sample)
-    flags = "--reward rubric --reward ruler --steps 2 --judge-max-retries 0".split()
-    flags += gold_flag(tmp_path, "[len(row['label']) for row in rows]")
-
-    def script(text):
-        return BROKEN if "<standard-" in text and share_of(text, 2) else None
-
-    with Rule(vowel, vowel_score, script) as server:
-        rows, kept = train(server, *flags, data=data)
-    kept = [r["reward"] for r in kept if r["split"] == "train"]
+    gold = gold_flag(tmp_path, "[len(row['label']) for row in rows]")
+    with Rule(vowel, vowel_score) as server:
+        flags = "--reward rubric --reward ruler --steps 2".split()
+        rows, kept = train(server, *flags, *gold, data=data)
     assert {row["val/gold"] for row in rows if "val/gold" in row} == {6}
-    assert "SECRET" not in str(server.requests)
-    lost = [[x is None for x in kept[i : i + 4]] for i in range(0, len(kept), 4)]
-    assert [True] * 4 in lost and [False] * 4 in lost, "a group is lost as a whole"
+    assert not re.search("regex|aeiou|gold|check|pattern|SECRET", str(server.requests), re.I)
+    for row in kept:
+        criteria = (row.get("rubric") or row["checks"])["criteria"]
+        kinds = {"judge", "check"} if row["split"] == "train" else {"check"}
+        assert {c["kind"] for c in criteria} == kinds and len({c["verdict"] for c in criteria}) == 1
     assert {"<standard-" in text for text in server.asked} == {True, False}
-    assert all("\\nKafka is the gap.\\n</reference-" in json.dumps(r) for r in server.requests)
+    assert all("\nKafka is the gap.\n</reference-" in text for text in server.asked)
     assert str(given).count("Ask") > 8 and "Kafka" not in str(given)
 
 
@@ -195,19 +177,15 @@ def test_resume_repeats_no_paid_call(train, tmp_path):
         once = list(server.paid)
         server.paid.clear()
         server.script = lambda text: fault(401) if len(server.paid) == dies else None
-        with pytest.raises(UserError, match="HTTP 401"):
-            train(server, *flags)
-        assert [row["step"] for row in trained([*read_jsonl(tmp_path / "run/metrics.jsonl")])] == [
-            1,
-            2,
-        ]
+        assert "HTTP 401" in error_of(train, server, *flags)
+        assert [row["step"] for row in trained(log_of(tmp_path / "run"))] == [1, 2]
         server.script = lambda text: None
         train(server, *flags, "--resume")
     assert sorted(server.paid) == sorted(once) and len({*once}) == len(once) > dies
     made = []
     for out in (tmp_path / "whole", tmp_path / "run"):
         # where a reply came from, and how long it took, differs
-        log = [(r["step"], r["answer"], r["reward"]) for r in [*read_jsonl(out / "rollouts.jsonl")]]
+        log = [(r["step"], r["answer"], r["reward"]) for r in log_of(out, "rollouts")]
         made.append(((out / "model.safetensors").read_bytes(), log))
     assert made[0] == made[1]
 
@@ -220,9 +198,9 @@ def test_no_ruler_score_is_invented(train):
             labels = re.findall(r'<attempt-\w+ id="(\w+)">', text)
             return json.dumps({"scores": [{"id": k, "score": 0.5} for k in labels[1:]]})
 
-    more = {"rubrics": (TEXT, CHECK)}
     with Rule(vowel, vowel_score, script) as server:
-        rows, kept = train(server, "--reward", "ruler", "--judge-passes", 2, **more)
+        flags = "--reward", "ruler", "--judge-passes", 2
+        rows, kept = train(server, *flags, rubrics=(TEXT, CHECK))
     assert all("<standard-" in text for text in server.asked)
     lost = 0
     for row in trained(rows):
@@ -256,10 +234,10 @@ def test_a_reward_model_scores_what_it_reads(uniform, tmp_path):
         --group-size 4 --groups-per-batch 2 --steps 1 --max-new-tokens""".split()
     assert "--max-new-tokens" in error_of(grpo_rubric.main, [*argv, "20"])
     assert grpo_rubric.main([*argv, "12"]) == 0
-    train = [r["reward"] for r in [*read_jsonl(out / "rollouts.jsonl")] if r["split"] == "train"]
+    train = [r["reward"] for r in log_of(out, "rollouts") if r["split"] == "train"]
     scored = [x for x in train if x is not None]  # bytes that are no text become three tokens each
     assert len({*scored}) > 2 and len(train) == 8
-    row = next(row for row in [*read_jsonl(out / "metrics.jsonl")] if "reward/model" in row)
+    row = next(row for row in log_of(out) if "reward/model" in row)
     assert row["reward/mean"] == pytest.approx(sum(scored) / len(scored), abs=1e-4)
 
 
@@ -274,19 +252,15 @@ def flawed(answer):
 
 @pytest.mark.slow
 def test_hybrid_stops_on_reward_hacking(train, tmp_path):
-    rows = asks(192, TEXT, CHECK)
-    random.Random(42).shuffle(rows)
-    data, out = tmp_path / "rows.json", tmp_path / "run"
-    split = {"train": rows[:28], "validation": rows[28:181], "test": rows[181:]}
-    data.write_text(json.dumps(split))
     flags = """--steps 120 --group-size 8 --groups-per-batch 8 --eval-every 4 --lr 2e-3 --restore best
         --reward ruler --eval-temperature 1""".split()
+    more = dict(rubrics=(TEXT, CHECK), sizes=(28, 153, 11), code=3)
     with Rule(vowel, flawed) as server:
-        rows, _ = train(server, *flags, data=data, code=3)
+        rows, _ = train(server, *flags, **more)
     values = {row["step"]: row["val/score"] for row in rows if "val/score" in row}
     best, last = max(values, key=values.get), trained(rows)[-1]["step"]
     # the run ends as soon as R2 holds at three evaluations in a row
     assert best < last < 120 and values[last] < values[best] - 0.05
     rewards = [row["reward/mean"] for row in trained(rows)]
     assert sum(rewards[-5:]) / 5 > sum(rewards[:3]) / 3 + 0.05
-    assert weights(out)
+    assert weights(tmp_path / "run")

@@ -14,6 +14,7 @@ import pytest
 import grpo_rubric
 import judge
 import ruler
+from case_rows import rows_of
 from parts.files import read_jsonl
 from tiny import tiny_model, write_rows
 
@@ -24,18 +25,14 @@ pytestmark = [
 ]
 SERVER = ["--judge-base-url", URL or "", "--judge-timeout", "600", "--judge-max-tokens", "400",
           "--judge-model", os.environ.get("FEEDBACKLOOP_JUDGE_MODEL", "policy")]  # fmt: skip
-GOOD, BAD = "She led two audits and trained nine nurses. Hold.", "Go away."
 
 
 @pytest.fixture(scope="module")
 def rubrics(tmp_path_factory):
     """Forty answers of which it is known whether they name a strength: every second one does."""
-    rows = [
-        {"prompt": f"Assess candidate {i} for a ward.", "rubrics": ["Names a strength."],
-         "response": (GOOD, BAD)[i % 2], "ratings": {"1": ("yes", "no")[i % 2]}}
-        for i in range(40)
-    ]  # fmt: skip
-    return write_rows(tmp_path_factory.mktemp("rated") / "rated.jsonl", rows)
+    return write_rows(
+        tmp_path_factory.mktemp("rated") / "rated.jsonl", rows_of("judging", of="real")
+    )
 
 
 def scores(path):
@@ -48,16 +45,13 @@ def test_audit_reads_every_reply(rubrics, tmp_path, capsys):
     assert None not in scores(out) and len(scores(out)) == 40
     print(said := capsys.readouterr().out)
     assert re.search(
-        r"judge: 40 ratings; without a verdict: 0\n  agrees with people: 0\.\d+ \[", said
+        r"judge: 40 ratings; without a verdict: 0\n  agrees with people: [01]\.\d+ \[", said
     )
 
 
 def test_grade_and_ruler_read_every_reply(rubrics, tmp_path):
-    answers = [
-        {"prompt": f"Assess candidate {i} for a ward.", "response": text}
-        for i in range(4)
-        for text in (GOOD, BAD)
-    ]
+    rows = [*read_jsonl(rubrics)][:2]
+    answers = [{"prompt": x["prompt"], "response": y["response"]} for x in rows for y in rows]
     write_rows(tmp_path / "answers.jsonl", answers)
     given = ["--responses", str(tmp_path / "answers.jsonl"), *SERVER, "--out"]
     assert judge.main(["grade", "--data", rubrics, *given, str(tmp_path / "grades.jsonl")]) == 0

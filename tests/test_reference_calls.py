@@ -1,12 +1,17 @@
-"""data/reference_calls.jsonl and its score: what holds the facts is worth most, what invents least."""
+"""data/reference_calls.jsonl and its score: what holds the facts is worth most, what invents least.
+
+reference_calls.jsonl   faults: what is added, and what it costs (one call, several slips); verdicts
+"""
 
 import doctest
+from collections import Counter
 from statistics import fmean
 
 import pytest
 import reference_calls as rc
 
 import grpo_rubric
+from case_rows import each
 from conftest import REPO
 from parts.files import read_jsonl
 from tiny import write_rows
@@ -23,8 +28,9 @@ def whole(row):
     """A summary that holds every fact, in the writer's own words."""
     first = row["name"].split()[0]
     said = ["; ".join(fact["said"] for fact in row[side]) for side in ("strengths", "concerns")]
-    verdict = VERDICTS[row["hire"]].format(first)
-    return f"{first} {said[0]}. Concerns: {said[1] or 'none'}. {verdict}"
+    return (
+        f"{first} {said[0]}. Concerns: {said[1] or 'none'}. {VERDICTS[row['hire']].format(first)}"
+    )
 
 
 def score(text, row=ROWS[0]):
@@ -33,9 +39,8 @@ def score(text, row=ROWS[0]):
 
 def test_the_file_is_split_by_role_and_its_keys_are_in_its_notes():
     assert doctest.testmod(rc).failed == 0
-    splits = {(row["split"], row["role"]) for row in ROWS}
-    assert sorted(split for split, _ in splits) == ["test"] * 6 + ["train"] * 16 + ["val"] * 4
-    assert len({role for _, role in splits}) == 26
+    roles = Counter(split for split, _ in {(row["split"], row["role"]) for row in ROWS})
+    assert roles == dict(test=6, train=16, val=4) and len({row["role"] for row in ROWS}) == 26
     assert len({row["id"] for row in ROWS}) == len(ROWS) == 608
     for row in ROWS:
         note = rc.note(row).lower().replace("’", "'")
@@ -53,28 +58,13 @@ def test_a_whole_summary_is_worth_more_than_any_copy():
     assert fmean(score(whole(row), row) for row in ROWS) > 0.95
 
 
-# what is added, and what it costs (one call, several slips)
-FAULTS = {
-    "a number": (" Saved 987 hours.", 0.2),
-    "a name": (" Praised by Zebulon.", 0.2),
-    "first person": (" I was.", 0.2),
-    "a sentence twice": (" Kind to all. Kind to all.", 0.3),
-    "beyond the limit": (" " + "with them " * 15, 0.1),
-    "small talk": (" Likes pizza.", 0.1),
-}
-
-
-@pytest.mark.parametrize("added, cost", FAULTS.values(), ids=FAULTS)
+@each("reference_calls", of="faults")
 def test_faults_cost(added, cost):
     best = whole(ROWS[0])
     assert score(best + added) <= score(best) - cost + 1e-9
 
 
-@pytest.mark.parametrize("text, hire", [
-    ("Would hire her again.", "yes"), ("She would not be hired again.", "no"), ("He is kind.", None),
-    ("I'm not sure about having him back.", "unsure"), ("Would never take him back.", "no"),
-    ("Concerns, and whether the referee would hire her again.", None),
-])  # fmt: skip
+@each("reference_calls", of="verdicts")
 def test_verdicts(text, hire):
     assert rc.verdict(text) == hire
 
