@@ -3,7 +3,8 @@
 votes.jsonl   changes that make an item, an event of the log or a body of the page wrong, with a word of
               the message; fleiss: what 14 raters chose for each of ten subjects; old: keys of a line that
               "annotate 3" wrote and this version does not; prefs: rows of an export; stale: of a tab
-              that shows something else; said: bodies that the page sends; view, key, hostile: of test_annotate_browser.py
+              that shows something else; said: bodies that the page sends; view, key, hostile: of
+              test_annotate_browser.py
 """
 
 import contextlib
