@@ -1,4 +1,7 @@
-"""parts/curves.py: what the logs of runs say: score at equal KL, and what a gain cost."""
+"""parts/curves.py: what the logs of runs say: score at equal KL, and what a gain cost.
+
+curves_runs.jsonl   runs with their evaluations
+"""
 
 import json
 import math
@@ -6,6 +9,7 @@ import math
 import pytest
 
 import tiny
+from case_rows import rows_of
 from parts.curves import COSTS, efficiency, equal_kl, gain_at, read_run
 from tiny import error_of
 
@@ -29,13 +33,7 @@ def run_of(tmp_path, name, golds, root_kls, rows=(), **args):
 def test_policies_meet_at_the_smaller_kl_of_the_two(tmp_path):
     """It was where best of 16's bound lies, for every pair. A ends at √KL 1; B is then half of the
     way from .2 to .4, C goes there in one jump from 0 to 3, and D has another reference."""
-    runs = {
-        "A": run_of(tmp_path, "a", [0.3, 0.5, 0.6], [0, 0.6, 1.0]),
-        "B": run_of(tmp_path, "b", [0.3, 0.5, 0.7, 0.2], [0, 0.8, 1.2, 2.0]),
-        "C": run_of(tmp_path, "c", [0.3, 0.9], [0, 3.0]),
-        "D": run_of(tmp_path, "d", [0.3, 0.9], [0, 1.0], model="other"),
-        "no KL": run_of(tmp_path, "e", [0.3, 0.9], [None, None]),
-    }
+    runs = {row["name"]: run_of(tmp_path, **row) for row in rows_of("curves_runs")}
     rows = {(row["model"], row["against"]): row for row in equal_kl(runs)}
     assert rows.keys() == {(x, y) for x in "ABC" for y in "ABC" if x != y}
     assert rows["A", "B"]["root_kl"] == rows["B", "A"]["root_kl"] == 1.0

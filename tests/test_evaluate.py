@@ -1,4 +1,7 @@
-"""evaluate.py: is a difference real, may the judge decide, and does the report say what was found?"""
+"""evaluate.py: is a difference real, may the judge decide, and does the report say what was found?
+
+evaluate_cases.jsonl   tables of cases
+"""
 
 import json
 import shutil
@@ -37,11 +40,7 @@ def answers_of(**scores):
     return pd.DataFrame(rows)
 
 
-@pytest.mark.parametrize("won, lost, verdict", [
-    (65, 35, "better"), (35, 65, "better"), (55, 45, "no difference shown"),
-    (2050, 1950, "about equal"),  # 51.2 % of 4,000, [49.7, 52.8]
-    (19, 0, "not measured"), (20, 0, "better"),
-])  # fmt: skip
+@each("evaluate_cases", of="verdicts")
 def test_the_verdict_goes_by_the_interval_of_the_rate(won, lost, verdict):
     """Rate, interval and p are one question; the winner stands first whoever was named first."""
     scores = {"x": [1] * won + [0] * lost, "y": [0] * won + [1] * lost}
@@ -76,14 +75,7 @@ def test_several_comparisons_are_adjusted():
     assert {row["verdict"] for row in rows} == {"no difference shown"}
 
 
-@pytest.mark.parametrize("first, scores", {
-    "b is better than a: preferred in 100.0 %": dict(a=[0] * 40, b=[1] * 40),
-    "b and a: not measured": dict(a=[0] * 9, b=[1] * 9),
-    "a and b: not measured": dict(a=[0] * 400, b=[0] * 400),
-    "a and b: no difference shown": dict(a=[0, 1] * 20, b=[1, 0] * 20),
-    "c is the best of the 3: preferred in 100.0 % of comparisons; b is better than a": dict(
-        a=[0] * 40, b=[1] * 40, c=[2] * 40),
-}.items())  # fmt: skip
+@each("evaluate_cases", of="first")
 def test_the_first_sentence(first, scores):
     """Nine prompts say nothing, nor does a recruiter's 0 for every answer of models that do not know
     the form; both were "no difference shown"."""
@@ -117,10 +109,7 @@ def judge(scores, finished=True, loops=False):
     return check_judge(values, [*range(n)] * 2, answers, [True] * n + [finished] * n)
 
 
-@pytest.mark.parametrize("kind, better, wrong", [
-    ("repetitive", 0.5, True), ("repetitive", -0.5, False), ("cut off", 0.5, True),
-    ("cut off", -0.5, False), ("longest third", 0.5, False),
-])  # fmt: skip
+@each("evaluate_cases", of="judge")
 def test_a_judge_that_prefers_what_nobody_wants_is_not_trusted(kind, better, wrong):
     """The reward model, right on 85 % of pairs, gave a loop .92 and the best answer .10."""
     rows = judge(better, finished=kind != "cut off", loops=kind == "repetitive")
@@ -333,15 +322,11 @@ def test_a_reward_model_beside_the_longer_answer(world, tmp_path):
     rows += [rows[0] | {"tie": True}, rows[1] | {"rejected": rows[1]["chosen"]}]
     pairs, out = tiny.write_rows(tmp_path / "p.jsonl", rows), tmp_path / "out"
     evaluate.main(f"reward --reward-model {world.rm} --pairs {pairs} --out {out}".split())
-    report, kept = (
-        tiny.read_json(out / "report.json"),
-        pd.DataFrame(read_jsonl(out / "pairs.jsonl")),
-    )
+    report = tiny.read_json(out / "report.json")
+    kept = pd.DataFrame(read_jsonl(out / "pairs.jsonl"))
     right = (kept.reward_chosen > kept.reward_rejected).mean()
-    lengths = [
-        kept[side].map(lambda answer: len(answer[0]["content"])) for side in ("chosen", "rejected")
-    ]
-    longer = (lengths[0] > lengths[1]).mean()
+    lengths = [kept[side].str[0].str["content"].str.len() for side in ("chosen", "rejected")]
+    longer = np.greater(*lengths).mean()
     found = [report[key]["value"] for key in ("accuracy", "length_baseline", "against_length")]
     assert len(kept) == 24 and found == pytest.approx([right, longer, right - longer])
     table = {row["pairs"]: row["n"] for row in report["tables"]["Right on held-out pairs"]}
@@ -424,13 +409,9 @@ def test_a_prompt_counts_once_and_tests_of_annotators_not_at_all(tmp_path):
     assert any("answer" in said and "more prompts" in said for said in report["answer"])
 
 
-@pytest.mark.parametrize("items, more, fact", [
-    ([item(0)], {"item_sha256": "0"}, "same texts"),
-    ([item(0, "new", "new")], {}, "found none"),
-    ([item(0, gold="a")], {"gold_pass": True}, "found none"),
-    ([item(0), item(1, "new", "third")], {}, "found new, old, third"),
-], ids=["foreign text", "one model", "gold alone", "three models"])  # fmt: skip
+@each("evaluate_cases", of="votes")
 def test_votes_on_no_two_models_are_refused(tmp_path, items, more, fact):
+    items = [item(**given) for given in items]
     votes = [vote(x, "a", **more) for x in items]
     assert fact in error_of(people_say, tmp_path, items, votes)
     assert not (tmp_path / "out").exists()

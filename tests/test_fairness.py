@@ -1,11 +1,13 @@
-"""fairness.py and parts/twins.py: twins of résumés, effects of names, votes and answers by group."""
+"""fairness.py and parts/twins.py: twins of résumés, effects of names, votes and answers by group.
+
+fairness_cases.jsonl   tables of cases;  group_votes.jsonl, group_answers.jsonl   a file of each
+"""
 
 import re
 
 import numpy as np
 import pandas as pd
 import pytest
-from scipy.stats import binom
 
 import common
 import fairness
@@ -43,10 +45,7 @@ def of_black(scores, people, before=None, references=REFERENCES):
 # ---- people and résumés ----
 
 
-@pytest.mark.parametrize("names, file, columns", [
-    ("names.csv", "twins.jsonl", GROUPS), ("ages.csv", "twins_slots.jsonl", ["age_group"]),
-    ("schools.csv", "twins_slots.jsonl", ["school_kind"]), ("attacks.csv", "twins_attacks.jsonl", ["wording"]),
-])  # fmt: skip
+@each("fairness_cases", of="bundled")
 def test_bundled_twins_differ_inside_slots_alone(names, file, columns, capsys):
     """What is left of two twins without their slot's text is one text; every group reads its own."""
     people = twins.load_people(REPO / "data" / names, columns, 5)
@@ -74,14 +73,7 @@ def test_a_text_that_no_swap_reaches(people, tmp_path, capsys):
     assert "2 of 2 left out" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("text, fact", {
-    '{"prompt": "{nam} is good", "prefix": "So:"}': "'nam'",
-    '{"prompt": "Amy is good", "prefix": "So:"}': "no slot",
-    '{"prompt": 7}': '"prompt"',
-    "name,sex\nAnn,F\n": "sex",
-    "name\nAnn\n": "'sex'",
-    "name,sex\nAnn,F\nBob,\nAnn,F\nBob,\nAnn,F\nBob,\n": "empty cell",
-}.items())  # fmt: skip
+@each("fairness_cases", of="broken")
 def test_broken_twins_and_people_are_refused(text, fact, people, tmp_path):
     (tmp_path / "file").write_text(text, "utf-8")
     load, given = (
@@ -99,19 +91,6 @@ def test_an_effect_is_the_gap_in_sd_of_resumes(people):
     row = of_black(scores - 0.5 * (people.race_ethnicity == "Black").to_numpy(), people)
     assert row["value"] == pytest.approx(-0.25)
     assert row["verdict"] == stats.FOUND and row["places"] == pytest.approx(-9.87, abs=0.01)
-
-
-@pytest.mark.slow
-def test_names_without_an_effect_are_found_in_5_percent(people):
-    """Names have effects of their own (SD .1), and résumés differ in how a group reads (SD .1): a
-    test that ignores either finds a difference in half of all tables. At most 5 % of 300 tables
-    within the 99.9 % bound."""
-    is_black, found = (people.race_ethnicity == "Black").to_numpy(), 0
-    for seed in range(300):
-        reading = 0.1 * np.random.default_rng([seed, 1]).standard_normal((20, 1))
-        scores = scores_of(people, seed, resumes=20) + reading * is_black
-        found += of_black(scores, people)["p"] < stats.LEVEL
-    assert found <= binom.ppf(0.999, 300, 0.05)
 
 
 def test_planted_effects_are_found(people):
@@ -140,20 +119,13 @@ def test_a_bias_through_the_middle_word_is_seen(people):
     assert row["verdict"] == stats.FOUND and row["value"] < 0
 
 
-@pytest.mark.parametrize(
-    ("verdicts", "first"),
-    [([stats.FOUND, stats.OPEN], "Of B 20.0 % were chosen, of A 40.0 % (x): a difference was found"),
-     ([stats.OPEN, stats.NONE], "Cannot tell"), ([stats.NONE, "reference"], "No difference"),
-     ([stats.UNMEASURED], "Cannot tell"), ([], "Cannot tell")],
-)  # fmt: skip
-def test_cannot_tell_never_reads_like_passed(verdicts, first):
+@each("fairness_cases", of="said")
+def test_cannot_tell_never_reads_like_passed(verdicts, first, second):
     """Eight votes of a group that decide nothing read "no difference was found"."""
     row = {"model": "x", "what": fairness.CHOSEN, "group": "B", "reference": "A"}
-    row |= {"rate": {"value": 0.2}, "against": 0.4}
+    row |= {"rate": {"value": 0.2}, "against": 0.4, "shortfall": 5.0, "of_highest": 0.5}
     said = fairness.said([row | {"verdict": verdict} for verdict in verdicts])
-    assert said[0].startswith(first)
-    if stats.OPEN in verdicts and stats.FOUND not in verdicts:
-        assert "cannot tell 1" in said[1]
+    assert said[0].startswith(first) and second in " ".join(said[1:])
 
 
 def test_a_column_without_the_reference_takes_its_largest_group(people):
@@ -174,29 +146,14 @@ def test_what_is_not_measured(people):
 # ---- votes and answers ----
 
 
-def vote(chosen, rejected, *people, **more):
-    return {"prompt": "Assess", "chosen": chosen, "rejected": rejected, "candidates": people} | more
-
-
 def study(path, column):
     return fairness.study_votes(path, [column], ["advance", "hold", "reject"])
 
 
-def test_votes_by_group(tmp_path):
+def test_votes_by_group():
     """Two candidates: who was chosen; one: whether the harsher of two decisions was. A decision in
     other words, a tie and a row about nobody are counted."""
-    ann, bob = {"in": "chosen", "sex": "Female"}, {"in": "rejected", "sex": "Male"}
-    cy = {"in": "prompt", "sex": "Male"}
-    yes, no = "Fine.\nRecommendation: advance", "Weak.\nRecommendation: reject"
-    rows = [
-        vote("a", "b", ann, bob, item_id="1"),
-        vote(no, yes, cy, item_id="2"),
-        vote(yes, no, cy | {"sex": "Female"}, item_id="3"),
-        vote(yes, "I would not advance her.", cy),
-        vote(yes, no, cy, tie=True),
-        vote("a", "b"),
-    ]
-    frame, counted = study(write_rows(tmp_path / "v.jsonl", rows), "sex")
+    frame, counted = study(REPO / "tests/group_votes.jsonl", "sex")
     hits = {what: dict(zip(part.sex, part.hit)) for what, part in frame.groupby("what")}
     assert hits[fairness.CHOSEN] == {"Female": 1, "Male": 0}
     assert hits[fairness.HARSHER] == {"Male": 1, "Female": 0}
@@ -217,26 +174,21 @@ def test_the_planted_bias_of_the_bundled_votes_is_found():
 
 def test_answers_by_group(tmp_path, capsys):
     """Half of group B is denied in a last line, half in words of its own, which is no decision."""
-    ends = [("A", "Recommendation: advance")] * 30
-    ends += [("B", "Recommendation: reject"), ("B", "No, not her.")] * 15
-    rows = [{"response": f"Notes.\n{end}", "group": group} for group, end in ends]
-    rows.append({"response": "How old are you?\nRecommendation: hold", "group": "A"})
-    path = write_rows(tmp_path / "a.jsonl", rows)
-    args = ["report", "--answers", path, "--out", str(tmp_path / "out"), "--fail-on-difference"]
-    assert fairness.main(args) == 1
+    argv = f"report --answers {REPO}/tests/group_answers.jsonl --out {tmp_path}/out"
+    assert fairness.main([*argv.split(), "--fail-on-difference"]) == 1
     tables = read_json(tmp_path / "out/report.json")["tables"]
-    assert tables["Risky questions"] == [
-        {"question": "How old are you?", "of": "a.jsonl", "times": 1}
-    ]
+    risky = {"question": "How old are you?", "of": "group_answers.jsonl", "times": 1}
+    assert tables["Risky questions"] == [risky]
     undecided = [row for row in tables["Rates by group"] if "no decision" in row["what"]]
     assert {row["group"]: row["selected"] for row in undecided} == {"A": 0, "B": 15}
-    assert "1 of 61 answers in a.jsonl ask a risky question" in capsys.readouterr().out
+    assert "1 of 61 answers in group_answers.jsonl ask a risky question" in capsys.readouterr().out
 
 
-def test_a_name_stands_for_its_folder():
-    assert names_of(["runs/demo/dpo", "x/y"]) == {"runs/demo/dpo": "dpo", "x/y": "y"}
-    assert names_of(["a", "b"], ["DPO", "PPO"]) == {"a": "DPO", "b": "PPO"}
-    for folders, names in ((["a/x", "b/x"], None), (["a", "b"], ["one"]), (["a", "a"], ["1", "2"])):
+@each("fairness_cases", of="names")
+def test_a_name_stands_for_its_folder(folders, names, expected):
+    if expected:
+        assert names_of(folders, names) == expected
+    else:
         assert "--name" in error_of(names_of, folders, names)
 
 

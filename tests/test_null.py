@@ -1,6 +1,7 @@
 """Verdicts where there is nothing to find, and where there is: simulated.
 
 A false finding in 5 % of tables shows up to `most` times: the upper 99.9 % point of the binomial.
+stats_tables.jsonl holds the kinds of tables.
 """
 
 import gc
@@ -10,9 +11,11 @@ import pandas as pd
 import pytest
 from scipy.stats import binom
 
+from case_rows import each
 from evaluate import comparisons, for_other_people, judged, preference
 from parts.groups import compare
-from parts.stats import FOUND, NONE, mean, mean_share, needed, regress
+from parts.stats import FOUND, mean, mean_share, needed
+from parts.twins import effects
 
 RUNS = 300
 rng_of = np.random.default_rng
@@ -103,28 +106,24 @@ def test_intervals_cover(clusters, size, rate):
     assert max(shares, means) <= most()
 
 
-@pytest.mark.parametrize(
-    "resumes, names, interaction", [(20, 20, 0.0), (20, 20, 0.3), (40, 10, 0.1)]
-)
-def test_names_without_an_effect(resumes, names, interaction):
+@pytest.mark.parametrize("resumes, sizes, interaction, runs, share", [
+    (20, [2, 10], 0.0, 150, 0.06), (20, [2, 10], 0.3, 150, 0.06), (40, [2, 5], 0.1, 150, 0.06),
+    pytest.param(20, [2, 4, 10], 0.1, 300, 0.05, marks=pytest.mark.slow),
+])  # fmt: skip
+def test_names_without_an_effect(resumes, sizes, interaction, runs, share):
     """Names have effects of their own, and a résumé may read differently for a group: both kinds of
-    cluster are needed. By names alone p was below .05 in 48 % of such tables."""
+    cluster are needed. By names alone p was below .05 in 48 % of such tables. sizes: groups of each
+    column, names of a cell."""
     rng, found = rng_of(3), 0
-    resume, name = np.divmod(np.arange(resumes * names), names)
-    group = (name < names // 2).astype(float)
-    for _ in range(RUNS // 2):
-        own = rng.normal(size=resumes)[resume] + 0.1 * rng.normal(size=names)[name]
-        own += interaction * rng.normal(size=resumes)[resume] * group
-        y = own + 0.2 * rng.normal(size=len(own))
-        found += regress(y, group, [resume, name], within=resume)[0]["p"] < 0.05
-    assert found <= most(RUNS // 2, 0.06)
-
-
-KINDS = [  # groups, people of the largest, most rows of a person, roles, rate
-    (2, 400, 1, 1, 0.3), (2, 60, 1, 1, 0.1), (5, 100, 1, 1, 0.3), (2, 100, 8, 1, 0.3),
-    (2, 40, 4, 1, 0.1), (4, 60, 4, 1, 0.5), (2, 300, 1, 5, 0.3), (2, 150, 4, 5, 0.3),
-    (2, 20, 4, 4, 3.0), (2, 300, 4, 5, 3.0),
-]  # fmt: skip
+    people = pd.MultiIndex.from_product([*map(range, sizes)]).to_frame(index=False)
+    *columns, _ = people
+    group = (people[columns[-1]] == sizes[-2] - 1).to_numpy()
+    for _ in range(runs):
+        own, reading = rng.normal(size=(2, resumes, 1))
+        own = own + interaction * reading * group + 0.1 * rng.normal(size=len(group))
+        scores = own + 0.2 * rng.normal(size=own.shape)
+        found += effects(scores, people, columns, {})[-1]["p"] < 0.05
+    assert found <= most(runs, share)
 
 
 def decisions(rng, groups, people, rows, roles, rate, ratio=1.0):
@@ -144,25 +143,18 @@ def decisions(rng, groups, people, rows, roles, rate, ratio=1.0):
     return pd.DataFrame({"group": group[person], "hit": hit, "role": role, "person": person})
 
 
-FALSE = [(kind, 150, 1.0, FOUND, 0.05) for kind in KINDS]
-# "none larger", where the ratio is just .80
-FALSE += [(kind, 100, 0.8, NONE, 0.025) for kind in ((2, 4000, 1, 1, 0.3), (2, 900, 4, 5, 0.5))]
-
-
 @pytest.mark.slow
-@pytest.mark.parametrize("kind, runs, ratio, verdict, share", FALSE, ids=map(str, FALSE))
+@each("stats_tables", of="false verdicts")
 def test_false_verdicts_on_groups_are_seldom(kind, runs, ratio, verdict, share):
-    """A difference that is not there, or none larger than one that is."""
+    """A difference that is not there, or none larger than one that is. kind: groups, people of the
+    largest, most rows of a person, roles, rate."""
     tables = (compare(decisions(rng_of(i), *kind, ratio), 0) for i in range(runs))
     found = sum(any(row["verdict"] == verdict for row in table) for table in tables)
     assert found <= most(runs, share)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "rate, of_group, groups",
-    [(0.5, 0.5, 2), (0.1, 0.5, 2), (0.5, 0.3, 2), (0.7, 0.2, 2), (0.3, 0.5, 4), (0.3, 0.5, 8)],
-)
+@each("stats_tables", of="people needed")
 def test_the_people_needed_find_a_ratio_of_four_fifths(rate, of_group, groups):
     """In 4 of 5 audits of as many people, in the same mix, as the report of a small table says; the
     p is Holm's of all groups (found in .47 to .73 of audits of 4 to 8 groups before)."""
