@@ -63,7 +63,7 @@ def test_a_batch_keeps_pairs_together():
     )  # fmt: skip
     found = pairs.Pairs.batch(given, [2, 0, 1], torch.device("cpu"))
     answers = [13], [11], [12, 12], [23], [21, 21], [22]
-    torch.testing.assert_close(found, common.pad_rows([[3], [1], [2, 2]] * 2, answers, 0))
+    torch.testing.assert_close(found, common.pad_rows([[3], [1], [2, 2]] * 2, answers))
 
 
 @pytest.mark.usefixtures("quiet_process")
@@ -76,7 +76,7 @@ def test_kl_of_sample_answers(tokenizer, llama_folder):
     shown = [{"prompt": text} for text in ("sql", "Assess: kafka.")]
     prompts = [common.encode_prompt(tokenizer, row["prompt"]) for row in shown]
     found = [[40, 41, 42], [50]]
-    rows = common.pad_rows(prompts, found, 7)
+    rows = common.pad_rows(prompts, found)
     with torch.no_grad():
         (logps, _), (ref_logps, _) = (model(*rows, 2.0) for model in (policy, reference))
         sampled = answers.Answers(run, tokenizer, policy.model.config, shown, ())
