@@ -149,11 +149,10 @@ def pack(ids, masks, *others, device=None, side="right"):
     them are trained, and other numbers. Padded with 0, which no token sees, on the right; or on the
     left, where all rows end in the last column."""
     seen = [[True] * len(row) for row in ids]
-    ids, *columns = (
+    return [
         pad_sequence([*map(torch.tensor, column)], True, padding_side=side).to(device)
         for column in (ids, seen, masks, *others)
-    )
-    return [ids.long(), *columns]  # ids may be kept as int32
+    ]
 
 
 def pad_rows(prompts, answers, device=None, side="right"):

@@ -271,7 +271,7 @@ def trainer_parser(example, description, out, rates):
     # fmt: off
     add("--out", default=out, help="run folder, which is also a model folder")
     add("--model", default="data/tiny-base", help="model folder or hub id")
-    add("--epochs", type=whole, help="passes over the training rows (default: as many as make 24 steps)")
+    add("--epochs", type=whole, help="passes over the training rows (default: as many as make 24 steps; of a reward model 6)")
     add("--steps", type=whole, help="optimiser steps; overrides --epochs")
     add("--batch-size", type=whole, default=32, help="rows per optimiser step, 8 to 128")
     add("--micro-tokens", type=whole, help="padded tokens per forward: memory and speed (default: CPU 512, GPU 8192)")

@@ -214,9 +214,7 @@ def sentence(row, did, source, within=False):
     if verdict == FOUND:
         side = "fewer" if row["shortfall"] > 0 else "more"
         text += f": about {abs(row['shortfall']):,.0f} {side} of {group} than at the rate of both together"
-        text += "; below four fifths of the highest rate of any group" * (
-            row["of_highest"] < FOUR_FIFTHS
-        )
+        text += "; below four fifths of the highest rate" * ((row["of_highest"] or 1) < FOUR_FIFTHS)
     elif verdict == NONE:
         largest = min(row["ratio"]["low"], 1 / row["ratio"]["high"])
         text += f", and none larger than a ratio of {largest:.2f} is likely"

@@ -122,7 +122,7 @@ def share_interval(right, keys):
     True
     """
     rows, p = Counter(keys).values(), sum(right) / len(right)
-    a = 1.959964**2 * sum(x * x for x in rows) / sum(rows) ** 2  # z²/n
+    a = 3.841459 * sum(x * x for x in rows) / sum(rows) ** 2  # z²/n, z = 1.959964
     half = math.sqrt(a * p * (1 - p) + a * a / 4)
     return (p + a / 2 - half) / (1 + a), (p + a / 2 + half) / (1 + a)
 
@@ -165,8 +165,8 @@ class Pairs:
         self.train, self.held = split(self.keys, is_eval, args.eval_fraction)
         say_what_is_cut(self.lengths[0] + self.lengths[1:].max(0), max_length)
         self.shared = False
-        # is the last batch of an epoch too short for all ranks?
-        micro_batches(range(len(self.train) % args.batch_size), self.tokens(), 1, world())
+        for rows in (len(self.train) % args.batch_size, len(self.held)):
+            micro_batches(range(rows), self.tokens(), 1, world())  # too short for all ranks?
 
     def share(self, module):
         """Set `shared` for a `Policy` or `Scorer`; returns the batch of the longest pair, by which

@@ -51,12 +51,9 @@ from parts.files import (
 )
 from parts.parallel import all_sum, gather, rank
 
-LEAST_STEPS = 24  # of a run without --epochs
-# what a step logs of these
 ON_THE_BAR = "loss rewards/accuracies accuracy reward/mean kl/ref grad_norm lr".split()
 MAX_GRAD_NORM = 1.0
-# of fp16, in which small gradients would be 0; 65536 overflows in the first steps of most models
-LOSS_SCALE = 2.0**10
+LOSS_SCALE = 1024.0  # of fp16; 65536 overflows in the first steps of most models
 CHECKPOINTS = "checkpoint/step-*.pt"
 LOGS = "metrics.jsonl", "samples.jsonl", "rollouts.jsonl"
 WRITTEN = *LOGS, "checkpoint", "adapter", "model*.safetensors*"  # what --overwrite removes
@@ -123,9 +120,7 @@ class Run:
         elif Path(args.model).resolve() == out.resolve():
             raise UserError(f"--overwrite: {out} is also --model; choose another folder")
 
-    def start(
-        self, modules, tokenizer, rates, per_epoch, encoded, own_lr=None, least_steps=LEAST_STEPS
-    ):
+    def start(self, modules, tokenizer, rates, per_epoch, encoded, own_lr=None, least_steps=24):
         """The optimiser, AdamW over the trained weights; sets `planned`, the number of steps; with
         --resume loads the newest checkpoint.
 
@@ -167,10 +162,12 @@ class Run:
         per_epoch = math.ceil(per_epoch)
         self.planned = args.steps or per_epoch * (args.epochs or math.ceil(least_steps / per_epoch))
         if args.resume:
-            self.step, self.state, weights, self.loss_scale = common.opened(
+            self.step, self.state, weights, scale = common.opened(
                 "--resume", max(self.out.glob(CHECKPOINTS)), torch.load,
                 map_location="cpu", weights_only=True,
             )  # fmt: skip
+            if min(scale, self.loss_scale) > 1:  # else one of the two runs has none
+                self.loss_scale = scale
             parallel.load_checkpoint_state(self.modules, self.optimizer, weights)
             print(f"resumed    at step {self.step}")
         print(
@@ -257,19 +254,18 @@ class Run:
             parallel.add_up(gradients)
         for gradient in gradients if self.loss_scale > 1 else ():
             gradient /= self.loss_scale
-        norm, *_ = [
+        norms = [
             nn.utils.clip_grad_norm_(m.parameters(), MAX_GRAD_NORM) for m in self.modules.values()
         ]
-        norm = (norm.full_tensor() if hasattr(norm, "full_tensor") else norm).item()
-        if not math.isfinite(loss + norm):
+        # with --fsdp a norm is of one shard, until `full_tensor`
+        norms = [getattr(norm, "full_tensor", norm.clone)().item() for norm in norms]
+        if not math.isfinite(loss + sum(norms)):
             if self.loss_scale <= 1:
-                raise UserError(
-                    f"loss {loss:g}, gradient norm {norm:g}: not finite; rows {rows}. "
-                    "Lower --lr, or look at these rows"
-                )
+                wrong = f"loss {loss:g}, gradient norm {norms[0]:g}: not finite; rows {rows}"
+                raise UserError(f"{wrong}. Lower --lr, or look at these rows")
             self.loss_scale /= 2
             self.optimizer.zero_grad()
-        return loss, norm
+        return loss, norms[0]
 
     def set_lr(self, step):
         """Put the rate of this step, warm-up and --schedule, into the optimiser; returns it."""

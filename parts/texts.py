@@ -7,6 +7,7 @@ as none.
 Reference   tests of code: Chen et al. 2021, arXiv 2107.03374 (HumanEval)
 """
 
+import functools
 import json
 import os
 import re
@@ -96,17 +97,20 @@ def any_of(texts):
     return f"(?:{'|'.join(texts)})"
 
 
-CUES = read_data("interview.json")["cues"]
-LEAD_IN = rf"(?:{any_of(CUES['lead_in'] + CUES['polite'])}\b[ ,:.!]*)*"
-ORDER = re.compile(rf"[ *•-]*{LEAD_IN}{any_of(CUES['imperative'])}\b")  # opens a request
-JOINT = re.compile(rf"\b{any_of(CUES['joint'])}\b")  # joins a second request to one
-
-RISKY = read_data("risky_questions.json")
-SILENT = re.compile(any_of(RISKY["refusal"] + RISKY["allowed"]))  # refuses to ask, or may be asked
-CATEGORIES = [
-    (code, category["severity"], re.compile(any_of(category["patterns"])))
-    for code, category in RISKY["categories"].items()
-]
+@functools.cache  # not at import: who copies a stage may leave data/ behind
+def patterns():
+    """(what opens a request, what joins a second one to it, what refuses to ask or may be asked,
+    [(code, severity, pattern)] of what must not be asked)."""
+    cues, risky = read_data("interview.json")["cues"], read_data("risky_questions.json")
+    lead_in = rf"(?:{any_of(cues['lead_in'] + cues['polite'])}\b[ ,:.!]*)*"
+    order = re.compile(rf"[ *•-]*{lead_in}{any_of(cues['imperative'])}\b")
+    joint = re.compile(rf"\b{any_of(cues['joint'])}\b")
+    silent = re.compile(any_of(risky["refusal"] + risky["allowed"]))
+    categories = [
+        (code, category["severity"], re.compile(any_of(category["patterns"])))
+        for code, category in risky["categories"].items()
+    ]
+    return order, joint, silent, categories
 
 
 def asked_sentences(text):
@@ -116,14 +120,16 @@ def asked_sentences(text):
     >>> asked_sentences("Hi.  Are you sure？ Tell me.")
     [('Are you sure？', 'are you sure?'), ('Tell me.', 'tell me.')]
     """
+    order, *_ = patterns()
     found = re.findall(r"[^.!?;\n？！。；\s][^.!?;\n？！。；]*[.!?;？！。；]?", text)
     pairs = [(sentence, normal_form(sentence)) for sentence in found]
-    return [pair for pair in pairs if pair[1].endswith("?") or ORDER.match(pair[1])]
+    return [pair for pair in pairs if pair[1].endswith("?") or order.match(pair[1])]
 
 
 def number_of_requests(text):
     """Requests in a turn; each joint inside one ("and what", "or how") counts one more."""
-    return sum(1 + len(JOINT.findall(asked)) for _, asked in asked_sentences(text))
+    _, joint, *_ = patterns()
+    return sum(1 + len(joint.findall(asked)) for _, asked in asked_sentences(text))
 
 
 def risky_questions(text):
@@ -134,11 +140,12 @@ def risky_questions(text):
     >>> [(hit["code"], hit["sentence"]) for hit in hits]
     [('age', 'How old are you?')]
     """
+    *_, silent, categories = patterns()
     return [
         {"code": code, "severity": severity, "sentence": sentence}
         for sentence, asked in asked_sentences(text)
-        if not SILENT.search(asked)
-        for code, severity, pattern in CATEGORIES
+        if not silent.search(asked)
+        for code, severity, pattern in categories
         if pattern.search(asked)
     ]
 

@@ -4,6 +4,7 @@ and the losses that stand alone with torch and transformers."""
 import ast
 import os
 import re
+import shutil
 import subprocess
 import sys
 
@@ -187,3 +188,15 @@ def test_what_is_copied_trains(tmp_path, llama_folder):
     assert done.returncode == 0, done.stderr
     before, _, after, _ = map(float, done.stdout.split())
     assert before == pytest.approx(0.693147, abs=1e-5) and after < before - 1e-3
+
+
+@pytest.mark.parametrize(
+    "stage", ["dpo", "sft", "reward_train", "ppo watch", "grpo_rubric watch checks"]
+)
+def test_a_stage_with_common_and_parts_can_be_copied(stage, tmp_path):
+    """A file of parts/ read data/ when it was imported, and what was copied without it ended there."""
+    for name in [*stage.split(), "common"]:
+        shutil.copy(REPO / f"{name}.py", tmp_path)
+    shutil.copytree(REPO / "parts", tmp_path / "parts")
+    command = [sys.executable, "-c", f"import {stage.split()[0]}"]
+    subprocess.run(command, cwd=tmp_path, check=True)

@@ -7,6 +7,7 @@ laws.jsonl      a function and arguments; per_place: one value per row or token,
 
 import importlib
 import math
+from array import array
 from types import SimpleNamespace
 
 import numpy as np
@@ -59,7 +60,7 @@ def test_a_batch_keeps_pairs_together():
     """Row k is chosen k, row 3 + k rejected k. Interleaved, nobody compared the pairs. Ids are kept as
     int32, and read as int64, which older versions of torch want of an index."""
     sides = [[1], [2, 2], [3]], [[11], [12, 12], [13]], [[21, 21], [22], [23]]
-    sides = [[np.array(ids, np.int32) for ids in side] for side in sides]
+    sides = [[array("i", ids) for ids in side] for side in sides]
     given = SimpleNamespace(**dict(zip(("prompts", "chosen", "rejected"), sides)))
     found = pairs.Pairs.batch(given, [2, 0, 1], torch.device("cpu"))
     answers = [13], [11], [12, 12], [23], [21, 21], [22]

@@ -480,3 +480,17 @@ def test_errors_of_the_user_end_in_one_line_and_status_2(error, code, text, caps
     with pytest.raises(SystemExit if code else type(error)) as caught:
         files.command(Mock(side_effect=error), "; lower --micro-tokens")
     assert getattr(caught.value, "code", None) == code and text in capsys.readouterr().err
+
+
+def test_a_critic_whose_gradient_overflows_in_fp16_takes_no_step(toy):
+    """Only the policy's norm was looked at: AdamW then wrote inf · 0 into the critic."""
+    run = toy.opened("--dtype fp16")
+    policy, critic = torch.nn.Linear(2, 2), torch.nn.Linear(2, 2)
+    run.modules = torch.nn.ModuleDict({"policy": policy, "critic": critic})
+    run.optimizer = torch.optim.AdamW(run.modules.parameters())
+    before = critic.weight.clone()
+    (critic(policy(torch.ones(1, 2))).sum() * run.loss_scale).backward()
+    critic.weight.grad.fill_(math.inf)
+    run.clip(0.0, [])
+    run.optimizer.step()
+    assert run.loss_scale == runs.LOSS_SCALE / 2 and torch.equal(critic.weight, before)

@@ -16,8 +16,9 @@ from statsmodels.stats.sandwich_covariance import cov_cluster, cov_cluster_2grou
 
 from case_rows import each
 from evaluate import equal_length
-from parts.groups import compare, score
+from parts.groups import compare, score, sentence
 from parts.stats import (
+    FOUND,
     OPEN,
     holm,
     mean,
@@ -252,3 +253,11 @@ def test_score_ends_where_nobody_of_a_group_is_selected():
     assert ends["low"] == 0.0 and ends["high"] < 0.5 and p < 0.001
     _, p, ends = score(np.array(some + none))
     assert ends["low"] > 2 and ends["high"] is None
+
+
+def test_a_finding_without_a_highest_rate_is_said():
+    """Only a group of less than 2 % was selected: what is below four fifths of no rate ended in a
+    traceback."""
+    row = pair(("A", 0, 1000), ("B", 10, 15))
+    assert row["verdict"] == FOUND and row["of_highest"] is None
+    assert "10 more of B" in sentence(row, "were hired", "race")
