@@ -37,7 +37,7 @@ import signal
 import sys
 import threading
 from collections import Counter
-from datetime import datetime, timezone
+from datetime import UTC, datetime
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -214,7 +214,7 @@ class Queue:
             "shown": shown,
             "choice": choice,
             "gold_pass": choice == item["gold"] if item["gold"] and choice else None,
-            "ts_server": datetime.now(timezone.utc).strftime("%Y-%m-%dT%H:%M:%S.%fZ"),
+            "ts_server": datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ"),
             "browser_sha256": browser,
         }
         votes.check_event(event)
