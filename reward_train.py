@@ -188,11 +188,12 @@ def main(argv=None):
         print(f"preflight  loss before step one {loss:.4f}: ok")
         evaluate(run, scorer, pairs, ties)
 
+    tokens = pairs.tokens()
     for step in run.steps():
         places, epoch = batch_indices(len(pairs.train), args.batch_size, args.seed, step)
         batch, scored, total = pairs.train[places], [], 0.0
         optimizer.zero_grad()
-        for part in run.micro_batches(batch, pairs.tokens()):
+        for part in run.micro_batches(batch, tokens):
             # (2) scores of both answers, read at their last token
             scores = pair_scores(scorer, pairs, part)  # (2, b)
             # (3) loss: Bradley-Terry
@@ -211,7 +212,7 @@ def main(argv=None):
         metrics = pair_metrics(*torch.tensor(scores), ties[[*rows]], [pairs.keys[i] for i in rows])
         run.log({
             "epoch": epoch, **metrics, "loss": loss, "lr": lr, "grad_norm": grad_norm,
-            "tokens": pairs.tokens()[batch].sum(),
+            "tokens": tokens[batch].sum(),
         })  # fmt: skip
         # (5) now and then: held-out accuracy, beside that of "the longer answer wins"
         if run.evaluates(step):
