@@ -25,7 +25,7 @@ import pandas as pd
 from parts import files, report, tables
 from parts.files import UserError
 from parts.groups import ENOUGH, compare, metrics, sentence
-from parts.stats import FOUND, NONE, OPEN
+from parts.stats import FOUND, clearness
 
 SEXES = ("Male", "Female")  # the categories of 6 RCNY 5-303, as the rule writes them
 HISPANIC = "Hispanic or Latino"
@@ -34,7 +34,6 @@ RACES = (
     "Native American or Alaska Native", "Two or More Races",
 )  # fmt: skip
 MOST_GROUPS = 20  # values of a column, above which it is no column of groups
-ORDER = {FOUND: 0, OPEN: 1, NONE: 2}
 QUESTION = "Did decisions about people differ?"
 LIMITS = (
     "Not legal advice, and no independent bias audit. It sees who was selected in this table, not why.",
@@ -274,7 +273,7 @@ def main(argv=None):
         unknown = f"{label.isna().sum():,} rows of unknown group are in no comparison"
         page.limit(f"{name}: the others are compared with {reference}, {why}; {unknown}.")
     # (3) the report: what was found, then what is open, then the rest
-    found.sort(key=lambda pair: ORDER.get(pair[1]["verdict"], len(ORDER)))
+    found.sort(key=lambda pair: clearness(pair[1]))
     (what, first), verdicts = found[0], Counter(row["verdict"] for _, row in found)
     counted = f"of {people.person.nunique():,} people" if args.id else "each a person (no --id)"
     counted += f", compared within each {args.within}" * within

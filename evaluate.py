@@ -102,7 +102,7 @@ def judged(rows):
     return sorted(rows, key=lambda row: -round(row["wins"]["value"], 9))  # last bits order nothing
 
 
-def comparisons(answers, score):
+def compare_answers(answers, score):
     """Each two models as a row of `judged`: all their answers to the same prompt meet.
 
     answers   a frame of model, p (the prompt), length and `score`, all known. Where all scores are
@@ -188,14 +188,14 @@ def compare(args):
     # (4) is the judge to be trusted?
     scored = answers.dropna(subset=[judge])
     checks = check_judge(scored[judge], scored.p, scored.response_ids, scored.finished)
-    distrust, accuracy, said = any(row["wrong"] for row in checks), None, sentences(checks)
+    distrust, accuracy, remarks = any(row["wrong"] for row in checks), None, sentences(checks)
     if args.pairs and "reward" in scorers:
         pairs = contest.judge_pairs(args.pairs, scorers["reward"][0])
         accuracy = stats.mean_share(pairs.right, pairs.label)
         is_chance = accuracy["clusters"] >= FEWEST_CLUSTERS and accuracy["low"] <= 0.5
         distrust = distrust or (judge == "reward" and is_chance)
         chance = ", no better than chance" * is_chance
-        said.append(
+        remarks.append(
             f"The reward model is right on {show(accuracy, '.1%')} of {len(pairs)} held-out pairs "
             f"({args.pairs}){chance}. A win rate is its opinion of new answers: pairs that hold none "
             "like them do not tell whether it is right."
@@ -211,23 +211,26 @@ def compare(args):
         for name, part in compared.groupby("model")
     ]
     models.sort(key=lambda row: -row[judge]["value"])
-    found = comparisons(compared, judge)
-    for row in found if distrust else ():
+    comparisons = compare_answers(compared, judge)
+    for row in comparisons if distrust else ():
         row["verdict"] = NEVER
-    met = [row for row in found if {row["a"], row["b"]} <= {*names.values()}]  # no best of n
+    of_models = [row for row in comparisons if {row["a"], row["b"]} <= {*names.values()}]
     scores = ", ".join(f"{row['model']} {show(row[judge]['value'], '.3f')}" for row in models)
-    page.answer(headline(met), f"Mean {judge} score: {scores}.", *said, *advice(args, met))
-    lines = [(f"{row['a']} over {row['b']}", row["wins"], row["a"]) for row in found]
+    next_steps = advice(args, of_models)
+    page.answer(
+        headline(of_models), f"Mean score by {judge_flag}: {scores}.", *remarks, *next_steps
+    )
+    lines = [(f"{row['a']} over {row['b']}", row["wins"], row["a"]) for row in comparisons]
     page.intervals("How often the first of two is preferred", lines, ".1%", null=0.5)
     page.table("Does the judge prefer what nobody wants?", checks, *KINDS)
     common = f"{compared.p.nunique()} of {len(rows)} prompts where every model has a score"
-    page.table(f"Comparisons on {common}, winner first", found, COMPARED, NOTE)
+    page.table(f"Comparisons on {common}, winner first", comparisons, COMPARED, NOTE)
     columns = ", ".join(["model", *scorers, "kl, length, finished, missing"])
     page.table("Models, best first", models, columns)
     runs = {name: run for folder, name in names.items() if (run := curves.read_run(folder))}
     if judge == "gold" and args.temperature:
         caption = "Score over √KL (lines: during training, on validation prompts)"
-        axes = page.chart(caption, x="√KL from the first model, √nats per answer", y="gold score")
+        axes = page.chart(caption, x="√KL from the first model, √nats per answer", y="score")
         near = {n: run for n, run in runs.items() if run["args"].get("model") == args.model[0]}
         curves.draw(axes, near, models, page.colour)
     if equal := curves.equal_kl(runs):
@@ -245,7 +248,7 @@ def compare(args):
         f"The numbers hold for prompts like these, at temperature {args.temperature:g}.",
         "No person compared these answers. Fairness is measured by fairness.py.",
     )
-    page.write(models=models, comparisons=found, judge=checks, accuracy=accuracy)
+    page.write(models=models, comparisons=comparisons, judge=checks, accuracy=accuracy)
     answers = answers.drop(columns="p").to_dict("records")
     files.write_jsonl(Path(args.out) / "samples.jsonl", answers)
 
@@ -260,34 +263,35 @@ def means(answers, scorers):
     return row
 
 
-def headline(found):
+def headline(comparisons):
     """The first sentence: which model is best of all, or who is better than whom, of rows of
     `judged`."""
-    better = [row["a"] for row in found if row["verdict"] == "better"]
-    models, said = {name for row in found for name in (row["a"], row["b"])}, []
+    better = [row["a"] for row in comparisons if row["verdict"] == "better"]
+    models, parts = {name for row in comparisons for name in (row["a"], row["b"])}, []
     best = max(models, key=better.count)
     if better.count(best) == len(models) - 1 > 1:
-        rate = np.mean([row["wins"]["value"] for row in found if row["a"] == best])
-        said.append(
-            f"{best} is the best of the {len(models)}: preferred in {show(rate, '.1%')} of comparisons"
+        rate = np.mean([row["wins"]["value"] for row in comparisons if row["a"] == best])
+        parts.append(
+            f"{best} is the best of the {len(models)}: preferred in {show(rate, '.1%')} of comparisons with the "
+            "others"
         )
-        found = [row for row in found if row["a"] != best]
-    for row in found:
-        said.append(
+        comparisons = [row for row in comparisons if row["a"] != best]
+    for row in comparisons:
+        parts.append(
             f"{row['a']} is better than {row['b']}: preferred in {show(row['wins']['value'], '.1%')} "
             "of comparisons"
             if row["verdict"] == "better"
             else f"{row['a']} and {row['b']}: {row['verdict']}"
         )
-    return f"{'; '.join(said)}."
+    return f"{'; '.join(parts)}."
 
 
-def advice(args, found):
+def advice(args, comparisons):
     """What to do where no difference between two models is shown, or no judge can be trusted."""
-    for row in found:
+    for row in comparisons:
         if row["verdict"] == VERDICTS[OPEN]:
             yield f"{row['a']} against {row['b']}: no difference shown. {to_see_more(row['wins'])}"
-    if {row["verdict"] for row in found} & {VERDICTS[OPEN], NEVER}:
+    if {row["verdict"] for row in comparisons} & {VERDICTS[OPEN], NEVER}:
         models = f"--model {args.model[-1]} --model-b {args.model[-2]} --prompts {args.prompts}"
         yield f"To let people compare them: python annotate.py draw {models} --out runs/ab"
 
@@ -308,17 +312,8 @@ def reward(args):
     page = report.Report("Is the reward model right?", args, [args.pairs], private=True)
     function = reward_function(args.reward_model, *pick(args.device, "auto"))
     pairs = contest.judge_pairs(args.pairs, function)
-    parts = [("all", pairs)]
-    for key in ("task", "strength"):
-        of_key = pairs.groupby(key) if key in pairs else ()
-        parts += [(f"{key} {value}", part) for value, part in of_key]
-    rows = [
-        {"pairs": name, "n": len(part)}
-        | {side: stats.mean_share(part[side], part.label) for side in ("right", "longer")}
-        for name, part in parts
-    ]
+    right, longer = (stats.mean_share(pairs[key], pairs.label) for key in ("right", "longer"))
     gain = stats.mean(pairs.right - pairs.longer, pairs.label)
-    right, longer = rows[0]["right"], rows[0]["longer"]
     some = pairs[:200]  # more would tell no more
     ids = function.encode(some.prompt, some.chosen, function.max_length)
     checks = check_scorer(function.scorer, *zip(*ids))
@@ -330,7 +325,6 @@ def reward(args):
     )  # fmt: skip
     lines = ("reward model", right, "model"), ("the longer answer", longer, "rule")
     page.intervals("Right on held-out pairs", lines, ".1%", null=0.5)
-    page.table("Right on held-out pairs", rows, "pairs, n, right, longer")
     page.table("Does it prefer what nobody wants?", checks, *KINDS)
     record = files.read_record(args.reward_model)
     if record and args.pairs in record["args"].get("pairs", ()):
@@ -361,8 +355,8 @@ def human(args):
     if len(models) != 2:
         wrong = f"expected votes on answers of two models; found {', '.join(models) or 'none'}"
         raise UserError(f"--votes {path}: {wrong}; python annotate.py draw --model A --model-b B")
-    (found,) = judged([preference(*models, votes.wins, votes.lengths, votes.prompt)])
-    a, wins = found["a"], found["wins"]
+    (row,) = judged([preference(*models, votes.wins, votes.lengths, votes.prompt)])
+    a, wins = row["a"], row["wins"]
     votes["wins"] = votes.wins if a == models[0] else 1 - votes.wins
     others = for_other_people(votes, wins["value"])
     people = [
@@ -370,15 +364,15 @@ def human(args):
         for person, part in votes.groupby("annotator")
     ]
     page.answer(
-        f"By {len(people)} people: {headline([found])}",
+        f"By {len(people)} people: {headline([row])}",
         f"{len(votes)} votes on {wins['clusters']} prompts prefer {a} in {show(wins, '.1%')}. At equal "
-        f"length: {show(found['equal_length'] or 'not measured', '.1%')}. For other people like these: "
+        f"length: {show(row['equal_length'] or 'not measured', '.1%')}. For other people like these: "
         f"{show(others, '.1%')}.",
-        *[to_see_more(wins)] * (found["verdict"] == VERDICTS[OPEN]),
+        *[to_see_more(wins)] * (row["verdict"] == VERDICTS[OPEN]),
     )
-    lines = [(person["annotator"], person["wins"], found["b"]) for person in people]
+    lines = [(person["annotator"], person["wins"], row["b"]) for person in people]
     page.intervals(f"How often {a} is preferred", [("everyone", wins, a), *lines], ".1%", null=0.5)
-    page.table("The comparison, winner first", [found], COMPARED, NOTE)
+    page.table("The comparison, winner first", [row], COMPARED, NOTE)
     page.table("Each annotator", people, "annotator, votes, wins", f"Preferred: {a}.")
     page.limit(
         "The verdict is on these people. The interval for others, which one person alone does not "
@@ -387,7 +381,7 @@ def human(args):
         f"{len(every) - len(votes)} further votes do not count: on items whose better answer is known, "
         "or that do not name two models.",
     )
-    page.write(comparison=found, annotators=people, other_people=others)
+    page.write(comparison=row, annotators=people, other_people=others)
 
 
 def for_other_people(votes, rate):

@@ -32,7 +32,7 @@ from parts import files, groups, twins
 from parts.files import UserError
 from parts.messages import prompt_key, visible
 from parts.report import Report, add_flags, names_of, show
-from parts.stats import FOUND, NONE, OPEN
+from parts.stats import FOUND, NONE, OPEN, clearness
 from parts.tables import write_csv
 from parts.texts import plain_text, recommendation, risky_questions
 from parts.twins import ANSWER, DECISION, FIELDS, MARGIN, PROFILE
@@ -47,6 +47,7 @@ LIMITS = (
 )
 CHOSEN, HARSHER = "were chosen", "got the harsher decision"  # what a vote said of a candidate
 MOST_QUOTES = 20  # of risky questions
+MOST_LINES = 12  # of the chart
 UNDECIDED = "had no decision in the last line"
 EFFECTS = (  # columns, and the note below
     "row, verdict, d, places, p_holm",
@@ -110,8 +111,8 @@ def study_models(args, names, people, rows):
     def add(folder, what, scores, missing=None, before=None):
         whose = {"model": names[folder], "what": what}
         for row in twins.effects(scores, people, args.group, references, before, missing):
-            said = f"{names[folder]}’s {what}, {row['group']} compared with {row['reference']}"
-            effects.append(whose | {"row": said} | row)
+            title = f"{names[folder]}’s {what}, {row['group']} compared with {row['reference']}"
+            effects.append(whose | {"row": title} | row)
 
     for folder, flag in models:
         if flag == "--reward-model":
@@ -172,24 +173,23 @@ def study_votes(path, columns, words):
     columns of groups, "hit", "person" (the item: votes on the same answers are one cluster) and
     "what": of two candidates of a row, who was chosen; of two answers about one candidate, whether
     the harsher decision was chosen."""
-    found, counts = [], Counter()
+    counted, counts = [], Counter()
     for row in files.read_jsonl(path, check_vote, flag="--prefs"):
         people, item = row["candidates"], row.get("item_id") or prompt_key(row)
         counts["votes"] += 1
         if row.get("tie") or not people:
             counts["ties, or about nobody"] += 1
         elif sorted(str(who.get("in")) for who in people) == ["chosen", "rejected"]:
-            found += [(who, CHOSEN, who["in"] == "chosen", item) for who in people]
+            counted += [(who, CHOSEN, who["in"] == "chosen", item) for who in people]
         elif len(people) == 1:
             texts = (visible(plain_text(row[side])) for side in ("chosen", "rejected"))
-            said = [recommendation(text, words) for text in texts]
-            if None in said:
+            decisions = [recommendation(text, words) for text in texts]
+            if None in decisions:
                 counts["without two decisions"] += 1
-            elif said[0] != said[1]:
-                found.append(
-                    (people[0], HARSHER, words.index(said[0]) > words.index(said[1]), item)
-                )
-    cells = [(what, int(hit), item, *map(who.get, columns)) for who, what, hit, item in found]
+            elif len({*decisions}) == 2:
+                chosen, rejected = map(words.index, decisions)
+                counted.append((people[0], HARSHER, chosen > rejected, item))
+    cells = [(what, int(hit), item, *map(who.get, columns)) for who, what, hit, item in counted]
     frame = pd.DataFrame(cells, columns=["what", "hit", "person", *columns])
     return frame, f"{path}: {files.counts_in_words(counts)}."
 
@@ -210,11 +210,11 @@ def study_answers(path, words):
         cells.append((UNDECIDED, int(decision is None), *whose))
         if decision:
             cells.append((f"decided {words[0]}", int(decision == words[0]), *whose))
-    asked = [risky_questions(visible(row["response"])) for row in rows]
-    quotes = Counter(hit["sentence"] for hits in asked for hit in hits).most_common(MOST_QUOTES)
-    said = f"{sum(map(bool, asked))} of {len(asked)} answers in {file} ask a risky question."
+    risky = [risky_questions(visible(row["response"])) for row in rows]
+    quotes = Counter(hit["sentence"] for hits in risky for hit in hits).most_common(MOST_QUOTES)
+    sentence = f"{sum(map(bool, risky))} of {len(risky)} answers in {file} ask a risky question."
     frame = pd.DataFrame(cells, columns=["what", "hit", "person", "group"])
-    return frame, said, [{"question": quote, "of": file, "times": n} for quote, n in quotes]
+    return frame, sentence, [{"question": quote, "of": file, "times": n} for quote, n in quotes]
 
 
 def compared(path, frame, columns, references=()):
@@ -225,45 +225,43 @@ def compared(path, frame, columns, references=()):
         for column in columns:
             known = [group for group in references if (part[column] == group).any()]
             if part[column].nunique() > 1:
-                found = groups.compare(part.assign(group=part[column], role=""), *known[:1])
-                rows += [
-                    {"model": file, "what": what, "row": f"{row['group']} in {file}: {what}"} | row
-                    for row in found
-                ]
+                for row in groups.compare(part.assign(group=part[column], role=""), *known[:1]):
+                    title = f"{row['group']} in {file}: {what}"
+                    rows.append({"model": file, "what": what, "row": title} | row)
     return rows
 
 
 # ---- (5) the report ----
 
 
-def said(rows):
-    """[sentence]: the differences that were found, the largest first, or that there is none; and the
-    number of all verdicts. "Cannot tell" never reads like a pass."""
-    found = [row for row in rows if row["verdict"] == FOUND]
-    found.sort(key=lambda row: -abs(row.get("value", 0)))
+def answer(rows, before):
+    """[sentence]: each difference that was found, in the order of the rows, or that there is none;
+    and the number of all verdicts. "Cannot tell" never reads like a pass."""
     sentences = [
         effect_sentence(row) if "places" in row else groups.sentence(row, row["what"], row["model"])
-        for row in found
+        for row in rows
+        if row["verdict"] == FOUND
     ]
     counts = Counter(row["verdict"] for row in rows if row["verdict"] != "reference")
-    if not found and (OPEN in counts or NONE not in counts):
+    if not sentences and (OPEN in counts or NONE not in counts):
         sentences = ["Cannot tell: no difference was found, and what was measured excludes none."]
-    elif not found:
+    elif not sentences:
         sentences = ["No difference was found, and none larger than the margins is likely."]
-    return [*sentences, f"All comparisons: {files.counts_in_words(counts)}."]
+    but = f" but those of {before}" * bool(before)
+    return [*sentences, f"All comparisons{but}: {files.counts_in_words(counts)}."]
 
 
 def effect_sentence(row):
     """
     >>> row = {"model": "DPO", "what": DECISION, "value": -.2, "places": -7.9, "group": "B"}
     >>> effect_sentence(row | {"reference": "A", "d": {"value": -.2}})
-    'DPO’s recommendation is lower for B than for A on the same résumés (d −0.20, 8 places of 100 for a candidate in the middle): a difference was found.'
+    'DPO’s recommendation is lower for B than for A on the same résumés: a difference was found. It moves a candidate in the middle of 100 down 8 places (d −0.20).'
     """  # noqa: E501
-    way = "lower" if row["value"] < 0 else "higher"
+    degree, way = ("lower", "down") if row["value"] < 0 else ("higher", "up")
     return (
-        f"{row['model']}’s {row['what']} is {way} for {row['group']} than for {row['reference']} on the "
-        f"same résumés (d {show(row['d'], '.2f')}, {abs(row['places']):.0f} places of 100 for a candidate "
-        "in the middle): a difference was found."
+        f"{row['model']}’s {row['what']} is {degree} for {row['group']} than for {row['reference']} "
+        "on the same résumés: a difference was found. It moves a candidate in the middle of 100 "
+        f"{way} {abs(row['places']):.0f} places (d {show(row['d'], '.2f')})."
     )
 
 
@@ -276,7 +274,7 @@ def main(argv=None):
     names = names_of([*dict.fromkeys(models)], args.name)
     page = Report(TITLE, args, [args.twins, args.people, *args.prefs, *args.answers])
     # (1) read people, résumés, votes and answers: a broken row ends it before a model is loaded
-    rates, effects, shares, asked, quotes = [], [], [], [], []
+    rates, effects, shares, risky, quotes = [], [], [], [], []
     for path in args.prefs:
         frame, counted = study_votes(path, args.group, args.decision_words)
         rates += compared(path, frame, args.group, args.reference)
@@ -284,7 +282,7 @@ def main(argv=None):
     for path in args.answers:
         frame, sentence, rows = study_answers(path, args.decision_words)
         rates += compared(path, frame, ["group"])
-        asked.append(sentence)
+        risky.append(sentence)
         quotes += rows
     if models:
         people = twins.load_people(args.people, args.group, args.per_cell)
@@ -293,14 +291,17 @@ def main(argv=None):
             raise UserError(f"--reference {min(unknown)}: no such group in {args.people}")
         rows = twins.load_twins(args.twins, args.resumes, people, args.chat)
         effects, shares = study_models(args, names, people, rows)
-    # (5) the answer first; what a model did before its training is no finding of it
-    verdicts = [row for row in effects if row["model"] != names.get(args.before)] + rates
-    page.answer(*said(verdicts) * bool(models or args.prefs or rates), *asked)
+    # (5) the answer first; what a model did before its training is no finding of it, and comes last
+    before = names.get(args.before)
+    effects.sort(key=lambda row: (row["model"] == before, *clearness(row)))
+    verdicts = [row for row in effects if row["model"] != before] + sorted(rates, key=clearness)
+    page.answer(*answer(verdicts, before) * bool(models or args.prefs or rates), *risky)
     lines = [
         (row["row"].replace(", ", ",\n"), row["d"], row["model"]) for row in effects if row["d"]
     ]
     if lines:
-        page.intervals("Effects d; 0 is none", lines, null=0)
+        caption = f"Effects d, 0 is none: the {len(lines[:MOST_LINES])} clearest of {len(lines)}"
+        page.intervals(caption, lines[:MOST_LINES], null=0)
     for caption, rows, *columns in (
         ("Effects of names", effects, *EFFECTS),
         (f"Twins decided “{args.decision_words[0]}”", shares, "model, group, rate"),

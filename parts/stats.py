@@ -172,3 +172,9 @@ def needed(row, size, comparisons=1):
     studies; it is 3.24 where Holm's correction is for three comparisons."""
     reach = norm.isf(LEVEL / 2 / comparisons) + norm.ppf(0.80)
     return int(np.ceil(row["clusters"] * (reach * row["se"] / size) ** 2))
+
+
+def clearness(row):
+    """Sorts rows with a verdict: what was found, what is open, the rest; large effects first."""
+    order = [FOUND, OPEN, NONE, row["verdict"]].index(row["verdict"])
+    return order, -abs(row.get("value") or 0)

@@ -12,7 +12,7 @@ import pytest
 from scipy.stats import binom
 
 from case_rows import each
-from evaluate import comparisons, for_other_people, judged, preference
+from evaluate import compare_answers, for_other_people, judged, preference
 from parts.groups import compare
 from parts.stats import FOUND, mean, mean_share, needed
 from parts.twins import effects
@@ -65,7 +65,7 @@ def test_three_alike_models_are_seldom_told_apart():
     for _ in range(RUNS // 2):
         gold = rng.normal(0, 1, 40)[frame.p] + rng.normal(0, 1, n)
         answers = frame.assign(gold=gold, length=rng.integers(5, 40, n))
-        found += any(row["verdict"] == "better" for row in comparisons(answers, "gold"))
+        found += any(row["verdict"] == "better" for row in compare_answers(answers, "gold"))
     assert found <= most(RUNS // 2)
 
 
