@@ -259,7 +259,7 @@ def main(argv=None):
         kinds["True positives"] = people[people.outcome == 1]
         kinds["False positives"] = people[people.outcome == 0]
     # (2) compare the groups
-    comparisons, group_metrics, found = {}, [], []
+    comparisons, group_metrics, tested = {}, [], []
     for name, label in labels.items():
         reference, rates = args.reference, {}
         for kind, part in kinds.items():
@@ -267,18 +267,18 @@ def main(argv=None):
             compared = comparisons[what] = compare(part.assign(group=label), reference)
             reference = compared[0]["reference"] if compared else reference
             rates[kind] = {row["group"]: row["rate"]["value"] for row in compared}
-            found += [(what, row) for row in compared if row["group"] != reference]
+            tested += [(what, row) for row in compared if row["group"] != reference]
         group_metrics.append({"groups": name} | metrics(pd.DataFrame(rates)))
-        why = "by --reference" if reference == args.reference else "the largest group"
+        reason = "by --reference" if reference == args.reference else "the largest group"
         unknown = f"{label.isna().sum():,} rows of unknown group are in no comparison"
-        page.limit(f"{name}: the others are compared with {reference}, {why}; {unknown}.")
+        page.limit(f"{name}: the others are compared with {reference}, {reason}; {unknown}.")
     # (3) the report: what was found, then what is open, then the rest
-    found.sort(key=lambda pair: clearness(pair[1]))
-    (what, first), verdicts = found[0], Counter(row["verdict"] for _, row in found)
+    tested.sort(key=lambda pair: clearness(pair[1]))
+    (what, first), verdicts = tested[0], Counter(row["verdict"] for _, row in tested)
     counted = f"of {people.person.nunique():,} people" if args.id else "each a person (no --id)"
     counted += f", compared within each {args.within}" * within
     page.answer(
-        *(sentence(row, "were selected", of, within) for of, row in found[:3]),
+        *(sentence(row, "were selected", of, within) for of, row in tested[:3]),
         f"{len(people):,} rows, {counted}; selected = {rule}.",
         f"All comparisons: {files.counts_in_words(verdicts)}.",
         *[

@@ -100,15 +100,15 @@ def contrast(frame, group, reference, n_tests):
     k, n, l, m = table = shared.to_numpy(float).T  # (roles,) each
     N, selected, everybody = n + m, k + l, pair.person.nunique()
     row = {"compared": int(N.sum()), "of": len(pair), "ratio": {"value": None}, "p": None}
-    pair, why = pair[pair.role.isin(shared.index)], None
+    pair, reason = pair[pair.role.isin(shared.index)], None
     people = [pair.person[pair.group == side].nunique() for side in (group, reference)]
     if min(people) < FEWEST_PEOPLE:
         same = " in the same roles" * (row["compared"] < row["of"])
-        why = f"fewer than {FEWEST_PEOPLE} people{same}"
+        reason = f"fewer than {FEWEST_PEOPLE} people{same}"
     elif pair.hit.nunique() < 2:
-        why = "nobody or everybody was selected"
-    if why:
-        return row | {"verdict": f"{UNMEASURED}: {why}"}
+        reason = "nobody or everybody was selected"
+    if reason:
+        return row | {"verdict": f"{UNMEASURED}: {reason}"}
     root, freedom = 1.0, np.inf  # of the design effect
     if pair.person.nunique() < len(pair):
         x = pair.group == group
@@ -177,8 +177,8 @@ def exact_p(k, n, l, m):
     chances, least = np.ones(1), np.maximum(0, k + l - m)
     for low, high, *role in zip(least, np.minimum(n, k + l), n + m, n, k + l):
         chances = np.convolve(chances, hypergeom.pmf(np.arange(low, high + 1), *role))
-    here = chances[(k - least).sum()]
-    return min(1.0, chances[chances <= here * (1 + 1e-7)].sum())
+    observed = chances[(k - least).sum()]
+    return min(1.0, chances[chances <= observed * (1 + 1e-7)].sum())
 
 
 def metrics(rates):
@@ -187,11 +187,11 @@ def metrics(rates):
     and "False positives", the shares selected; a row per group"""
     highest, lowest = rates.max(skipna=False), rates.min(skipna=False)
     gap = highest - lowest
-    found = {"parity difference": gap["Selected"], "parity ratio": (lowest / highest)["Selected"]}
+    values = {"parity difference": gap["Selected"], "parity ratio": (lowest / highest)["Selected"]}
     if "True positives" in gap:
-        found["equal opportunity difference"] = gap["True positives"]
-        found["equalized odds difference"] = gap.drop("Selected").max(skipna=False)
-    return found
+        values["equal opportunity difference"] = gap["True positives"]
+        values["equalized odds difference"] = gap.drop("Selected").max(skipna=False)
+    return values
 
 
 # ---- in words ----

@@ -101,9 +101,9 @@ class Report:
         rows  (text, estimate, whose colour);  null: where a line stands for no effect, or None
         """
         axes = self.chart(f"{caption}, with 95 % intervals", 0.8 + 0.4 * len(rows))
-        for y, (_, found, name) in enumerate(rows):
-            colour, value = self.colour(name), found["value"]
-            axes.plot([found["low"], found["high"]], [y, y], color=colour, linewidth=2.2)
+        for y, (_, estimate, name) in enumerate(rows):
+            colour, value = self.colour(name), estimate["value"]
+            axes.plot([estimate["low"], estimate["high"]], [y, y], color=colour, linewidth=2.2)
             axes.plot(value, y, "o", color=colour)
             axes.annotate(show(value, form), (value, y - 0.15), ha="center", fontsize=8.5)
         axes.set_yticks(range(len(rows)), [text for text, *_ in rows])
@@ -130,10 +130,10 @@ class Report:
         of its tables."""
         print(self.render("measure.txt"))
         self.out.mkdir(parents=True, exist_ok=True)
-        said = {"title": self.title, "answer": self.answers, "limits": self.limits}
+        record = {"title": self.title, "answer": self.answers, "limits": self.limits}
         tables = {table["caption"]: table["rows"] for table in self.tables}
-        said |= numbers | {"tables": tables} | self.record
-        write_json(self.out / "report.json", said, self.mode)
+        record |= numbers | {"tables": tables} | self.record
+        write_json(self.out / "report.json", record, self.mode)
         with replacing(self.out / "report.html", self.mode) as file:
             file.write(self.render("measure.html").encode())
         print(f"\nReport: {self.out}/report.html (numbers: report.json)")

@@ -72,10 +72,10 @@ def regress(y, x=None, clusters=None, within=None):
         G = len(sums)
         return (sums**2).sum() * G / (G - 1) * (n - 1) / (n - len(values))
 
-    found = [variances(of_kind) for of_kind in codes]
+    of_kinds = [variances(of_kind) for of_kind in codes]
     if len(codes) == 2:  # V₁ + V₂ − V₁₂ may be below 0: the larger of V₁, V₂ counts
-        found.append(sum(found) - variances(*codes))
-    errors = (np.max(found, 0) ** 0.5).clip(rounding)
+        of_kinds.append(sum(of_kinds) - variances(*codes))
+    errors = (np.max(of_kinds, 0) ** 0.5).clip(rounding)
     return [estimate(value, se, n, n_clusters) for value, se in zip(values, errors)]
 
 

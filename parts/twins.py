@@ -52,8 +52,8 @@ def load_people(path, columns, per_cell):
     if sizes.sum() < len(people):
         raise UserError(f"--people {path}: an empty cell in {', '.join(columns)}")
     if people[columns].nunique().min() < 2 or sizes.min() < FEWEST:
-        found = sizes.to_string().replace("\n", "; ")
-        raise UserError(f"--people {path}: expected two groups or more of {FEWEST}, found {found}")
+        sizes = sizes.to_string().replace("\n", "; ")
+        raise UserError(f"--people {path}: expected two groups or more of {FEWEST}, found {sizes}")
     kept = people.groupby(columns).head(min(per_cell, sizes.min())).reset_index(drop=True)
     print(f"people     {len(kept)} of {len(people)}, equally many of each {' × '.join(columns)}")
     return kept
@@ -229,8 +229,8 @@ def effects(scores, people, columns, references, before=None, missing=None):
     if missing:
         return [row | {"verdict": f"{UNMEASURED}: {missing}"} for row in rows]
     resume, name = np.repeat(np.arange(R), N), np.tile(np.arange(N), R)
-    found = regress(scaled.ravel(), x, [resume, name], within=resume)
-    for row, d in zip(rows, found):
+    estimates = regress(scaled.ravel(), x, [resume, name], within=resume)
+    for row, d in zip(rows, estimates):
         row |= d | {"d": d, "places": places(d["value"])}
     for row in holm(rows):
         row["verdict"] = verdict(row | {"clusters": N}, -MARGIN, MARGIN)
