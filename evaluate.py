@@ -237,11 +237,17 @@ def compare(args):
         page.table("Two policies at the smaller √KL of the two", equal, *curves.AT_KL)
     if runs:
         page.table("What it cost", curves.efficiency(runs), *curves.COSTLY)
-    some = answers[answers.p < 3].drop_duplicates(["p", "model"])
+    some = answers.drop_duplicates(["p", "model"])
+    some = some[some.p.isin(some.groupby("p").response.nunique().nlargest(3).index)]
     some = some.assign(prompt=some.prompt.map(plain_text))
     some = some.pivot(index="prompt", columns="model", values="response").reset_index()
     columns = ", ".join(["prompt", *names.values()])
-    page.table("Answers side by side", some.to_dict("records"), columns, side_by_side=True)
+    page.table(
+        "Answers side by side, where most differ",
+        some.to_dict("records"),
+        columns,
+        side_by_side=True,
+    )
     page.limit(
         f"{judge_flag} decided. It favours a policy that was trained with it.",
         "Each model was trained once; another seed of its training may give another order.",

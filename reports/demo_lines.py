@@ -69,6 +69,7 @@ PAGE = """<!doctype html>
 <style>
 :root {{ color-scheme: light dark }}
 body {{ font: 16px/1.5 system-ui, sans-serif; max-width: 44rem; margin: 0 auto; padding: 1rem }}
+p {{ white-space: pre-line; overflow-wrap: break-word }}
 </style>
 <h1>{title}</h1>
 {items}
@@ -76,17 +77,19 @@ body {{ font: 16px/1.5 system-ui, sans-serif; max-width: 44rem; margin: 0 auto; 
 
 
 def index(folder, stage):
-    """Writes index.html: a link and the first sentence of each report and of each page of watch.py,
-    and a link to each run folder."""
+    """Writes index.html: a link and the first sentence of each report and of each page of watch.py;
+    a link to each run folder, and what that run learned."""
     items = []
-    for page in sorted(folder.glob("**/report.html")):
+    for page in sorted(folder.glob("**/report.html"), reverse=True):
         said = json.loads(page.with_name("report.json").read_text(encoding="utf-8"))
         title, answer = html.escape(said["title"]), html.escape(said["answer"][0])
         link = page.relative_to(folder).as_posix()
         items.append(f'<p><a href="{link}">{title}</a><br>{answer}')
-    for run in sorted(path.parent.name for path in folder.glob("*/args.json")):
-        items.append(f'<p><a href="{run}/">The run {run}</a>: the model, its card and its log')
-    page = PAGE.format(title=html.escape(folder.name), items="\n".join(items))
+    items.append("<h2>What was trained</h2>")
+    for run in (name for name in ROWS if (folder / name / "args.json").is_file()):
+        lines = html.escape(of_run(folder, run).strip())
+        items.append(f'<p><a href="{run}/">{run}</a>: {lines}')
+    page = PAGE.format(title="What the demo found", items="\n".join(items))
     (folder / "index.html").write_text(page, encoding="utf-8")
     return f"Open {folder}/index.html in a browser."
 
