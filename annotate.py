@@ -19,7 +19,7 @@ Conventions  `choice` names an answer (a, b), never a side. The server draws the
                                  "gold_pass": false, "undoes": null, "ts_server": "…Z",
                                  "guidelines_sha256": "…", "browser_sha256": "…"}
              The printed link holds a token, and stays the same for a folder. A pseudonym belongs
-             to the browser that voted under it first: its cookie's hash is in the log.
+             to the browser that voted under it first: the hash of its cookie's id is in the log.
 Left out     1. accounts, TLS: put a reverse proxy in front   2. rankings of more than two answers
              3. reserving an item for its reader: two may vote at once, and both votes are kept
 Run          python annotate.py --items data/items.jsonl
@@ -54,8 +54,6 @@ LONGEST_COMMENT = 4000  # characters
 SENT = "event event_id annotator strength reasons comment undoes guidelines_sha256".split()
 LOCAL = "127.0.0.1", "localhost"  # what only browsers of this machine reach
 SETTINGS = {"overlap": 1, "guidelines": None}  # kept in session.json, with the token
-BROWSER = "annotate-browser"  # the cookie that tells browsers apart
-COOKIES = dict(max_age=400 * 86400, httponly=True, samesite="Lax")
 HEADERS = {
     "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; "
     "connect-src 'self'; img-src data:; base-uri 'none'; form-action 'none'; "
@@ -226,29 +224,31 @@ class Queue:
 
 def make_app(queue, guidelines, token, hosts):
     """The Flask app: answers whoever has the token, under one of the host names."""
-    from flask import Flask, abort, redirect, render_template, request
+    from flask import Flask, abort, redirect, render_template, request, session
     from werkzeug.exceptions import HTTPException
 
     app = Flask(
         "annotate", template_folder=TEMPLATES, static_folder=TEMPLATES, static_url_path="/static"
     )
-    app.config.update(TRUSTED_HOSTS=hosts, MAX_CONTENT_LENGTH=128 * 1024)
-    cookie, lock = f"annotate-{sha256(token)[:8]}", threading.Lock()
+    app.config.update(
+        SECRET_KEY=token, SESSION_COOKIE_NAME=f"annotate-{sha256(token)[:8]}",
+        SESSION_COOKIE_SAMESITE="Lax", PERMANENT_SESSION_LIFETIME=400 * 86400,
+        TRUSTED_HOSTS=hosts, MAX_CONTENT_LENGTH=128 * 1024,
+    )  # fmt: skip
+    lock = threading.Lock()
 
     @app.before_request
     def check_visitor():
-        given = request.args.get("token") or request.cookies.get(cookie, "")
-        if not secrets.compare_digest(given.encode(), token.encode()):
-            abort(401, "open the link that was printed when the server started")
+        """The link's token leaves the address bar for a signed cookie, which tells browsers apart."""
         if urlsplit(request.headers.get("Origin", request.host_url)).netloc != request.host:
             abort(403, "another web site")
-        if "token" not in request.args:
-            return None
-        response = redirect("/")  # the token leaves the address bar for a cookie
-        response.set_cookie(cookie, token, **COOKIES)
-        browser = request.cookies.get(BROWSER) or secrets.token_urlsafe(16)
-        response.set_cookie(BROWSER, browser, **COOKIES)
-        return response
+        if secrets.compare_digest(request.args.get("token", "").encode(), token.encode()):
+            session.permanent = True
+            session.setdefault("browser", secrets.token_urlsafe(16))
+            return redirect("/")
+        if "browser" not in session:
+            abort(401, "open the link that was printed when the server started")
+        return None
 
     @app.after_request
     def add_headers(response):
@@ -264,7 +264,7 @@ def make_app(queue, guidelines, token, hosts):
 
     @app.post("/<any(next, vote):action>")
     def act(action):
-        body, browser = request.get_json(), sha256(request.cookies[BROWSER])
+        body, browser = request.get_json(), sha256(session["browser"])
         name = body["annotator"]
         if not votes.is_name(name):
             abort(400, "a pseudonym has 1 to 32 characters")

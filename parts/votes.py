@@ -264,7 +264,7 @@ class Log:
     """annotations.jsonl of the one server that may write it: what `append` returned from is on disk.
 
     events   {event id: event}, as in the file
-    owners   {pseudonym: hash of the cookie of the browser that voted under it last}
+    owners   {pseudonym: hash of the id of the browser that voted under it last}
     """
 
     def __init__(self, out, items):
