@@ -12,8 +12,6 @@ Left out     all weights over NCCL, which needs the engine's own code inside thi
 """
 
 import hashlib
-import itertools
-import os
 import shutil
 import threading
 from concurrent.futures import ThreadPoolExecutor
@@ -61,13 +59,13 @@ def sampler(args, run):
 class Engine:
     """Servers that answer with the policy's adapter.
 
-    name, digest   of the adapter that is loaded, and of the sums of its weights
-    down           {URL: why it is not asked}; it is tried again when the next adapter is loaded
-    waiting        {URL: requests that it has not answered}
+    name      of the adapter that is loaded; it ends in a digest of the sums of its weights
+    down      {URL: why it is not asked}; it is tried again when the next adapter is loaded
+    waiting   {URL: requests that it has not answered}
     """
 
     def __init__(self, args, run):
-        self.run, self.source, self.digest, self.name = run, args.model, None, None
+        self.run, self.source, self.name = run, args.model, ""
         self.urls = [url.rstrip("/").removesuffix("/v1") for url in args.rollouts_from]
         self.folder = Path(args.adapter_dir or run.out / "adapters").resolve()
         self.down, self.waiting, self.lock = {}, dict.fromkeys(self.urls, 0), threading.Lock()
@@ -114,7 +112,7 @@ class Engine:
         # their sums, not themselves: this is asked before each turn of an episode
         sums = torch.stack([w.detach().sum(dtype=torch.float64) for w in weights]).cpu().numpy()
         digest = parallel.gather([hashlib.sha256(sums).hexdigest()[:12]])[0]
-        if digest == self.digest:
+        if self.name.endswith(digest):
             return
         name, old = f"step-{self.run.step}-{digest}", self.name
         if not parallel.rank():
@@ -128,12 +126,11 @@ class Engine:
             if old:
                 shutil.rmtree(self.folder / old, ignore_errors=True)
         self.down, self.name = parallel.gather([self.down])[0], name
-        self.digest = digest
 
     def exchange(self, url, name):
         """Load an adapter into a server, unload the last one. A server that refuses ends the run; one
         that is gone is left out (not at the start), and taken back when it confirms."""
-        path, was_down = str(self.folder / name), self.down.pop(url, None)
+        path = str(self.folder / name)
         try:
             body = {"lora_name": name, "lora_path": path, "load_inplace": True}
             reply = self.session.post(f"{url}/v1/load_lora_adapter", json=body, timeout=TIMEOUT)
@@ -143,16 +140,16 @@ class Engine:
         except requests.RequestException as error:
             if not self.name:
                 raise UserError(f"--rollouts-from {url}: {brief(error, 300)}") from None
-            return self.leave_out(url, error, was_down)
+            return self.leave_out(url, error)
         if not reply.ok:
             needs = "--enable-lora, VLLM_ALLOW_RUNTIME_LORA_UPDATING=1 and to see --adapter-dir"
             words = f"did not load {path}: {reply.status_code} {brief(reply.text, 300)}"
             raise UserError(f"--rollouts-from {url}: {words}; it needs {needs}")
-        if was_down:
+        if self.down.pop(url, None):
             parallel.say(f"engine     {url} answers again")
 
-    def leave_out(self, url, error, was_down):
-        if not was_down:
+    def leave_out(self, url, error):
+        if url not in self.down:
             parallel.say(f"engine     {url} is left out: {brief(error, 200)}")
         self.down[url] = brief(error, 200)
 
@@ -180,7 +177,7 @@ class Engine:
                 return self.complete(url, body)
             except FAILURES as error:
                 with self.lock:
-                    self.leave_out(url, error, url in self.down)
+                    self.leave_out(url, error)
             finally:
                 with self.lock:
                     self.waiting[url] -= 1
@@ -194,27 +191,24 @@ class Engine:
         return read_answers(reply.json(), body, self.vocabulary)
 
     @torch.no_grad()
-    def check(self, policy, tokenizer, prompt, tokens=16):
-        """UserError unless our forward gives each server's answer to a prompt, greedy and drawn,
-        the log-probs that the server gives it; prints how our own sampler's greedy one agrees."""
-        given = policy, tokenizer, [prompt], 1, tokens
-        (own,) = sampling.sample(*given, temperature=0, alone=True).answer_ids
-        for url, temperature in itertools.product(self.urls, (0, self.run.args.temperature)):
-            body = self.request(prompt, end_ids(tokenizer), 1, tokens, temperature)
+    def check(self, policy, tokenizer, prompt):
+        """UserError unless our forward gives each server's answer to a prompt the log-probs that
+        the server gives it."""
+        temperature = self.run.args.temperature
+        body = self.request(prompt, end_ids(tokenizer), 1, 16, temperature)
+        for url in self.urls:
             try:
                 ((answer, server_logps),) = self.complete(url, body)
             except FAILURES as error:
                 raise UserError(f"--rollouts-from {url}: {brief(error, 300)}") from None
             rows = pad_rows([prompt], [answer], policy.model.device)
-            logps = policy(*rows, temperature or 1.0)[0][rows[2]].cpu()
+            logps = policy(*rows, temperature)[0][rows[2]].cpu()
             gap = (logps - torch.tensor(server_logps)).abs().mean().item()
             if not gap < (1e-3 if policy.dtype == torch.float32 else 0.1):
                 wrong = f"its log-probs differ from ours by {gap:.2g} a token; serve {self.source}"
                 hint = f"with --dtype {policy.dtype} and --logprobs-mode processed_logprobs"
                 raise UserError(f"--rollouts-from {url}: {wrong} {hint}")
-            if not temperature:
-                same = f"{len(os.path.commonprefix([own, answer]))} of {len(own)} greedy tokens"
-                print(f"engine     {url}: log-probs within {gap:.1e}, {same} as our own sampler's")
+            print(f"engine     {url}: log-probs within {gap:.1e} of ours")
 
 
 def request_seed(seed, number):
