@@ -36,8 +36,6 @@ from parts.judging import Judge, add_judge_arguments
 from parts.rubrics import (
     add_output_arguments,
     free_path,
-    print_sameness,
-    print_scores,
     read_responses,
     read_rubrics,
     response_text,
@@ -132,13 +130,9 @@ def main(argv=None):
         judge = Judge(args, out.parent, args.judge_budget)
     grades = grade_answers(rows, answers, judge)
     # (4) write every answer with its verdicts; mean, interval, cost
-    write_grades(out, items, grades)
-    (print_audit if audits else print_scores)(items, grades)
-    print_sameness(grades)
-    if judge:
-        print(judge.describe())
-    print(f"wrote {out}")
-    return 4 if any(grade.score is None for grade in grades) else 0
+    if audits:
+        print_audit(items, grades)
+    return write_grades(out, items, grades, judge)
 
 
 def print_audit(items, grades):

@@ -23,18 +23,12 @@ from collections import defaultdict
 
 from parts import files
 from parts.files import UserError
-from parts.grading import (
-    ALONE,
-    add_ruler_arguments,
-    order_difference,
-    ruler_groups,
-)
+from parts.grading import add_ruler_arguments, order_difference, ruler_groups
 from parts.judging import Judge, add_judge_arguments, conversation
 from parts.rubrics import (
+    ALONE,
     add_output_arguments,
     free_path,
-    print_sameness,
-    print_scores,
     read_responses,
     write_grades,
 )
@@ -67,18 +61,14 @@ def main(argv=None):
     items, grades = sum(groups.values(), []), sum(graded, [])
     if all(grade.error == ALONE for grade in grades):
         raise UserError(f"--responses {args.responses}: no prompt has two different answers")
-    # (4) write every answer with its score and reason; mean, interval, cost
-    write_grades(out, items, grades)
-    print_scores(items, grades)
-    print_sameness(grades)
     difference = order_difference(grades)
     if difference is not None:
         print(f"the two orders: scores differ by {difference:.3f} in the mean")
         if difference >= DISAGREE:
             print("warning: this judge scores the place as well as the answer (by chance: .333); "
                   "take another judge, or write criteria for judge.py")  # fmt: skip
-    print(judge.describe(), f"wrote {out}", sep="\n")
-    return 4 if any(g.score is None and g.error != ALONE for g in grades) else 0
+    # (4) write every answer with its score and reason; mean, interval, cost
+    return write_grades(out, items, grades, judge)
 
 
 if __name__ == "__main__":

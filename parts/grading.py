@@ -19,12 +19,11 @@ from checks import CHECKS
 from parts.files import brief, existing_file
 from parts.judging import Call, Reply
 from parts.messages import visible
-from parts.rubrics import Grade, rubric_score
+from parts.rubrics import ALONE, Grade, rubric_score
 from parts.texts import plain
 
 REFERENCE = "A reference that the author of the answer did not see; other wordings may be as good:"
 VERDICTS = {"yes": True, "true": True, "1": True, "no": False, "false": False, "0": False}
-ALONE = "one answer, or equal ones: nothing to compare"
 
 
 # ---- the form of a reply ----

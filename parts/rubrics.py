@@ -66,18 +66,13 @@ class Grade:
     pass_scores: list = None  # RULER's, of each pass
 
 
-def not_read(unread):
-    """ "; not read: tags 2, level 1" for {key: rows}, or ""."""
-    return f"; not read: {files.counts_in_words(unread)}" if unread else ""
-
-
 # ---- rubrics ----
 
 
 def read_rubrics(path, allow_code=False, flag="--data"):
     """The `Row`s of a rubric file; UserError names the file, the row or line, and the key. Prints
     how much it holds, and the keys that nobody reads."""
-    rows, kinds, unread = {}, Counter(), Counter()
+    rows, counts = {}, Counter()
     for split, place, raw in json_rows(path, flag):
         try:
             row = read_row(raw, f"row-{len(rows) + 1}", allow_code)
@@ -90,12 +85,11 @@ def read_rubrics(path, allow_code=False, flag="--data"):
         except ValueError as error:
             raise UserError(f"{flag} {path}, {place}: {error}") from None
         rows[row.task_id] = row
-        kinds.update(criterion.kind for criterion in row.criteria)
-        unread.update(set(raw) - set(ROW_KEYS))
+        counts.update(f"{criterion.kind} criteria" for criterion in row.criteria)
+        counts.update(f"key {key!r}, not read" for key in raw if key not in ROW_KEYS)
     if not rows:
         raise UserError(f"{flag} {path}: no row")
-    print(f"{path}: {len(rows)} rows; {kinds['judge']} criteria judged, {kinds['check']} checked"
-          f"{not_read(unread)}")  # fmt: skip
+    print(f"{path}: {files.counts_in_words({'rows': len(rows)} | counts)}")
     return [*rows.values()]
 
 
@@ -185,7 +179,7 @@ def read_responses(path, rows=None, flag="--responses"):
     model  who answered, where the file says so, as samples.jsonl of evaluate.py does
     Prints the keys that nobody reads. A run's rollouts.jsonl calls the response "answer".
     """
-    rows_of, items, unread = defaultdict(list), [], Counter()
+    rows_of, items, counts = defaultdict(list), [], Counter()
     for row in rows or ():
         rows_of[row.task_id].append(row)
         rows_of[conversation_key(row.raw)].append(row)
@@ -204,10 +198,10 @@ def read_responses(path, rows=None, flag="--responses"):
             items.append((found[0], answer, raw.get("model")))
         except ValueError as error:
             raise UserError(f"{flag} {path}:{number}: {error}") from None
-        unread.update(set(raw) - set(ANSWER_KEYS))
+        counts.update(f"key {key!r}, not read" for key in raw if key not in ANSWER_KEYS)
     if not items:
         raise UserError(f"{flag} {path}: the file is empty; expected one answer per line")
-    print(f"{path}: {len(items)} answers{not_read(unread)}")
+    print(f"{path}: {files.counts_in_words({'answers': len(items)} | counts)}")
     return items
 
 
@@ -228,6 +222,8 @@ def response_text(value):
 
 
 # ---- grades: the file that judge.py and ruler.py write, and what they print of it ----
+
+ALONE = "one answer, or equal ones: nothing to compare"  # why RULER has no score
 
 
 def add_output_arguments(parser):
@@ -264,15 +260,22 @@ def rubric_score(weights, passed):
     return max(0.0, earned / total) if total else None
 
 
-def write_grades(out, items, grades):
-    """One row per (row, answer, model), with all that is known about its grade; only you can read
-    the file."""
+def write_grades(out, items, grades, judge=None):
+    """The end of a command that grades: one row per (row, answer, model) with all that is known
+    about its grade, in a file that only you can read; on the screen the mean, what is missing, and
+    the judge's cost. Returns the exit status, 4 if a grader failed."""
     rows = [
         dict(task_id=row.task_id, prompt=row.prompt, model=model, answer=answer, human=row.human)
         | asdict(grade)
         for (row, answer, model), grade in zip(items, grades, strict=True)
     ]
     files.write_jsonl(out, rows, mode=PRIVATE)
+    print_scores(items, grades)
+    print_sameness(grades)
+    if judge:
+        print(judge.describe())
+    print(f"wrote {out}")
+    return 4 if any(grade.score is None and grade.error != ALONE for grade in grades) else 0
 
 
 def print_scores(items, grades):
