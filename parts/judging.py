@@ -110,11 +110,11 @@ class Judge:
         if not re.fullmatch("[!-~]*", key):
             raise UserError("OPENAI_API_KEY: has a blank, a line end or a character beyond ASCII")
         self.url = url + "/chat/completions"
-        self.settings = {"model": args.judge_model}
-        if args.judge_temperature is not None:
-            self.settings["temperature"] = args.judge_temperature
-        if args.judge_max_tokens:
-            self.settings["max_completion_tokens"] = args.judge_max_tokens
+        settings = dict(
+            model=args.judge_model, temperature=args.judge_temperature,
+            max_completion_tokens=args.judge_max_tokens,
+        )  # fmt: skip
+        self.settings = {key: value for key, value in settings.items() if value is not None}
         self.timeout, self.workers = args.judge_timeout, args.judge_concurrency
         self.price, self.budget = args.judge_price, budget
         self.counts, self.lock = Counter(), threading.Lock()
@@ -220,7 +220,7 @@ class Judge:
             text = choice["message"]["content"].strip()
             text = text.encode("utf-8", "replace").decode()  # no half characters
             read, written = (int(usage.get(f"{x}_tokens") or 0) for x in ("prompt", "completion"))
-        except (ValueError, LookupError, TypeError, AttributeError, OverflowError, RecursionError):
+        except Exception:  # whatever is odd in it
             raise ValueError(f"no chat completion: {words}") from None
         prompt = "\n".join(message["content"] for message in messages)
         least, guess = least_tokens(prompt), len(prompt) // 4  # where the server does not count
