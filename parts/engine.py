@@ -20,12 +20,11 @@ from pathlib import Path
 import numpy as np
 import requests
 import torch
-from requests.adapters import HTTPAdapter
-from urllib3.util import Retry
 
 from common import end_ids, pad_rows
 from parts import parallel, sampling
 from parts.files import UserError, brief, number
+from parts.judging import retrying
 from parts.parallel import save_adapter
 
 TIMEOUT = 10, 1800  # seconds to connect, and to wait for a reply
@@ -69,10 +68,9 @@ class Engine:
         self.urls = [url.rstrip("/").removesuffix("/v1") for url in args.rollouts_from]
         self.folder = Path(args.adapter_dir or run.out / "adapters").resolve()
         self.down, self.waiting, self.lock = {}, dict.fromkeys(self.urls, 0), threading.Lock()
-        again = dict(allowed_methods=None, status_forcelist=(429, 502, 503), raise_on_status=False)
-        retry, self.session = Retry(3, backoff_factor=0.5, **again), requests.Session()
-        for scheme in ("http://", "https://"):
-            self.session.mount(scheme, HTTPAdapter(pool_maxsize=IN_FLIGHT, max_retries=retry))
+        self.session = requests.Session()
+        for url in self.urls:
+            self.session.mount(url, retrying(3, IN_FLIGHT))
 
     def __call__(
         self, policy, tokenizer, prompt_ids, n=1, max_new_tokens=128, temperature=1.0, seed=0,

@@ -73,6 +73,16 @@ def add_judge_arguments(parser):
 # ---- calls and replies ----
 
 
+def retrying(retries, connections):
+    """What `requests` sends through: it keeps so many connections to a server, and sends again what
+    failed on the way or with an HTTP status that may pass, after the wait that the server asks for."""
+    retry = Retry(
+        retries, status_forcelist=RETRIED, allowed_methods=None, raise_on_status=False,
+        backoff_factor=0.5, backoff_jitter=0.5, backoff_max=60, retry_after_max=60,
+    )  # fmt: skip
+    return HTTPAdapter(pool_maxsize=connections, max_retries=retry)
+
+
 @dataclass
 class Call:
     """One question. read(reply) → its value; a ValueError says why the reply cannot be used."""
@@ -115,8 +125,7 @@ class Judge:
             max_completion_tokens=args.judge_max_tokens,
         )  # fmt: skip
         self.settings = {key: value for key, value in settings.items() if value is not None}
-        self.timeout, self.workers = args.judge_timeout, args.judge_concurrency
-        self.price, self.budget = args.judge_price, budget
+        self.args, self.budget = args, budget
         self.counts, self.lock = Counter(), threading.Lock()
         self.enforces = True  # has the server not yet refused a schema?
         self.cache = Path(folder) / "judge_cache.jsonl"
@@ -130,12 +139,7 @@ class Judge:
         self.session = requests.Session()
         self.session.auth = authorize
         self.session.trust_env = urlsplit(url).hostname not in LOCAL  # no proxy to this machine
-        retry = Retry(
-            args.judge_max_retries, status_forcelist=RETRIED, allowed_methods=None,
-            raise_on_status=False, backoff_factor=0.5, backoff_jitter=0.5, backoff_max=60,
-            retry_after_max=60,
-        )  # fmt: skip
-        self.session.mount(url, HTTPAdapter(pool_maxsize=self.workers, max_retries=retry))
+        self.session.mount(url, retrying(args.judge_max_retries, args.judge_concurrency))
 
     def ask(self, calls):
         """A Reply for each call, in order; equal calls are asked once, known ones not at all.
@@ -144,7 +148,7 @@ class Judge:
         """
         keys = [self.key(call) for call in calls]
         once = dict(zip(keys, calls))
-        with ThreadPoolExecutor(self.workers) as pool:
+        with ThreadPoolExecutor(self.args.judge_concurrency) as pool:
             answered = pool.map(self.answer, once, once.values())
             bar = tqdm(answered, "judge", len(once), leave=False, delay=2, disable=None)
             replies = dict(zip(once, bar))
@@ -199,7 +203,7 @@ class Judge:
             form = {"name": "reply", "strict": True, "schema": schema}
             body["response_format"] = {"type": "json_schema", "json_schema": form}
         response = self.session.post(
-            self.url, json=body, timeout=self.timeout, allow_redirects=False
+            self.url, json=body, timeout=self.args.judge_timeout, allow_redirects=False
         )
         status, words = response.status_code, brief(response.text or response.reason, 200)
         if "response_format" in body and status in (400, 422) and SCHEMA.search(response.text):
@@ -238,9 +242,9 @@ class Judge:
 
     def usd(self, counts):
         """What calls have cost; None without --judge-price."""
-        if self.price is None:
+        if self.args.judge_price is None:
             return None
-        price_in, price_out = self.price
+        price_in, price_out = self.args.judge_price
         return (counts["tokens_in"] * price_in + counts["tokens_out"] * price_out) / 1e6
 
     def metrics(self, since):
@@ -253,7 +257,7 @@ class Judge:
     def describe(self):
         """One line: calls, tokens, cost."""
         c = self.counts
-        cost = f", {self.usd(c):.4f} USD" if self.price else ""
+        cost = f", {self.usd(c):.4f} USD" if self.args.judge_price else ""
         return (f"judge: {c['calls']} calls, {c['tokens_in']} tokens in, {c['tokens_out']} out"
                 f"{cost}; {c['cached']} from the cache, {c['failed']} failed")  # fmt: skip
 

@@ -68,11 +68,11 @@ class Grade:
 # ---- rubrics ----
 
 
-def read_rubrics(path, allow_code=False, flag="--data"):
+def read_rubrics(path, allow_code=False):
     """The `Row`s of a rubric file; UserError names the file, the row or line, and the key. Prints
     how much it holds, and the keys that nobody reads."""
     rows, counts = {}, Counter()
-    for split, place, raw in json_rows(path, flag):
+    for split, place, raw in json_rows(path):
         try:
             row = read_row(raw, f"row-{len(rows) + 1}", allow_code)
             row.place, row.split = place, SPLIT_OF.get(split or str(raw.get("split") or ""))
@@ -82,28 +82,28 @@ def read_rubrics(path, allow_code=False, flag="--data"):
             if row.task_id in rows:
                 raise ValueError(f'"task_id": {rows[row.task_id].place} has {row.task_id!r}, too')
         except ValueError as error:
-            raise UserError(f"{flag} {path}, {place}: {error}") from None
+            raise UserError(f"--data {path}, {place}: {error}") from None
         rows[row.task_id] = row
         counts.update(f"{criterion.kind} criteria" for criterion in row.criteria)
         counts.update(f"key {key!r}, not read" for key in raw if key not in ROW_KEYS)
     if not rows:
-        raise UserError(f"{flag} {path}: no row")
+        raise UserError(f"--data {path}: no row")
     print(f"{path}: {files.counts_in_words({'rows': len(rows)} | counts)}")
     return [*rows.values()]
 
 
-def json_rows(path, flag):
+def json_rows(path):
     """[(split or "", place, row)] of a file."""
     if Path(path).suffix == ".jsonl":
-        lines = files.read_jsonl(path, numbered=True, flag=flag)
+        lines = files.read_jsonl(path, numbered=True, flag="--data")
         return [("", f"line {number}", row) for number, row in lines]
     try:
         data = json.loads(Path(path).read_text(encoding="utf-8-sig"), parse_constant=int)
     except (ValueError, RecursionError) as error:  # int("NaN") is a ValueError
-        raise UserError(f"{flag} {path}: no JSON: {error} (JSONL? Name it .jsonl)") from None
+        raise UserError(f"--data {path}: no JSON: {error} (JSONL? Name it .jsonl)") from None
     parts = data if isinstance(data, dict) else {"": data}
     if not all(isinstance(part, list) for part in parts.values()):
-        raise UserError(f"{flag} {path}: expected a list of rows, or one under each of {SPLITS}")
+        raise UserError(f"--data {path}: expected a list of rows, or one under each of {SPLITS}")
     return [
         (split, f"{split} row {number}".strip(), row)
         for split, part in parts.items()
@@ -168,7 +168,7 @@ def read_criterion(value, allow_code=False):
 # ---- answers ----
 
 
-def read_responses(path, rows=None, flag="--responses"):
+def read_responses(path, rows=None):
     """[(row, answer, model)] in file order, each with its row by "task_id", else by "prompt";
     without rows each distinct prompt is one of its own.
 
@@ -179,7 +179,7 @@ def read_responses(path, rows=None, flag="--responses"):
     for row in rows or ():
         rows_of[row.task_id].append(row)
         rows_of[conversation_key(row.raw)].append(row)
-    for number, raw in files.read_jsonl(path, numbered=True, flag=flag):
+    for number, raw in files.read_jsonl(path, numbered=True, flag="--responses"):
         try:
             answer = response_text(raw.get("response", raw.get("answer")))
             named = rows and raw.get("task_id") is not None
@@ -193,10 +193,10 @@ def read_responses(path, rows=None, flag="--responses"):
                 raise ValueError('"reference" differs from that of the same prompt above')
             items.append((found[0], answer, raw.get("model")))
         except ValueError as error:
-            raise UserError(f"{flag} {path}:{number}: {error}") from None
+            raise UserError(f"--responses {path}:{number}: {error}") from None
         counts.update(f"key {key!r}, not read" for key in raw if key not in ANSWER_KEYS)
     if not items:
-        raise UserError(f"{flag} {path}: the file is empty; expected one answer per line")
+        raise UserError(f"--responses {path}: the file is empty; expected one answer per line")
     print(f"{path}: {files.counts_in_words({'answers': len(items)} | counts)}")
     return items
 

@@ -138,7 +138,9 @@ def test_the_other_server_takes_over(fault, servers, base, policy, tmp_path, cap
     with monkeypatch.context() as patch:
         if fault == "too slow":
             patch.setattr(engine, "TIMEOUT", (5, 6))
-            sample.session.mount("http://", requests.adapters.HTTPAdapter())  # without its retries
+            sample.session.mount(
+                servers[0].url, requests.adapters.HTTPAdapter()
+            )  # without its retries
         if fault == "gone":
             servers[0].stop()
             learn(policy)
