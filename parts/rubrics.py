@@ -274,31 +274,14 @@ def write_grades(out, items, grades, judge=None):
 
 
 def print_scores(items, grades):
-    """The mean score, why scores are missing, and each model's mean over the prompts for which all
-    models have a score."""
-    scores = defaultdict(list)  # model: (prompt, score or None)
-    for (row, _, model), grade in zip(items, grades):
-        scores[str(model)].append((row.task_id, grade.score))
+    """The mean score, with its interval over prompts, and why scores are missing."""
     lost = Counter(grade.error for grade in grades if grade.score is None)
-    print(f"score: {mean_score(sum(scores.values(), []))}; without a score: {lost.total()}")
+    known = [(row.task_id, grade.score) for (row, *_), grade in zip(items, grades)]
+    known = [(task, score) for task, score in known if score is not None]
+    mean = with_interval(*mean_interval([x for _, x in known], [task for task, _ in known]))
+    print(f"score: {mean} (n = {len(known)}); without a score: {lost.total()}")
     for error, n in lost.most_common(3):
         print(f"  {n} × {error}")
-    if len(scores) == 1:
-        return
-    scored = [{task for task, x in rows if x is not None} for rows in scores.values()]
-    common = set.intersection(*scored)
-    print(f"over the {len(common)} prompts for which all {len(scores)} models have a score:")
-    for model, rows in sorted(scores.items()):
-        shared = [(task, x) for task, x in rows if task in common]
-        missing = sum(x is None for _, x in rows)
-        print(f"  {model}: {mean_score(shared)}; without a score: {missing} of all {len(rows)}")
-
-
-def mean_score(scores):
-    """The mean of (prompt, score or None) as text, with its interval over prompts."""
-    rated = [(task, x) for task, x in scores if x is not None]
-    interval = mean_interval([x for _, x in rated], [task for task, _ in rated])
-    return f"{with_interval(*interval)} (n = {len(rated)})"
 
 
 def print_sameness(grades):

@@ -11,6 +11,7 @@ import threading
 from pathlib import Path
 from statistics import fmean
 
+import pandas as pd
 import pytest
 
 import judge
@@ -209,15 +210,15 @@ def test_grade_a_file(asks, capsys):
 
 
 def test_means_of_models_are_over_the_prompts_that_both_have(asks, capsys):
-    """a has a score for p0 and p1, b for p0 and p2: only p0 compares them."""
+    """By the line of docs/judge.md. a has a score for p0 and p1, b for p0 and p2: only p0 compares
+    them."""
     given(**FILES["models"])
     good = yes_to("a0", "b2")
     _, run = asks(lambda r: fault(400) if "\nb1\n" in asked(r) else good(r))
-    assert run("grade") == 4
-    out = capsys.readouterr().out
-    assert "over the 1 prompts" in out and "1 × HTTP 400" in out
-    assert "  a: 1.000 (n = 1); without a score: 0 of all 2\n" in out
-    assert "  b: 0.000 (n = 1); without a score: 1 of all 3\n" in out
+    assert run("grade") == 4 and "1 × HTTP 400" in capsys.readouterr().out
+    grades = pd.read_json("out/g.jsonl", lines=True)
+    means = grades.pivot_table("score", "task_id", "model").dropna().mean()
+    assert dict(means) == {"a": 1.0, "b": 0.0}
 
 
 @cases("""
