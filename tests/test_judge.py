@@ -199,7 +199,8 @@ def test_grade_a_file(asks, capsys):
     assert run("grade") == 4
     columns, errors = columns_of("score", "error")
     assert columns == [1.0, 0.0, None] and "HTTP 503" in errors[2]
-    assert "without a score: 1" in capsys.readouterr().out
+    out = capsys.readouterr().out
+    assert "score: 0.500 [" in out and "(n = 2); without a score: 1" in out
     assert "--overwrite" in error_of(run, "grade")
     server.answer = ratings
     for _ in range(2):
