@@ -17,7 +17,7 @@ from pathlib import Path
 
 from parts import files
 from parts.files import UserError, number
-from parts.messages import as_chat, check_answer, check_prompt
+from parts.messages import as_chat, check_answer, check_prompt, prompt_key
 from parts.texts import plain_text
 
 try:
@@ -111,13 +111,13 @@ def add_draw_arguments(parser):
     add = parser.add_argument
     # fmt: off
     add("--prompts", default="data/prompts.jsonl", help="JSONL of prompts")
-    add("--split", default="all", help='use only prompts with this "split", where rows have one; all: every prompt')
-    add("--n", type=number(int, at_least=0), default=0, help="prompts, drawn by --seed as by evaluate.py, 20 to 1000; 0: all")
+    add("--split", help='use only prompts with this "split"')
+    add("--limit", type=number(int, at_least=1), help="use at most this many prompts, 20 to 1000, chosen by a hash of their text")
     add("--model", default="data/tiny-base", help="model folder or hub id")
     add("--model-b", help="second model, for a blind comparison: one answer from each (default: two answers of --model)")
     add("--max-new-tokens", type=number(int, at_least=1), default=96, help="longest answer in tokens, 64 to 512")
     add("--temperature", type=number(above=0), default=1.0, help="sampling temperature, 0.7 to 1")
-    add("--seed", type=number(int, at_least=0), default=0, help="of prompts and answers")
+    add("--seed", type=number(int, at_least=0), default=0, help="seed of the sampling")
     add("--device", default="auto", help="auto, cpu, cuda, cuda:1, mps")
     add("--chat", action="store_true", help="make each prompt of text a user's message, for models with a chat template")
     # fmt: on
@@ -126,25 +126,29 @@ def add_draw_arguments(parser):
 def draw(args):
     """write items.jsonl: two answers to each prompt, from one model or from two"""
     from common import load_tokenizer
-    from parts.contest import load_prompts  # needs torch, as the page does not
+    from parts.answers import read_prompts, some_prompts  # needs torch, as the page does not
 
     out, model_b, items = Path(args.out), args.model_b or args.model, []
     if (out / "items.jsonl").exists():
         raise UserError(f"--out {out}: already holds items.jsonl; choose another --out")
-    rows = load_prompts(args)
-    if len({type(row["prompt"]) for row in rows}) > 1:
-        raise UserError(f"--prompts {args.prompts}: expected all texts, or all messages (--chat)")
+    rows = read_prompts(args.prompts, "--prompts", args.chat)
+    rows = [row for row in rows if args.split in (None, row.get("split"))]
+    rows = [*{prompt_key(row): row for row in rows}.values()]  # each prompt once
+    if len({type(row["prompt"]) for row in rows}) != 1:
+        expected = f"expected prompts of --split {args.split}, all texts or all messages"
+        raise UserError(f"--prompts {args.prompts}: {expected}")
+    rows = some_prompts(rows, args.limit) if args.limit else rows
     load_tokenizer(model_b, "--model-b")  # a wrong name is told before --model has answered
     out.mkdir(mode=0o700, parents=True, exist_ok=True)
     answers_a = sample("--model", args.model, rows, args, seed=2 * args.seed)
     answers_b = sample("--model-b", model_b, rows, args, seed=2 * args.seed + 1)
     for row, a, b in zip(rows, answers_a, answers_b, strict=True):
         if a != b:
-            item = dict(id=f"item-{len(items)}", a=a, b=b, a_model=args.model, b_model=model_b)
-            item |= {key: row.get(key) for key in ("task", "prompt", "candidates")}
+            item = {key: row.get(key) for key in ("task", "prompt", "candidates")}
+            item |= {"a": a, "b": b, "a_model": args.model, "b_model": model_b}
             if not isinstance(row["prompt"], str):
                 as_chat(item, "a", "b")
-            items.append(item)
+            items.append({"id": f"item-{len(items)}"} | item)
     print(f"{len(rows)} prompts; left out: {len(rows) - len(items)} with equal answers")
     if not items:
         raise UserError(f"--temperature {args.temperature:g}: all answers are equal; raise it")
@@ -220,20 +224,29 @@ def read_log(path, items):
 
 
 def standing(events):
-    """The votes and skips that no undo took back, in order; an undo itself cannot be undone.
+    """The votes and skips that no undo took back, in order; an undo can be undone.
 
     >>> log = [{"event": "vote", "event_id": "v", "undoes": None}]
-    >>> standing(log) == log, standing([*log, {"event": "undo", "event_id": "u", "undoes": "v"}])
-    (True, [])
+    >>> log += [{"event": "undo", "event_id": "u", "undoes": "v"}]
+    >>> again = {"event": "undo", "event_id": "w", "undoes": "u"}
+    >>> standing(log), standing([*log, again]) == log[:1]
+    ([], True)
     """
-    undone = {event["undoes"] for event in events}
-    return [e for e in events if e["event"] != "undo" and e["event_id"] not in undone]
+    undone, kept = set(), []
+    for event in reversed(events):
+        if event["event_id"] in undone:
+            continue
+        if event["event"] == "undo":
+            undone.add(event["undoes"])
+        else:
+            kept.append(event)
+    return kept[::-1]
 
 
 def replay(events):
     """The votes that stand: the latest of each annotator on each item.
 
-    >>> a = dict(event="vote", event_id="1", item_id="x", annotator="ann", undoes=None)
+    >>> a = {"event": "vote", "event_id": "1", "item_id": "x", "annotator": "ann"}
     >>> undo = a | {"event": "undo", "event_id": "2", "undoes": "1"}
     >>> [vote["event_id"] for vote in replay([a, undo, a | {"event_id": "3"}])]
     ['3']

@@ -438,7 +438,7 @@ def test_draw(tmp_path, llama_folder, capsys, monkeypatch):
     drawn = [{str(row[key]) for row in rows} for rows in (zero, one) for key in "ab"]
     assert not any(x & y for x, y in itertools.combinations(drawn, 2)), "seeds share no draws"
     refused = """--prompts mixed.jsonl --split all, --model-b no/such, --max-new-tokens 300,
-        --temperature 1e-6, --split none, --n -1"""
+        --temperature 1e-6, --split none, --limit 0"""
     for line in map(str.split, refused.split(",")):
         assert line[0] in error_of(draw, "y", *line)
     assert "items.jsonl" in error_of(draw, "one")
