@@ -11,7 +11,7 @@ Algorithm    (1) read rubrics and answers; refuse what cannot be graded
              The question and the score stand in parts/grading.py, the server in parts/judging.py
 Conventions  a failure of the model (an empty answer) is 0, a failure of a grader is None, never 0;
              only the text after the last </think> is graded; a verdict says whether a criterion is
-             true of the answer: of a fault, whose weight is below 0, yes is to its discredit;
+             true of the answer, `credit` whether that is to its credit (of a fault: no is);
              judge_cache.jsonl beside --out is keyed by server, model, settings and question: the
              same answers again send nothing
 Left out     1. several questions for one long rubric   2. custom prompts for the rubric judge
@@ -136,16 +136,13 @@ def main(argv=None):
 
 
 def print_audit(items, grades):
-    """The agreement with people, of the judge and of the checks, and what has no verdict. Credit is
-    a yes to what is wanted, and a no to a fault."""
+    """The agreement with people, of the judge and of the checks, and what has no verdict."""
     rated = defaultdict(list)  # kind: (credit, people's credit, task)
     for (row, *_), grade in zip(items, grades):
-        for c in grade.criteria:
-            if c["id"] in row.human:
-                is_wanted, verdict = c["weight"] > 0, c["verdict"]
-                credit = None if verdict is None else verdict == is_wanted
-                people = row.human[c["id"]] == is_wanted
-                rated[c["kind"]].append((credit, people, row.task_id))
+        for c, logged in zip(row.criteria, grade.criteria):
+            if c.id in row.human:
+                people = row.human[c.id] != c.negate
+                rated[c.kind].append((logged["credit"], people, row.task_id))
     for kind, ratings in rated.items():
         known = [rating for rating in ratings if rating[0] is not None]
         print(f"{kind}: {len(known)} ratings; without a verdict: {len(ratings) - len(known)}")

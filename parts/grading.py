@@ -199,20 +199,21 @@ def grade_answers(rows, answers, judge=None, checks_only=False):
             if c.kind == "judge" and checks_only:
                 continue
             verdict, reason = None, None
-            if empty:  # a failure of the model: nothing is true of it
-                verdict = False
-            elif c.kind == "check":
+            if c.kind == "check" and not empty:
                 try:
                     verdict = bool(CHECKS[c.check](texts[n], **c.arguments))
                 except Exception as problem:  # it costs this answer its score, not the run
                     grade.error = f"{c.check}: {brief(problem, 200)}"
             elif reply.value:
                 verdict, reason = reply.value[c.id]
-            said = dict(id=c.id, kind=c.kind, verdict=verdict, weight=c.weight, reason=reason)
-            grade.criteria.append(said)
+            credit = None if verdict is None else verdict != c.negate
+            if empty:  # a failure of the model: it earns nothing
+                verdict = credit = False
+            logged = dict(id=c.id, kind=c.kind, verdict=verdict, credit=credit, weight=c.weight)
+            grade.criteria.append(logged | {"reason": reason})
         if not grade.error:
             weights = [c["weight"] for c in grade.criteria]
-            grade.score = rubric_score(weights, [c["verdict"] for c in grade.criteria])
+            grade.score = rubric_score(weights, [c["credit"] for c in grade.criteria])
         grades.append(grade)
     return grades
 

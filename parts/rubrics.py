@@ -1,7 +1,7 @@
 """parts/rubrics.py: files of rubrics, of answers to them, and of their grades; no torch.
 
 {"task_id": "fit-7", "prompt": "Does this candidate fit? …", "reference": "SQL is missing.",
- "rubrics": ["Names a gap.", {"criterion": "Is rude.", "weight": -2},
+ "rubrics": ["Names a gap.", {"criterion": "Is rude.", "negate": true, "weight": 2},
              {"check": "text:max_chars", "max_chars": 400}]}
 
 A file named .jsonl has a row a line; any other is a JSON list, or lists under "train", "validation"
@@ -36,6 +36,7 @@ class Criterion:
     check: str = ""
     arguments: dict = field(default_factory=dict)
     weight: float = 1.0  # below 0: taken off for a fault that is found
+    negate: bool = False  # it names a fault: to meet it is to fail
     id: int = 0  # 1 … K in its row
 
 
@@ -58,7 +59,7 @@ class Grade:
     """What is known about an answer. score None: it could not be graded, and error says why."""
 
     score: float = None
-    # {"id", "kind", "verdict": true of the answer?, "weight", "reason"}
+    # {"id", "kind", "verdict": true of the answer?, "credit": is that good?, "weight", "reason"}
     criteria: list = field(default_factory=list)
     error: str = None
     reason: str = None  # RULER's
@@ -155,14 +156,17 @@ def read_criterion(value, allow_code=False):
     """
     arguments = {**value} if isinstance(value, dict) else {"criterion": value}
     text, check = arguments.pop("criterion", ""), arguments.pop("check", "")
-    weight = arguments.pop("weight", 1)
-    if type(weight) not in (int, float) or not abs(weight) < 1e9:
-        raise ValueError(f'{value}: "weight" is a number, of a fault below 0')
+    weight, negate = arguments.pop("weight", 1), arguments.pop("negate", False)
+    if type(weight) not in (int, float) or not abs(weight) < 1e9 or type(negate) is not bool:
+        raise ValueError(
+            f'{value}: "weight" is a number (a fault: below 0), "negate" true or false'
+        )
     if check and not text:
         arguments = check_arguments(check, arguments, allow_code)
     elif check or arguments or not isinstance(text, str) or not text.strip():
-        raise ValueError(f'{value!r}: expected a "criterion" or a "check", and "weight"')
-    return Criterion("check" if check else "judge", text.strip(), check, arguments, weight)
+        raise ValueError(f'{value!r}: expected a "criterion" or a "check", weight, negate')
+    kind, negate = "check" if check else "judge", negate or weight < 0
+    return Criterion(kind, text.strip(), check, arguments, weight, negate)
 
 
 # ---- answers ----
@@ -237,22 +241,23 @@ def free_path(args):
     return out
 
 
-def rubric_score(weights, verdicts):
-    """Σ weight of what is true of the answer / Σ weight above 0, of what was rated; at least 0.
+def rubric_score(weights, passed):
+    """Σ weight of the met / Σ weight of those rated.
 
-    weights   (K,), of a fault below 0
-    verdicts  (K,) True, False or None (not rated)
-    returns   None if there is nothing to divide by
+    weights  (K,), of a fault below 0: taken off where it is found; the score is at least 0
+    passed   (K,) True, False or None (no verdict); a fault that was found has not passed
+    returns  None if there is nothing to divide by
     By hand: weights 2, 1, 1 with yes, no, nothing: 2/3 of the rated weight. Points 4 and −1, met
     and found: (4 − 1)/4.
     >>> round(rubric_score([2, 1, 1], [True, False, None]), 4), rubric_score([1, 1], [None, None])
     (0.6667, None)
-    >>> rubric_score([4, -1], [True, True]), rubric_score([4, -8], [True, True])
+    >>> rubric_score([4, -1], [True, False]), rubric_score([4, -8], [True, False])
     (0.75, 0.0)
     """
-    rated = [(weight, met) for weight, met in zip(weights, verdicts) if met is not None]
+    rated = [(weight, met) for weight, met in zip(weights, passed) if met is not None]
     total = sum(weight for weight, _ in rated if weight > 0)
-    return max(0.0, sum(weight for weight, met in rated if met) / total) if total else None
+    earned = sum(weight for weight, met in rated if met == (weight > 0))
+    return max(0.0, earned / total) if total else None
 
 
 def write_grades(out, items, grades, judge=None):

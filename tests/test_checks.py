@@ -21,13 +21,13 @@ from parts.rubrics import Criterion, Row, read_criterion
 from parts.texts import recommendation, run_tests
 
 
-def graded(check, answer, /, **arguments):
-    row = Row("t", "p", [Criterion("check", "", check, arguments)], {})
+def graded(check, answer, negate=False, /, **arguments):
+    row = Row("t", "p", [Criterion("check", "", check, arguments, negate=negate)], {})
     return grade_answers([row], [answer])[0]
 
 
-def holds(check, answer, /, **arguments):
-    grade = graded(check, answer, **check_arguments(check, arguments, allow_code=True))
+def holds(check, answer, negate=False, /, **arguments):
+    grade = graded(check, answer, negate, **check_arguments(check, arguments, allow_code=True))
     assert grade.error is None
     return grade.score == 1
 
@@ -49,6 +49,7 @@ def test_ifeval(row):
 def test_what_passes_and_what_only_looks_so(check, arguments, right, wrong):
     for answer in right + wrong:
         assert holds(check, answer, **arguments) == (answer in right), answer
+        assert holds(check, answer, True, **arguments) == (answer in wrong), answer
 
 
 @each("math")

@@ -61,14 +61,15 @@ def test_no_text_can_close_its_block(text, where):
 
 
 def test_sentence_to_number_over_a_socket(serve):
-    """Weights 2, 1 and a check of 1, the judge says yes and no, a fault of 1 was found: (2 + 1 − 1)/4."""
-    two, lies = {"criterion": "Names it.", "weight": 2}, {"criterion": "Lies.", "weight": -1}
+    """Weights 2, 1 and a check of 1, the judge says yes and no, a fault (negate) was found: 3/5."""
+    two, lies = {"criterion": "Names it.", "weight": 2}, {"criterion": "Lies.", "negate": True}
     row = row_of(two, NO_COMMA, "Is polite.", lies, reference="Facts.")
     server, judge = serve(lambda request: ratings(request, {1: "Yes", 3: "No", 4: "Yes"}.get))
     (grade,) = grade_answers([row], ["<think>secret</think>Runs audits"], judge)
-    assert grade.score == 2 / 4
-    said = [(c["verdict"], c["reason"]) for c in grade.criteria]
-    assert said == [(True, "r1"), (True, None), (False, "r3"), (True, "r4")]
+    assert grade.score == 3 / 5
+    assert [(c["verdict"], c["credit"], c["reason"]) for c in grade.criteria] == [
+        (True, True, "r1"), (True, True, None), (False, False, "r3"), (True, False, "r4"),
+    ]  # fmt: skip
     (request,) = server.requests
     assert not re.search("secret|no_comma", str(request))
     assert "\nFacts.\n</reference-" in asked(request)
@@ -76,10 +77,10 @@ def test_sentence_to_number_over_a_socket(serve):
 
 @pytest.mark.parametrize("answer", ["", " \n", "<think>hm", "x</think>\n", "\u200b\u2060"])
 def test_an_empty_answer_is_zero_and_costs_no_call(answer):
-    row = row_of("Is polite.", {"criterion": "Lies.", "weight": -1}, NO_COMMA)
+    row = row_of("Is polite.", {"criterion": "Lies.", "negate": True}, NO_COMMA)
     (grade,) = grade_answers([row], [answer])  # without a judge
     assert grade.score == 0.0
-    assert [c["verdict"] for c in grade.criteria] == [False] * 3
+    assert [(c["verdict"], c["credit"]) for c in grade.criteria] == [(False, False)] * 3
 
 
 # ---- RULER ----
@@ -301,7 +302,7 @@ def test_people_who_did_not_rate(rated, asks):
 def test_audit_by_hand(asks, capsys):
     """The judge: c1 yes, c2 no. People: c1 yes, yes, no, no; c2 no, yes, no, no. Agree on 2 + 3 of 8;
     yes 4 and 3, so p_e = .5, κ = (.625 − .5)/.5 = .25; credit for 2 of people's 5 no, none for 1
-    of their 3 yes. A fifth answer: two without a verdict, and a check of a fault, whose no is credit."""
+    of their 3 yes. A fifth answer: two without a verdict, and a check, where `negate` is turned."""
     given(**FILES["rated"])
     says = {1: "Yes", 2: "No"}.get
     server, run = asks(lambda r: fault(503) if "\nA4\n" in asked(r) else ratings(r, says))

@@ -37,7 +37,7 @@ def test_the_forms_of_a_file(tmp_path, name, text, found):
 @each("good_rubrics", of="row")
 def test_a_row_has_texts_checks_and_ifeval_pairs(row, criteria, arguments, written, capsys):
     (read,) = read_rubrics(written([row]))
-    found = [[c.id, c.kind, c.text or c.check, c.weight] for c in read.criteria]
+    found = [[c.id, c.kind, c.text or c.check, c.weight, c.negate] for c in read.criteria]
     assert found == criteria and read.criteria[4].arguments == arguments
     assert (read.task_id, read.reference, read.raw, read.place) == ("7", "r", row, "line 1")
     told = capsys.readouterr().out
