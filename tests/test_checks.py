@@ -107,7 +107,7 @@ def test_code_needs_the_flag_and_maths_its_package(monkeypatch):
     with pytest.raises(ValueError, match="--allow-code-execution"):
         read_criterion({"check": "code:tests", "tests": "assert double(2) == 4"})
     monkeypatch.setitem(sys.modules, "math_verify", None)
-    with pytest.raises(ValueError, match="pip install math_verify"):
+    with pytest.raises(ValueError, match="pip install math-verify"):
         check_arguments("math:equal", {"answer": "12"})
 
 
