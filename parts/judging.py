@@ -224,7 +224,7 @@ class Judge:
             text = choice["message"]["content"].strip()
             text = text.encode("utf-8", "replace").decode()  # no half characters
             read, written = (int(usage.get(f"{x}_tokens") or 0) for x in ("prompt", "completion"))
-        except Exception:  # whatever is odd in it
+        except (ValueError, LookupError, TypeError, AttributeError, OverflowError, RecursionError):
             raise ValueError(f"no chat completion: {words}") from None
         prompt = "\n".join(message["content"] for message in messages)
         least, guess = least_tokens(prompt), len(prompt) // 4  # where the server does not count
