@@ -56,7 +56,7 @@ def agreement(verdicts, people, tasks):
 
     By hand: three of four agree; yes 2 and 1: p_e = ½·¼ + ½·¾ = ½, κ = (¾ − ½)/(1 − ½) = ½.
     >>> equal, kappa = agreement([True, True, False, False], [True, False, False, False], range(4))
-    >>> equal[0], kappa[0]
+    >>> round(equal[0], 3), round(kappa[0], 3)
     (0.75, 0.5)
     """
     equal = mean_interval([a == b for a, b in zip(verdicts, people)], tasks)

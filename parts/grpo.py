@@ -14,11 +14,11 @@ import torch
 
 from common import same_shape
 from parts import parallel, rollouts
-from parts.agreement import mean_interval
 from parts.answers import score_answers, scores_by
 from parts.files import UserError, load_function, number
 from parts.grading import ALONE, add_ruler_arguments, grade_answers, ruler_groups
 from parts.judging import Judge, add_judge_arguments, conversation
+from parts.pairs import share_interval
 from parts.parallel import adapter_off
 from parts.reward_models import reward_function
 from parts.rubrics import Grade
@@ -331,10 +331,13 @@ def mean_row(key, scores):
     scores are equal.
 
     >>> [round(x, 2) for x in mean_row("val/score", [1.0, 1.0, 1.0, 1.0, None]).values()]
-    [1.0, 0.27, 1.0]
+    [1.0, 0.51, 1.0]
     """
     rated = [x for x in scores if x is not None]
-    return dict(zip((key, f"{key}_low", f"{key}_high"), mean_interval(rated, range(len(rated)))))
+    if not rated:
+        return {key: None}
+    low, high = share_interval(rated, range(len(rated)))
+    return {key: sum(rated) / len(rated), f"{key}_low": low, f"{key}_high": high}
 
 
 def show_group(size, grades, total, advantages):

@@ -62,7 +62,7 @@ def regress(y, x=None, clusters=None, within=None):
         means = pd.DataFrame(np.c_[y, x]).groupby(np.asarray(within)).transform("mean").to_numpy()
         y, x = y - means[:, 0], x - means[:, 1:]
     inverse = np.linalg.inv(x.T @ x)
-    values = inverse @ x.T @ y  # (k,)
+    values = (inverse @ x.T @ y).tolist()  # k
     if n_clusters < 2:
         return [estimate(value, None, n, n_clusters) for value in values]
     influence = pd.DataFrame(x * (y - x @ values)[:, None] @ inverse)  # (n, k): of a row on values
