@@ -124,6 +124,8 @@ def read_people(args):
     named = [what, args.y_true, args.within, args.id, *args.group, args.sex, args.race, hispanic]
     table = tables.read_csv(path, named)
     if args.id:
+        if wrong := {*args.drop} - {*table[args.id]}:
+            raise UserError(f"--drop {min(wrong)}: {path} has no such {args.id}")
         table = table[~table[args.id].isin(args.drop)]
         if (empty := table[args.id] == "").any():
             raise UserError(f"{path}:{empty.idxmax()}: {args.id} is empty; name the person")

@@ -144,8 +144,8 @@ def decisions(rng, groups, people, rows, roles, rate, ratio=1.0):
 
 
 def test_people_whose_rows_are_very_unequal():
-    """Rows by Pareto's law: one person of 160 has up to a third of all. With t of as many people as
-    there are, a difference was found in 13 % of such tables."""
+    """Rows by Pareto's law: one person of 160 has a fifth of all, up to two fifths. With t of as many
+    people as there are, a difference was found in 13 % of such tables."""
     rng, found = rng_of(5), 0
     for _ in range(RUNS):
         person = np.repeat(range(160), 1 + np.minimum(300, rng.pareto(1, 160)).astype(int))
