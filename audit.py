@@ -124,6 +124,8 @@ def read_people(args):
     named = [what, args.y_true, args.within, args.id, *args.group, args.sex, args.race, hispanic]
     table = tables.read_csv(path, named)
     if args.id:
+        if wrong := {*args.drop} - {*table[args.id]}:
+            raise UserError(f"--drop {min(wrong)}: {path} has no such {args.id}")
         table = table[~table[args.id].isin(args.drop)]
         if (empty := table[args.id] == "").any():
             raise UserError(f"{path}:{empty.idxmax()}: {args.id} is empty; name the person")
@@ -157,7 +159,7 @@ def selected(people, args):
     of_role = goodness.groupby(people.role)
     # rounded upwards; .07 · 100 is 7.000000000000001
     places = np.ceil(args.select * of_role.transform("size") - 1e-9)
-    rule = f"top {100 * args.select:g} % by {args.score}, {args.better} is better"
+    rule = f"top {100 * args.select:g} % by {args.score} and who ties, {args.better} is better"
     rule += f", of each {args.within}" if args.within else ""
     return (of_role.rank(method="min", ascending=False) <= places).astype(int), rule
 
@@ -256,6 +258,12 @@ def main(argv=None):
     labels = group_labels(args, rows)
     kinds = {"Selected": people}
     if args.y_true:
+        known_of = 100 * people.outcome.notna().groupby(people.hit).mean()
+        page.limit(
+            f"Outcomes are known of {known_of.get(1, 0):.0f} % of the selected and of "
+            f"{known_of.get(0, 0):.0f} % of the others. Error rates count these people alone, and "
+            "mislead where the two shares differ."
+        )
         kinds["True positives"] = people[people.outcome == 1]
         kinds["False positives"] = people[people.outcome == 0]
     # (2) compare the groups
@@ -278,8 +286,8 @@ def main(argv=None):
     counted = f"of {people.person.nunique():,} people" if args.id else "each a person (no --id)"
     counted += f", compared within each {args.within}" * within
     page.answer(
-        *(sentence(row, "were selected", of, within) for of, row in tested[:3]),
-        f"{len(people):,} rows, {counted}; selected = {rule}.",
+        *(sentence(row, f"were selected ({rule})", of, within) for of, row in tested[:3]),
+        f"{len(people):,} rows, {counted}.",
         f"All comparisons: {files.counts_in_words(verdicts)}.",
         *[
             "Next: find the step, the criterion or the person where the rates part, and ask counsel before "

@@ -277,6 +277,9 @@ def main(argv=None):
     rates, effects, shares, risky, quotes = [], [], [], [], []
     for path in args.prefs:
         frame, counted = study_votes(path, args.group, args.decision_words)
+        if frame[args.group].isna().all(axis=None):
+            wrong = "no candidate who is “in” chosen or rejected has one"
+            raise UserError(f"--group {' '.join(args.group)}: {wrong}; {counted}")
         rates += compared(path, frame, args.group, args.reference)
         page.limit(counted)
     for path in args.answers:

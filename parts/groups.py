@@ -17,7 +17,8 @@ Needed       people who would find a ratio of 4/5 in 4 of 5 audits: E is Σ (l·
 People       with several rows are clusters: V is multiplied by the design effect, the variance
              clustered by person over that of rows, at least 1              [Rao & Scott 1992]; the
              deviations of an exact p are divided by its root. Quantiles are of t, with the people
-             of the smaller group less one
+             that a group's rows are worth, (Σ rows)²/Σ rows² over its people, less one; of the
+             group that is worth fewer                                              [Kish 1965]
 """
 
 import numpy as np
@@ -101,8 +102,8 @@ def contrast(frame, group, reference, n_tests):
     N, selected, everybody = n + m, k + l, pair.person.nunique()
     row = {"compared": int(N.sum()), "of": len(pair), "ratio": {"value": None}, "p": None}
     pair, reason = pair[pair.role.isin(shared.index)], None
-    people = [pair.person[pair.group == side].nunique() for side in (group, reference)]
-    if min(people) < FEWEST_PEOPLE:
+    rows_of = [pair.person[pair.group == side].value_counts() for side in (group, reference)]
+    if min(map(len, rows_of)) < FEWEST_PEOPLE:
         same = " in the same roles" * (row["compared"] < row["of"])
         reason = f"fewer than {FEWEST_PEOPLE} people{same}"
     elif pair.hit.nunique() < 2:
@@ -115,7 +116,8 @@ def contrast(frame, group, reference, n_tests):
         by_person, by_row = (
             regress(pair.hit, x, clusters, pair.role)[0]["se"] for clusters in (pair.person, None)
         )
-        root, freedom = max(1.0, by_person / by_row), min(people) - 1
+        worth = min(rows.sum() ** 2 / (rows**2).sum() for rows in rows_of)
+        root, freedom = max(1.0, by_person / by_row), worth - 1
     up, down = (k * m / N).sum(), (l * n / N).sum()
     row |= {"ratio": {"value": up / down if down else None}, "shortfall": down - up}
     q = np.minimum(1, selected / (FOUR_FIFTHS * n + m))

@@ -146,7 +146,9 @@ class Report:
         )
         text = environment.get_template(name).render(report=self, show=show, svg=svg)
         return re.sub(
-            "[\x00-\x09\x0b-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u2066-\u2069]", "?", text
+            "[\x00-\x09\x0b-\x1f\x7f-\x9f\u200b\u200e\u200f\u202a-\u202e\u2060-\u2069\ufeff]",
+            "?",
+            text,
         )
 
 

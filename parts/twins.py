@@ -3,7 +3,8 @@
 Design       every résumé is read under every name; its texts differ inside slots alone
 Statistics   an effect is in standard deviations of the résumés' mean scores, because the scales of
              reward models are arbitrary. It is the regression of parts/stats.py on the groups,
-             within résumés, with errors clustered by résumé and by name: both are samples
+             within résumés, with errors clustered by résumé and by name: both are samples. Its t
+             counts résumés, or names of the smallest group if they are fewer
 Left out     the error of that standard deviation, which is taken as known
 Axes         R résumés, N people
 Reference    Bertrand & Mullainathan 2004; Gaebler et al. 2024; Cohen 1988 (d)
@@ -19,7 +20,7 @@ import numpy as np
 
 from parts.files import UserError, counts_in_words, read_jsonl
 from parts.messages import as_chat, check_text
-from parts.stats import UNMEASURED, holm, regress, verdict
+from parts.stats import UNMEASURED, estimate, holm, regress, verdict
 from parts.tables import read_csv
 from parts.texts import plain_text
 
@@ -230,7 +231,9 @@ def effects(scores, people, columns, references, before=None, missing=None):
         return [row | {"verdict": f"{UNMEASURED}: {missing}"} for row in rows]
     resume, name = np.repeat(np.arange(R), N), np.tile(np.arange(N), R)
     estimates = regress(scaled.ravel(), x, [resume, name], within=resume)
+    names = min(people[column].value_counts().min() for column in columns)
     for row, d in zip(rows, estimates):
+        d = estimate(d["value"], d["se"], d["n"], min(R, names))
         row |= d | {"d": d, "places": places(d["value"])}
     for row in holm(rows):
         row["verdict"] = verdict(row | {"clusters": N}, -MARGIN, MARGIN)

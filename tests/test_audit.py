@@ -102,7 +102,8 @@ def test_all_who_tie_with_the_last_are_in(scores, share, selected):
     """The top share is rounded upwards, though .07 · 100 is 7.000000000000001 in floats."""
     people = pd.DataFrame({"goodness": list(map(float, scores)), "role": ""})
     args = audit.parse_args(["t", "--score", "s", "--better", "higher", "--select", str(share)])
-    assert audit.selected(people, args)[0].tolist() == selected
+    hit, rule = audit.selected(people, args)
+    assert hit.tolist() == selected and "and who ties" in rule
 
 
 # ---- what is refused ----
@@ -189,7 +190,9 @@ def test_error_rates_are_of_people_with_an_outcome(audited):
         (",b", 25, 50),
     ]
     flags = HIRED + "--y-true good --qualified Y"
-    tables = audited(table("good,race,hired\n", *cells), flags)[0]["tables"]
+    report, printed = audited(table("good,race,hired\n", *cells), flags)
+    tables, printed = report["tables"], " ".join(printed.split())
+    assert "Outcomes are known of 93 % of the selected and of 88 % of the others" in printed
     kinds = "True positives, race", "False positives, race", "Selected, race"
     right, wrong, all_of_b = (tables[kind][1] for kind in kinds)
     assert {row["group"] for row in (right, wrong, all_of_b)} == {"b"}
@@ -305,11 +308,13 @@ def test_formulas_are_texts_in_any_type_of_column(tmp_path, kind):
 
 
 def test_markup_in_a_label_stays_text(audited, tmp_path):
-    text = table("race,hired\n", ("<b>x</b>", 12, 40), ("W\u202e\x1b[2J", 40, 80))
+    text = table(
+        "race,hired\n", ("<b>x</b>", 12, 40), ("W\u202e\x1b[2J", 40, 80), ("W\u200b", 9, 9)
+    )
     _, printed = audited(text, HIRED)
     page = next(tmp_path.glob("out*/report.html")).read_text()
     assert "<b>x" not in page and "&lt;b&gt;x" in page
-    assert not re.search("[\u202e\x1b]", page + printed)
+    assert not re.search("[\u200b\u202e\x1b]", page + printed)
     assert not re.search(r"<script|<link|src=|href=\"(?!#)|url\((?!#)", page)  # no request
 
 

@@ -108,7 +108,7 @@ def test_intervals_cover(clusters, size, rate):
 
 @pytest.mark.parametrize("resumes, sizes, interaction, runs, share", [
     (20, [2, 10], 0.0, 150, 0.06), (20, [2, 10], 0.3, 150, 0.06), (40, [2, 5], 0.1, 150, 0.06),
-    pytest.param(20, [2, 4, 10], 0.1, 300, 0.05, marks=pytest.mark.slow),
+    (60, [8, 5], 0.1, 150, 0.06), pytest.param(20, [2, 4, 10], 0.1, 300, 0.05, marks=pytest.mark.slow),
 ])  # fmt: skip
 def test_names_without_an_effect(resumes, sizes, interaction, runs, share):
     """Names have effects of their own, and a résumé may read differently for a group: both kinds of
@@ -122,7 +122,7 @@ def test_names_without_an_effect(resumes, sizes, interaction, runs, share):
         own, reading = rng.normal(size=(2, resumes, 1))
         own = own + interaction * reading * group + 0.1 * rng.normal(size=len(group))
         scores = own + 0.2 * rng.normal(size=own.shape)
-        found += effects(scores, people, columns, {})[-1]["p"] < 0.05
+        found += any(row["p_holm"] < 0.05 for row in effects(scores, people, columns, {}))
     assert found <= most(runs, share)
 
 
@@ -141,6 +141,18 @@ def decisions(rng, groups, people, rows, roles, rate, ratio=1.0):
         draws = np.where(same, rng.random(len(group))[person], draws)
     hit = (draws < rates * np.where(group[person] == 1, ratio, 1.0)).astype(int)
     return pd.DataFrame({"group": group[person], "hit": hit, "role": role, "person": person})
+
+
+def test_people_whose_rows_are_very_unequal():
+    """Rows by Pareto's law: one person of 160 has a fifth of all, up to two fifths. With t of as many
+    people as there are, a difference was found in 13 % of such tables."""
+    rng, found = rng_of(5), 0
+    for _ in range(RUNS):
+        person = np.repeat(range(160), 1 + np.minimum(300, rng.pareto(1, 160)).astype(int))
+        hit = (rng.random(len(person)) < rng.beta(0.3, 0.7, 160)[person]).astype(int)
+        table = pd.DataFrame({"group": person < 60, "hit": hit, "role": "", "person": person})
+        found += any(row["verdict"] == FOUND for row in compare(table))
+    assert found <= most()
 
 
 @pytest.mark.slow
