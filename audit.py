@@ -308,7 +308,7 @@ def main(argv=None):
     page.table("What the columns hold", held, "column, value, rows")
     # (5) files
     decisions = pd.DataFrame(labels)
-    decisions["entity_id"] = rows[args.id] if args.id else people.person
+    decisions["entity_id"] = rows[args.id] if args.id else "row " + people.person.astype(str)
     decisions["score"] = people.hit
     if args.y_true and people.outcome.notna().all():
         decisions["label_value"] = people.outcome.astype(int)

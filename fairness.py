@@ -131,7 +131,8 @@ def study_models(args, names, people, rows):
             elif before is not None:
                 add(folder, CHANGE, odds, missing or missing_before, before)
             add(folder, DECISION, odds, missing)
-            table = decisions(args, logps.argmax(-1) == 0, texts[DECISION], people)
+            decided = logps.argmax(-1) == 0
+            table = decisions(args, folder, decided, odds, texts[DECISION], people)
             file = Path(args.out) / f"decisions-{Path(folder).name}.csv"
             write_csv(file, table, empty="unknown")
             for column in args.group:
@@ -143,17 +144,20 @@ def study_models(args, names, people, rows):
     return effects, shares
 
 
-def decisions(args, decided, texts, people):
-    """The frame of decisions-*.csv, for BiasGuard: a row per twin.  decided  (R, N) bool"""
-    R, N = decided.shape
-    ids = [f"{row.get('id', r)} {n}" for r, (row, _) in enumerate(texts) for n in range(N)]
-    table = {"entity_id": ids, "score": decided.astype(int).ravel()}
+def decisions(args, folder, decided, odds, texts, people):
+    """The frame of decisions-*.csv, for BiasGuard: a row per twin.
+
+    decided, odds   (R, N) whether the mildest word is the most probable; its log-odds
+    """
+    R, N = odds.shape
+    ids = [row.get("id", r) for r, (row, _) in enumerate(texts)]
+    table = {"entity_id": [f"{i} {n}" for i in ids for n in range(N)]}
     right = [row.get("expected_decision") for row, _ in texts]
     if {*right} <= {*args.decision_words}:
         table["label_value"] = np.repeat([int(x == args.decision_words[0]) for x in right], N)
-    for column in args.group:
-        table[column] = np.tile(people[column], R)
-    return pd.DataFrame(table)
+    table |= {"score": decided.astype(int).ravel(), "score_raw": odds.ravel()}
+    table |= {column: np.tile(people[column], R) for column in args.group}
+    return pd.DataFrame(table | {"model_id": folder, "prompt_id": np.repeat(ids, N)})
 
 
 # ---- (4) votes, and answers ----

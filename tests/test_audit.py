@@ -334,5 +334,5 @@ def test_the_file_for_biasguard_holds_what_it_reads(audited, tmp_path):
     audited("race,hired,good\n" + "White,1,1\nBlack,0,1\n,1,0\n" * 9, HIRED + "--y-true good")
     lines = next(tmp_path.glob("out*/audit.csv")).read_text().splitlines()
     assert lines[:4] == [
-        "race,entity_id,score,label_value", "White,0,1,1", "Black,1,0,1", "unknown,2,1,0",
+        "race,entity_id,score,label_value", "White,row 0,1,1", "Black,row 1,0,1", "unknown,row 2,1,0",
     ]  # fmt: skip

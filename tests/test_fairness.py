@@ -206,7 +206,8 @@ def test_a_report_of_the_base(tmp_path, monkeypatch):
     changes = [row["value"] for row in rows if row["what"] == fairness.CHANGE]
     assert changes == [0] * 4
     table = pd.read_csv(tmp_path / "out/decisions-tiny-base.csv")
-    assert list(table)[:3] == ["entity_id", "score", "label_value"] and len(table) == 200
+    columns = "entity_id label_value score score_raw sex race_ethnicity model_id prompt_id"
+    assert [*table] == columns.split() and len(table) == 200
     assert "--out" in error_of(fairness.main, argv)
 
 
