@@ -42,7 +42,6 @@ Reference    Shao et al. 2024, arXiv 2402.03300, eq. 3 (GRPO); DAPO: 2503.14476;
 Axes         P prompts, G answers per prompt, N = P·G, T tokens
 """
 
-import random
 from dataclasses import asdict, dataclass
 
 import numpy as np
@@ -68,9 +67,8 @@ from parts.files import (
     trainer_parser,
 )
 from parts.grading import order_difference
-from parts.messages import prompt_key
-from parts.pairs import read_texts
-from parts.rubrics import SPLITS, read_rubrics
+from parts.pairs import add_split_arguments
+from parts.rubrics import read_rubrics
 
 RATES = 3e-4, 1e-5, 2e-4  # below 100 M parameters, above (both run: reports/), with LoRA (a guess)
 HEADLINE = "val/score", "val/gold", "reward/mean"  # before and after
@@ -83,12 +81,10 @@ def parse_args(argv=None):
         "grpo_rubric.py --data FILE [--judge-base-url URL --judge-model MODEL] [flags]",
         "GRPO: prompts with rubrics in, an aligned model out.", "runs/grpo_rubric", RATES,
     )  # fmt: skip
-    add, share = parser.add_argument, number(above=0, below=1)
+    add = parser.add_argument
     # fmt: off
     add("--data", type=existing_file, default="data/rubrics.json", help="rubric file, JSON or JSONL: prompts with criteria")
-    add("--train-ratio", type=share, help="share of rows to train on, if the file has no split (default: 0.8; few rows: 0.5)")
-    add("--data-seed", type=number(int, at_least=0), default=42, help="seed of that split")
-    add("--chat", action="store_true", help="make a prompt given as text a user's message; otherwise it is continued")
+    add_split_arguments(parser)  # --eval-fraction, if the file has no split; --chat
     add("--system", help="system message before every prompt")
     add("--eval-temperature", type=number(at_least=0), default=0.0, help="temperature of validation answers; 0 is greedy")
     # fmt: on
@@ -105,55 +101,28 @@ def parse_args(argv=None):
 #  {"check": "length_constraints:number_words", "num_words": 50, "relation": "at most"}]}
 
 
-def load_data(args):
-    """(training, validation, test rows): by the file's own split, else shuffled by --data-seed and
-    cut. Held-out rows whose prompt is also trained on are left out, counted."""
-    rows = read_rubrics(args.data, args.allow_code_execution)
-    if not rows[0].split:
-        random.Random(args.data_seed).shuffle(rows)
-        enough = 1 - 2 * rollouts.LEAST_VALIDATION / len(rows)
-        n = int(len(rows) * (args.train_ratio or min(0.8, max(0.5, enough)))) or 1
-        middle = n + (len(rows) - n) // 2
-        train, *held_out = rows[:n], rows[n:middle], rows[middle:]
-    elif args.train_ratio:
-        raise UserError(f"--train-ratio: {args.data} has a split of its own")
-    else:
-        train, *held_out = ([row for row in rows if row.split == name] for name in SPLITS)
-    trained = {row_key(row) for row in train}
-    val, test = ([row for row in part if row_key(row) not in trained] for part in held_out)
-    left_out = sum(map(len, held_out)) - len(val) - len(test)
-    print(f"rows       training {len(train)}, validation {len(val)}, "
-          f"test {len(test)}; left out, for they are trained on: {left_out}")  # fmt: skip
-    if not train:
-        raise UserError(f"--data {args.data}: no row to train on")
-    if "checks" in args.reward and not all(map(grpo.has_checks, train)):
-        raise UserError("--reward checks: a training row has no check that earns points")
-    return train, val, test
-
-
-def row_key(row):
-    """What two rows with the same prompt share."""
-    return prompt_key(row.raw | {"prompt": row.prompt})
-
-
-def read_prompts(args, tokenizer, rows):
-    """({task_id: the prompt as the policy reads it, text or messages}, {task_id: its ids, the end
-    of those that are too long})"""
+def load_data(args, tokenizer):
+    """(training, validation, test rows): {"prompt": as the policy reads it, text or messages, "ids":
+    its tokens, of a long one the end, "rubric": a `rubrics.Row`}"""
     room = prompt_room(args, load_config(args.model))
-    asked = [{"prompt": row.prompt} for row in rows]
-    read_texts(tokenizer, asked, args.chat)
-    prompts, ids = {}, {}
-    for row, prompt in zip(rows, (each["prompt"] for each in asked)):
+    rows = [
+        {"prompt": row.prompt, "group": row.raw.get("group"), "split": row.split, "rubric": row}
+        for row in read_rubrics(args.data, args.allow_code_execution)
+    ]
+    parts = rollouts.split_prompts(args, tokenizer, rows, f"--data {args.data}")
+    for row in rows:
+        place = f"{args.data}, {row['rubric'].place}"
         if args.system:
-            if isinstance(prompt, str):
-                raise UserError(f"--system: {row.place} is text, which is continued; add --chat")
-            prompt = [{"role": "system", "content": args.system}, *prompt]
+            if isinstance(row["prompt"], str):
+                raise UserError(f"--system: {place} is text, which is continued; add --chat")
+            row["prompt"] = [{"role": "system", "content": args.system}, *row["prompt"]]
         try:
-            ids[row.task_id] = encode_prompt(tokenizer, prompt, room)
+            row["ids"] = encode_prompt(tokenizer, row["prompt"], room)
         except Refused as error:
-            raise UserError(f"--data {args.data}, {row.place}: {error}") from None
-        prompts[row.task_id] = prompt
-    return prompts, ids
+            raise UserError(f"--data {place}: {error}") from None
+    if "checks" in args.reward and not all(map(grpo.has_checks, parts[0])):
+        raise UserError("--reward checks: a training row has no check that earns points")
+    return parts
 
 
 # ---- rollouts and evaluation ----
@@ -165,7 +134,6 @@ class Models:
 
     policy: Policy
     tokenizer: object
-    ids: dict  # {task_id: the ids of its prompt}
     graders: grpo.Graders
     sample: object  # draws answers, a `sampling.Rollout`: our sampler, or servers
 
@@ -184,18 +152,18 @@ def answer(args, models, rows, n, names, temperature, seed):
     """Steps (1) and (2): n answers to the prompt of each row, graded by names of rewards:
 
     ids, attention_mask, mask, logps   (N, T)
-    rows, texts, finished   lists of N: the row of each answer, its text, did it end by itself?
+    rows, texts, finished   lists of N: the rubric of each answer, its text, did it end by itself?
     grades                  {name: N `Grade`s}
     rewards                 (N,) `total_reward`
     """
     policy, tokenizer = models.policy, models.tokenizer
-    prompts = [models.ids[row.task_id] for row in rows]
+    prompts = [row["ids"] for row in rows]
     limits = args.max_new_tokens, temperature
     drawn = models.sample(policy, tokenizer, prompts, n, *limits, seed)
     rows = [row for row in rows for _ in range(n)]
     grades = models.graders.grade(rows, drawn.texts, names)
     return rollouts.rollout_tensors(drawn, policy.model.device) | {
-        "rows": rows, "texts": drawn.texts, "finished": drawn.finished, "grades": grades,
+        "rows": [row["rubric"] for row in rows], "texts": drawn.texts, "finished": drawn.finished, "grades": grades,
         "rewards": total_reward(args.reward, grades),
     }  # fmt: skip
 
@@ -210,7 +178,8 @@ def evaluate(args, run, models, rows, name):
     if graders.gold:
         metrics |= scored("val/gold", graders.gold_scores(rows, b["texts"]))
     write_answers(run, name, b)
-    samples = [{"prompt": row.prompt, "answer": text} for row, text in zip(rows[:2], b["texts"])]
+    shown = [*zip(b["rows"], b["texts"])][:2]
+    samples = [{"prompt": row.prompt, "answer": text} for row, text in shown]
     # of the test rows they are called "test/…"
     metrics = {key.replace("val/", f"{name}/"): x for key, x in metrics.items()}
     return metrics | graders.spent(), samples
@@ -247,15 +216,14 @@ def write_answers(run, split, b, advantages=None):
 def main(argv=None):
     args = parse_args(argv)
     run = runs.Run("grpo_rubric", args, HEADLINE)
-    train, val, test = load_data(args)
     tokenizer = load_tokenizer(args.model)
-    prompts, ids = read_prompts(args, tokenizer, train + val + test)
-    graders = grpo.Graders(args, run, prompts, train, val + test)
+    train, val, test = load_data(args, tokenizer)
+    graders = grpo.Graders(args, run, train, val + test)
 
     policy, reference = rollouts.load_policy(args, run)
-    models = Models(policy, tokenizer, ids, graders, engine.sampler(args, run))
+    models = Models(policy, tokenizer, graders, engine.sampler(args, run))
     p, g = min(args.groups_per_batch, len(train)), args.group_size
-    per_epoch, encoded = len(train) / p, [ids[row.task_id] for row in train]
+    per_epoch, encoded = len(train) / p, [row["ids"] for row in train]
     optimizer = run.start({"policy": policy}, tokenizer, RATES, per_epoch, encoded)
     print(f"step       {p} prompts × {g} answers = {p * g}, in {min(args.num_substeps, p)} optimiser steps; "
           f"validation by {graders.metric}")  # fmt: skip

@@ -54,7 +54,14 @@ from torch import nn
 
 from common import Policy, batch_indices, encode_prompt, load_config, load_tokenizer, same_shape
 from parts import engine, rollouts, runs
-from parts.answers import prompt_room, score_answers, scored
+from parts.answers import (
+    MOST_PROMPTS,
+    prompt_room,
+    read_prompts,
+    score_answers,
+    scored,
+    some_prompts,
+)
 from parts.files import (
     OUT_OF_MEMORY,
     UserError,
@@ -380,7 +387,9 @@ def main(argv=None):
     tokenizer = load_tokenizer(args.model)
     room = prompt_room(args, load_config(args.model))
     gold = load_function(args.gold, "--gold") if args.gold else None
-    train, val = rollouts.split_prompts(args, tokenizer)
+    rows = read_prompts(args.prompts, "--prompts")
+    train, val, _ = rollouts.split_prompts(args, tokenizer, rows, f"--prompts {args.prompts}")
+    val = some_prompts(val, MOST_PROMPTS)
     models = load_models(args, run, tokenizer, room)
     policy, critic = models.policy, models.critic
     modules = {"policy": policy} if critic is policy else {"policy": policy, "critic": critic}

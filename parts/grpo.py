@@ -247,7 +247,7 @@ def reward_weights(args):
 
 
 def has_checks(row):  # to earn points by: faults alone have no score
-    return any(c.kind == "check" and c.weight > 0 for c in row.criteria)
+    return any(c.kind == "check" and c.weight > 0 for c in row["rubric"].criteria)
 
 
 def ruler_grades(args, judge, talks, references=None):
@@ -263,16 +263,19 @@ def ruler_grades(args, judge, talks, references=None):
 class Graders:
     """Who scores answers: programs, a judge, a reward model, and --gold.
 
-    prompts  {task_id: the prompt as the policy reads it}
     metric   what validation is by: "checks" where every held-out row has one, else "rubric"
+
+    Rows are {"prompt": as the policy reads it, "rubric": a `rubrics.Row`}.
     """
 
-    def __init__(self, args, run, prompts, train, held_out):
-        self.args, self.prompts, self.judge, self.before = args, prompts, None, Counter()
+    def __init__(self, args, run, train, held_out):
+        self.args, self.judge, self.before = args, None, Counter()
         self.metric = "checks" if all(map(has_checks, held_out)) else "rubric"
         self.gold = load_function(args.gold, "--gold") if args.gold else None
         rows = train * ("rubric" in args.reward) + held_out * (self.metric == "rubric")
-        if "ruler" in args.reward or any(c.kind == "judge" for r in rows for c in r.criteria):
+        if "ruler" in args.reward or any(
+            c.kind == "judge" for row in rows for c in row["rubric"].criteria
+        ):
             self.judge = Judge(args, run.out / "judge")
         if ".py:" in (args.reward_model or ""):
             self.model = load_function(args.reward_model, "--reward-model")
@@ -284,32 +287,27 @@ class Graders:
     def grade(self, rows, texts, names):
         """{name: N `Grade`s}, whose score is None where grading failed. Rank 0 grades for all.
 
-        rows, texts   N rows of the rubric file and the answers to them; for RULER whole groups
+        rows, texts   N rows and the answers to them; for RULER whole groups
         names         of REWARDS
         """
-        grades, prompts = {}, [self.prompts[row.task_id] for row in rows]
+        grades, rubrics = {}, [row["rubric"] for row in rows]
         for name in () if parallel.rank() else names:
             if name == "model":
-                grades[name] = self.model_grades(rows, prompts, texts)
+                # a model has none for an answer that it does not read to its end
+                scores = scores_by(self.model, "--reward-model", *given(rows), texts)
+                grades[name] = [Grade(x, error=UNSCORED if x is None else None) for x in scores]
             elif name == "ruler":
-                talks, references = map(conversation, prompts, texts), [r.reference for r in rows]
-                grades[name] = ruler_grades(self.args, self.judge, [*talks], references)
+                talks = [conversation(row["prompt"], text) for row, text in zip(rows, texts)]
+                references = [rubric.reference for rubric in rubrics]
+                grades[name] = ruler_grades(self.args, self.judge, talks, references)
             else:
                 only = name == "checks"
-                grades[name] = grade_answers(rows, texts, self.judge, checks_only=only)
+                grades[name] = grade_answers(rubrics, texts, self.judge, checks_only=only)
         return parallel.gather([grades])[0]
 
-    def model_grades(self, rows, prompts, texts):
-        """Scores by --reward-model; a model has none for an answer that it does not read to its
-        end, a function for what it cannot score."""
-        given = [row.raw for row in rows], prompts, texts
-        scores, error = scores_by(self.model, "--reward-model", *given), UNSCORED
-        return [Grade(x, error=error if x is None else None) for x in scores]
-
     def gold_scores(self, rows, texts):
-        """Scores by --gold, which gets the prompts as the policy reads them."""
-        prompts = [self.prompts[row.task_id] for row in rows]
-        return score_answers(self.gold, "--gold", [row.raw for row in rows], prompts, texts)
+        """Scores by --gold."""
+        return score_answers(self.gold, "--gold", *given(rows), texts)
 
     def spent(self):
         """The judge's metrics since the last call."""
@@ -317,6 +315,12 @@ class Graders:
             return {}
         before, self.before = self.before, Counter(self.judge.counts)
         return parallel.gather([self.judge.metrics(before)])[0]  # of rank 0, which asks for all
+
+
+def given(rows):
+    """What a function that scores gets of rows: themselves as they stood in the file, and their
+    prompts as the policy reads them."""
+    return [row["rubric"].raw for row in rows], [row["prompt"] for row in rows]
 
 
 def scores_of(grades):

@@ -180,37 +180,41 @@ def test_a_loss_that_is_not_finite_names_its_rows(world):
 # ---- the command line and the data ----
 
 
-def split_of(path, rows, *flags):
+def split_of(path, rows, tokenizer, *flags):
     args = grpo_rubric.parse_args(["--data", write_rows(path, rows), *flags])
-    return [[row.prompt for row in part] for part in grpo_rubric.load_data(args)]
+    parts = grpo_rubric.load_data(args, tokenizer)
+    return [[row["prompt"] for row in part] for part in parts]
 
 
-def test_the_split(tmp_path):
-    """Seeded; of a small file half is held out; a prompt is on one side, whatever its form."""
+def test_the_split(tmp_path, tokenizer):
+    """By the prompt's hash, as in every trainer; of a small file half is held out; a prompt is on one
+    side, whatever its form. A file's own split stays."""
     rows = [{"prompt": f"Ask {i}.", "rubrics": CHECKS} for i in range(100)]
     path = tmp_path / "a.jsonl"
-    parts = split_of(path, rows)
-    assert parts == split_of(path, rows) != split_of(path, rows, "--data-seed", "1")
-    assert len({prompt for part in parts for prompt in part}) == 100
-    halved = split_of(path, rows, "--train-ratio", "0.5")
-    sizes = [[*map(len, found)] for found in (parts, halved, split_of(path, rows[:12]))]
-    assert sizes == [[80, 10, 10], [50, 25, 25], [6, 3, 3]]
-    twins = [("Ask  7.", "train"), ([user("ask 7.")], "val"),
+    train, val, test = split_of(path, rows, tokenizer)
+    assert len({*train, *val}) == len(train + val) == 100 and test == []
+    assert {*val} == {*split_of(path, rows[::-1], tokenizer)[1]}
+    assert {*val} < {*split_of(path, rows, tokenizer, "--eval-fraction", "0.5")[1]}
+    assert [*map(len, split_of(path, rows[:12], tokenizer))] == [6, 6, 0]
+    twins = [("Ask  7.", "train"), ([user("ask 7.")], "val"), ("Ask 6.", "train"),
              ("Ask 8.", "val"), ("Ask 9.", "test")]  # fmt: skip
     twins = [{"prompt": prompt, "split": split, "rubrics": CHECKS} for prompt, split in twins]
-    assert split_of(path, twins) == [["Ask  7."], ["Ask 8."], ["Ask 9."]]
+    expected = [["Ask 6."], [[user("ask 7.")], "Ask 8."], ["Ask 9."]]
+    assert split_of(path, twins, tokenizer) == expected
+    assert "a.jsonl" in error_of(split_of, path, twins[1:2], tokenizer)
 
 
 @pytest.mark.parametrize("flags", ["", "--chat"])
 def test_chat_makes_a_text_a_users_turn(flags, tmp_path, tokenizer):
     rows = [{"prompt": f"Ask {i}.", "rubrics": CHECKS} for i in range(12)]
     args = grpo_rubric.parse_args(words("--data", write_rows(tmp_path / "a.jsonl", rows), flags))
-    rows = sum(grpo_rubric.load_data(args), [])
-    prompts, _ = grpo_rubric.read_prompts(args, tokenizer, rows)
-    assert all(isinstance(prompt, str) != bool(flags) for prompt in prompts.values())
+    rows = sum(grpo_rubric.load_data(args, tokenizer), [])
+    assert all(isinstance(row["prompt"], str) != bool(flags) for row in rows)
     args.system = "Be brief."
-    if not flags:
-        assert "--system" in error_of(grpo_rubric.read_prompts, args, tokenizer, rows)
+    if flags:
+        assert grpo_rubric.load_data(args, tokenizer)[0][0]["prompt"][0]["content"] == "Be brief."
+    else:
+        assert "--system" in error_of(grpo_rubric.load_data, args, tokenizer)
 
 
 # ---- whole runs ----
