@@ -45,11 +45,11 @@ DEFAULTS = Namespace(patience=0, target=None, baseline=None, margin=0, on_hack="
 # ---- 3. the math ----
 
 
-def rows_with(rows, key):
-    """The rows with a number under this key that has a finite square; never the final test, which
-    decides nothing."""
-    numbers = [row for row in rows if isinstance(row.get(key), (int, float))]
-    return [row for row in numbers if abs(row[key]) < 1e100 and "test/n" not in row]
+def values_of(rows, key):
+    """[(step, value)] of the rows with a number under this key that has a finite square; never of
+    the final test, which decides nothing."""
+    rows = [row for row in rows if isinstance(row.get(key), (int, float)) and "test/n" not in row]
+    return [(row["step"], row[key]) for row in rows if abs(row[key]) < 1e100]
 
 
 def noise(values):
@@ -64,25 +64,17 @@ def noise(values):
     return 1.4826 / math.sqrt(2) * median(abs(change - middle) for change in changes)
 
 
-def validation_key(rows):
-    """The key of v: the first of VALIDATION that the rows hold, or None."""
-    return next((key for key in VALIDATION if any(key in row for row in rows)), None)
-
-
-def held_out(row, key):
-    """val/n or eval/n: the answers, pairs or rows behind v; infinite if it is not logged."""
-    return row.get(key.split("/")[0] + "/n") or math.inf
-
-
 class Evaluation(NamedTuple):
     """One measurement of v, and how it compares with the best before it."""
 
     step: int
+    key: str  # of v: the first of VALIDATION that the rows hold
     v: float
+    n: float  # val/n or eval/n: answers, pairs or rows behind v; infinite if it is not logged
     best: int  # place of the evaluation with the highest s so far
     best_s: float
     fell: bool  # s is below that of the best, beyond its limit
-    rose: bool  # r has risen since the best, beyond its limit; None: fewer than 8 r
+    rose: bool  # r has risen since the best, beyond its limit, which needs 8 r
     words: str  # the numbers that were compared
 
 
@@ -99,11 +91,11 @@ def evaluations(rows):
     >>> [(p.best, p.best_s) for p in points][-3:]
     [(0, 0.5), (4, 0.6), (4, 0.6)]
     """
-    key, points, v, r, best_s = validation_key(rows), [], [], [], -math.inf
+    key = next((key for key in VALIDATION if any(key in row for row in rows)), None)
+    points, v, r, best_s = [], [], [], -math.inf
     for row in rows:
-        if rows_with([row], "reward/mean"):
-            r.append(row["reward/mean"])
-        if not rows_with([row], key):
+        r += [value for _, value in values_of([row], "reward/mean")]
+        if not values_of([row], key):
             continue
         v.append(VALIDATION[key] * row[key])
         s = median((v[:1] * 2 + v[-3:])[-3:])
@@ -113,14 +105,15 @@ def evaluations(rows):
             best, best_s, best_error, then = len(points), s, error, max(len(r), 4)
         sigma, fall = max(noise(v[-100:]), error, best_error), best_s - s
         limit = max(DEVIATIONS * sigma, OF_THE_GAIN * (best_s - v[0]))
-        fell = fall > limit and held_out(row, key) >= LEAST
-        words, rose = f"{key} is {fall:.3g} worse than its best (limit {limit:.3g})", None
+        n = row.get(f"{key.split('/')[0]}/n") or math.inf
+        fell = fall > limit and n >= LEAST
+        words, rose = f"{key} is {fall:.3g} worse than its best (limit {limit:.3g})", False
         # reward_train.py's reward/mean is of given answers, no policy's
         if len(r) >= 8 and key.startswith("val/"):
             rise, limit = fmean(r[-4:]) - fmean(r[then - 4 : then]), DEVIATIONS * noise(r[-100:])
             words += f", reward/mean has changed by {rise:+.3g} since (limit {limit:.3g})"
             rose = rise > limit
-        points.append(Evaluation(row["step"], v[-1], best, best_s, fell, rose, words))
+        points.append(Evaluation(row["step"], key, v[-1], n, best, best_s, fell, rose, words))
     return points
 
 
@@ -152,7 +145,7 @@ def plateau(rows, args):
     n, points = args.patience, evaluations(rows)
     for i in range(max(FEWEST, 2 * n), len(points) + 1) if n else ():
         p, v = points[i - 1], [p.v for p in points[i - 2 * n : i]]
-        words = f"{validation_key(rows)} has not risen for {i - 1 - p.best} evaluations"
+        words = f"validation has not risen for {i - 1 - p.best} evaluations"
         if args.baseline is not None:  # .3 − .2 is .1, whatever floating point makes of it
             met = "reaches" if round(p.best_s - args.baseline, 9) >= args.margin else "misses"
             words += f"; its best, {p.best_s:.3g}, {met} --baseline + --margin"
@@ -173,10 +166,8 @@ def fallen(rows, args, reward_rose, times=1):
     """
     points = evaluations(rows)
     for i in range(FEWEST, len(points) + 1):
-        p, last = points[i - 1], points[i - times : i]
-        holds = all(e.fell and bool(e.rose) == reward_rose for e in last)
-        if p.rose is not None or not reward_rose:
-            yield p.step, p.words * holds
+        holds = all(p.fell and p.rose == reward_rose for p in points[i - times : i])
+        yield points[i - 1].step, points[i - 1].words * holds
 
 
 def target(rows, args):
@@ -192,13 +183,13 @@ def beyond(rows, args, key, limit=0, times=0, plus=0, window=1, below=False):
     >>> list(beyond(rows, None, "length/mean", times=2))
     [(3, ''), (4, 'length/mean 101, limit 100')]
     """
-    logged = rows_with(rows, key)
-    values = [row[key] for row in logged]
-    for i in range(4 if times else window, len(values) + 1):
+    points = values_of(rows, key)
+    for i in range(4 if times else window, len(points) + 1):
+        values = [value for _, value in points[:i]]
         bound = max(limit, times * fmean(values[:3]) + plus)
-        now = fmean(values[i - window : i])
+        now = fmean(values[-window:])
         holds = now < bound if below else now > bound
-        yield logged[i - 1]["step"], f"{key} {now:.3g}, limit {bound:.3g}" * holds
+        yield points[i - 1][0], f"{key} {now:.3g}, limit {bound:.3g}" * holds
 
 
 RULES = {  # at one step, the first counts
@@ -298,11 +289,6 @@ def check_step(row):
         raise ValueError('expected a whole number "step"; delete this line')
 
 
-def read_log(path):
-    """The rows of a metrics.jsonl, which a run may still be writing."""
-    return [*read_jsonl(path, check_step, log=True)]
-
-
 def main(argv=None):
     cli = parser("watch.py RUN [flags]", "What the alarms say of a run, from its log.")
     cli.add_argument("log", type=Path, help="run folder, or its metrics.jsonl")
@@ -313,65 +299,50 @@ def main(argv=None):
 
     # (1) read the log
     path = args.log / "metrics.jsonl" if args.log.is_dir() else args.log
-    rows = read_log(path)
+    rows = [*read_jsonl(path, check_step, log=True)]
     if not rows:
         raise UserError(f"{path}: no complete row; wait for the run's first step")
     # (2), (3) measure, and where each rule began to hold
     found = alarms(rows, args)
     stop = next((alarm for alarm in found if alarm.level == "stop"), None)
     # (4) the answer first
-    answer = f"Stop: {stop}." if stop else "No reason to stop."
-    more = *progress(path.parent, rows, stop), *validation(rows)
-    lines = [answer, *more, "", *map(str, found)]
-    if args.html:
-        write_page(args, path.parent, rows, found, lines)
-    else:
-        print("\n".join(lines))
+    answer, folder = f"Stop: {stop}." if stop else "No reason to stop.", path.parent
+    sentences = [answer, *facts(folder, rows, stop)]
+    if not args.html:
+        print(*sentences, "", *found, sep="\n")
+    else:  # printed as well, and curves in which the alarms are marked
+        from parts.report import SOFT, Report  # matplotlib, which the trainers do without
+
+        args.out, args.overwrite = folder / "watch", True
+        page = Report(f"Should {folder.resolve().name} go on?", args)
+        page.answer(*sentences, *map(str, found))
+        for key in CHARTS:
+            if points := values_of(rows, key):
+                axes = page.chart(key, x="step")
+                axes.plot(*zip(*points), color=page.colour(key))
+                for alarm in found:
+                    axes.axvline(alarm.step, color=SOFT, linestyle=":")
+        page.write()
     return STOPS[stop.rule] if stop else 0
 
 
-# ---- 9. the report ----
-
-
-def write_page(args, folder, rows, found, sentences):
-    """Print the answer, and write it with curves in which the alarms are marked."""
-    from parts.report import SOFT, Report  # matplotlib, which the trainers do without
-
-    settings = Namespace(**vars(args), out=folder / "watch", overwrite=True)
-    page = Report(f"Should {folder.resolve().name} go on?", settings)
-    page.answer(*filter(None, sentences))
-    for key in CHARTS:
-        if curve := rows_with(rows, key):
-            axes = page.chart(key, x="step")
-            steps, values = [row["step"] for row in curve], [row[key] for row in curve]
-            axes.plot(steps, values, color=page.colour(key))
-            for alarm in found:
-                axes.axvline(alarm.step, color=SOFT, linestyle=":")
-    page.write()
-
-
-def progress(folder, rows, stop):
-    """Is the run finished? Its folder gets the model, and so config.json, at the end, and when it
-    is stopped (Ctrl-C), which the planned steps tell."""
-    record, last = read_record(folder), rows[-1]["step"]
-    if not record:
-        return
-    planned = record["args"].get("steps")
-    done = (folder / "config.json").is_file() and (stop or last >= (planned or 0))
-    state = "Finished" if done else "Not finished (it is running, or --resume continues it)"
-    yield f"{state}: step {last}{f' of {planned}' if planned else ''}."
-
-
-def validation(rows):
-    """What was held out, how often it was measured, and what that is too little for."""
-    key, count = validation_key(rows), len(evaluations(rows))
-    if not count:
+def facts(folder, rows, stop):
+    """Is the run finished? What was held out, how often was it measured, and what is that too little
+    for? A folder gets the model, and so config.json, at the end, and when its run is stopped
+    (Ctrl-C), which the planned steps tell."""
+    points, last = evaluations(rows), rows[-1]["step"]
+    if record := read_record(folder):
+        planned = record["args"].get("steps") or 0
+        done = (folder / "config.json").is_file() and (stop or last >= planned)
+        state = "Finished" if done else "Not finished (it is running, or --resume continues it)"
+        yield f"{state}: step {last}{f' of {planned}' if planned else ''}."
+    if not points:
         yield "Nothing held out was measured, so R1, R2 and R3 cannot judge this run."
         return
-    n = held_out(rows_with(rows, key)[-1], key)
-    yield f"Validation: {key}, n = {n}, {count} evaluations; best (median of 3) at step {best_step(rows)}."
+    n, count = points[-1].n, len(points)
+    yield f"Validation: {points[-1].key}, n = {n}, {count} evaluations; best (median of 3) at step {best_step(rows)}."
     if count < FEWEST:
-        fix = f"use --eval-every {rows[-1]['step'] // FEWEST or 1}"
+        fix = f"use --eval-every {last // FEWEST or 1}"
         yield f"This run has only {count} evaluations; R1, R2 and R3 need {FEWEST}: {fix}."
     if n < LEAST:
         yield f"R2 and R3 need n of {LEAST} or more."

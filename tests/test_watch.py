@@ -217,7 +217,6 @@ def test_what_is_no_log(content, fact, tmp_path):
     assert fact in error_of(watch.main, [str(path)])
     folder_of(tmp_path, made({"reward/mean": [0.5] * 3}))
     path.write_text(path.read_text() + '{"step": 4, "reward/me')
-    assert len(watch.read_log(path)) == 3
     (tmp_path / "args.json").write_text('{"args": 5}')
     assert watch.main([str(tmp_path)]) == 0
 
