@@ -140,7 +140,7 @@ def update(args, run, policy, reference, optimizer, b, groups, advantages, names
     """
     lengths, valid = b["attention_mask"].sum(1).tolist(), ~advantages.isnan()  # (N,)
     learns = valid & ((advantages != 0) | (args.beta > 0))  # (N,) rows that have a gradient
-    means, forwarded = rollouts.UpdateMeans(), 0
+    means = rollouts.UpdateMeans()
     if args.num_substeps > 1:
         rollouts.rescore(run, policy, b)  # may replace b["logps"]
     order = np.random.default_rng([args.seed, run.step]).permutation(np.unique(groups))
@@ -178,8 +178,7 @@ def update(args, run, policy, reference, optimizer, b, groups, advantages, names
         lr = run.set_lr(run.step)  # warm-up, then --schedule
         optimizer.step()
         means.steps.append({"loss": loss, "grad_norm": grad_norm, "lr": lr})
-        forwarded += len(active)
-    row = means.row() | {"updates": len(means.steps), "forwarded": forwarded}
+    row = means.row() | {"updates": len(means.steps)}
     if "kl/token" in row:  # per row, as a sum over its tokens, in nats
         row["kl/ref"] = row.pop("kl/token") * (b["mask"][valid].sum() / valid.sum()).item()
     return row

@@ -21,12 +21,7 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from safetensors.torch import save_file
 from torch import nn
-from torch.distributed.checkpoint.state_dict import (
-    StateDictOptions,
-    get_model_state_dict,
-    get_state_dict,
-    set_state_dict,
-)
+from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
 from tqdm import tqdm
 
 from parts.files import UserError, brief, write_json
@@ -172,33 +167,11 @@ def decoding(policy):
             module.reshard()
 
 
-def full_state(model, trained=False):
-    """{name: whole tensor on the CPU}, if `trained` without frozen weights; on rank 0 alone."""
-    return get_model_state_dict(
-        model,
-        options=StateDictOptions(
-            full_state_dict=True, cpu_offload=True, ignore_frozen_params=trained
-        ),
-    )
-
-
-def checkpoint_state(module, optimizer):
-    """(trained weights, moments) by name, whole and on the CPU; on rank 0 alone."""
-    return get_state_dict(
-        module,
-        optimizer,
-        options=StateDictOptions(full_state_dict=True, cpu_offload=True, ignore_frozen_params=True),
-    )
-
-
-def load_checkpoint_state(module, optimizer, saved):
-    """Put back what `checkpoint_state` returned, over any number of processes."""
-    weights, moments = saved
-    set_state_dict(
-        module, optimizer, model_state_dict=weights, optim_state_dict=moments,
-        options=StateDictOptions(full_state_dict=True, ignore_frozen_params=True, strict=False),
-    )  # fmt: skip
-
+# trained weights and moments by name, whole and on the CPU; on rank 0 alone. Put back over any number
+# of processes
+TRAINED = StateDictOptions(
+    full_state_dict=True, cpu_offload=True, ignore_frozen_params=True, strict=False
+)
 
 # ---- low-rank adapters ----
 
@@ -257,7 +230,8 @@ def adapter_off():
 def merged_state(model):
     """{name: tensor on the CPU} as a checkpoint holds it, in fp32: adapters added to their layers,
     tied weights once. With --fsdp every rank must ask; rank 0 alone gets it."""
-    state, tied = full_state(model), model.all_tied_weights_keys
+    whole = StateDictOptions(full_state_dict=True, cpu_offload=True)
+    state, tied = get_model_state_dict(model, options=whole), model.all_tied_weights_keys
     for path, layer in lora_layers(model):
         change = SCALE * layer.lora_B.weight @ layer.lora_A.weight
         state[f"{path}.weight"] = (layer.weight.float() + change).cpu()

@@ -18,7 +18,11 @@ from statistics import fmean
 
 import numpy as np
 import torch
-from torch.distributed.checkpoint.state_dict import StateDictOptions, set_model_state_dict
+from torch.distributed.checkpoint.state_dict import (
+    StateDictOptions,
+    get_model_state_dict,
+    set_model_state_dict,
+)
 
 import watch
 from common import Policy, load_model
@@ -193,11 +197,9 @@ class UpdateMeans:
         row = {key: fmean(step[key] for step in self.steps) for key in self.steps[0]}
         tokens, ratios, sums = zip(*parallel.gather(self.tokens))
         row |= {key: sum(x[key] for x in sums) / sum(tokens) for key in sums[0]}
-        mismatch = parallel.gather(self.mismatch)
         return row | {
             "ratio/mean": row.pop("ratio"), "ratio/max": max(ratios),
-            "rollout/mismatch": fmean(mismatch),
-            "rollout/mismatch_p99": np.quantile(mismatch, 0.99).item(),
+            "rollout/mismatch": fmean(parallel.gather(self.mismatch)),
         }  # fmt: skip
 
 
@@ -209,8 +211,7 @@ def lengths_of(b):
 def length_row(lengths, is_cut, tokens):
     """length/* and counts. lengths, is_cut: see `lengths_of`; tokens: of prompts and answers."""
     return {
-        "length/mean": fmean(lengths), "length/min": min(lengths),
-        "length/max": max(lengths), "length/truncated_frac": fmean(is_cut),
+        "length/mean": fmean(lengths), "length/truncated_frac": fmean(is_cut),
         "tokens": tokens, "answer_tokens": sum(lengths), "episodes": len(lengths),
     }  # fmt: skip
 
@@ -287,8 +288,8 @@ class Guard:
         run.evaluation(metrics, samples)
         best_step = parallel.gather([watch.best_step(run.rows())])[0]
         if self.restore == "best" and best_step == run.step:
-            weights = copy.deepcopy(parallel.full_state(run.policy, trained=True))
-            run.state["best"] = {"step": run.step, "weights": weights}
+            weights = get_model_state_dict(run.policy, options=parallel.TRAINED)
+            run.state["best"] = {"step": run.step, "weights": copy.deepcopy(weights)}
 
     def end_step(self):
         """Print this step's alarms; end the run if a rule says so, or if a step as dear as the

@@ -35,6 +35,7 @@ from pathlib import Path
 import numpy as np
 import torch
 from torch import nn
+from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
 from tqdm import tqdm
 
 import common
@@ -162,13 +163,8 @@ class Run:
         per_epoch = math.ceil(per_epoch)
         self.planned = args.steps or per_epoch * (args.epochs or math.ceil(least_steps / per_epoch))
         if args.resume:
-            self.step, self.state, weights, scale = common.opened(
-                "--resume", max(self.out.glob(CHECKPOINTS)), torch.load,
-                map_location="cpu", weights_only=True,
-            )  # fmt: skip
-            if min(scale, self.loss_scale) > 1:  # else one of the two runs has none
-                self.loss_scale = scale
-            parallel.load_checkpoint_state(self.modules, self.optimizer, weights)
+            newest = max(self.out.glob(CHECKPOINTS))
+            common.opened("--resume (or --overwrite, to start anew)", newest, self._load)
             print(f"resumed    at step {self.step}")
         print(
             f"plan       {self.planned} steps, {per_epoch} per epoch, lr {args.lr:g}, "
@@ -312,13 +308,24 @@ class Run:
 
     def _save_checkpoint(self):
         """checkpoint/step-N.pt, with whole weights, so that another number of ranks can go on."""
-        weights = parallel.checkpoint_state(self.modules, self.optimizer)
+        weights = get_state_dict(self.modules, self.optimizer, options=parallel.TRAINED)
         if not rank():
             with replacing(self.out / "checkpoint" / f"step-{self.step:07d}.pt") as file:
                 torch.save((self.step, self.state, weights, self.loss_scale), file)
             for old in sorted(self.out.glob(CHECKPOINTS))[:-2]:
                 old.unlink()
         all_sum(0)
+
+    def _load(self, path):
+        """What `_save_checkpoint` wrote; one of an earlier version raises something."""
+        saved = torch.load(path, map_location="cpu", weights_only=True)
+        self.step, self.state, (weights, moments), scale = saved
+        if min(scale, self.loss_scale) > 1:  # else one of the two runs has none
+            self.loss_scale = scale
+        set_state_dict(
+            self.modules, self.optimizer, model_state_dict=weights, optim_state_dict=moments,
+            options=parallel.TRAINED,
+        )  # fmt: skip
 
     def finish(self, *next, step=math.inf):
         """Write the model and its card, print each headline number before and after, and the

@@ -89,6 +89,17 @@ def test_other_tokens_are_refused(name, train, tmp_path):
     assert "other tokens" in error_of(train, *given, "--resume")
 
 
+def test_a_checkpoint_of_an_earlier_version_is_one_line(train, tmp_path):
+    """It ended in a traceback: then a GradScaler's state stood in the place of a number."""
+    train("sft", tmp_path, "--stop-after 1")
+    (newest,) = tmp_path.glob(runs.CHECKPOINTS)
+    saved = torch.load(newest, weights_only=True)
+    for old in ((*saved[:3], {}), dict(enumerate("abcde"))):
+        torch.save(old, newest)
+        error = error_of(train, "sft", tmp_path, "--resume")
+        assert all(fact in error for fact in ("--resume", "--overwrite", newest.name))
+
+
 @pytest.mark.parametrize("share", [0.5, 1.5], ids=["weights", "checkpoint"])
 def test_full_disk(share, train, world, tmp_path, capsys):
     """One line and status 2; a run over it is a run. (Each change of the disk: test_runs.py.)"""
