@@ -79,6 +79,7 @@ def check_row(row):
         if not first_answer:
             raise ValueError('"messages" must be a list that starts with what is answered')
         row["prompt"] = row["messages"][:first_answer]
+        check_prompt(row)
     elif row.get("completion"):
         check_prompt(row)
         check_answer(row, "completion")
@@ -94,8 +95,6 @@ def check_row(row):
             'expected "prompt" and "completion", "messages", "text", or "chosen" and "rejected", '
             f"not empty; found {', '.join(row) or 'nothing'}"
         )
-    if isinstance(row.get("group"), list):
-        check_text(row, "group")
 
 
 def encode_row(row, tokenizer, max_length):
