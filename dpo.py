@@ -32,9 +32,9 @@ Axes         B pairs of a batch, b pairs of a forward, n all pairs, T tokens
 import torch
 import torch.nn.functional as F
 
-from common import Policy, batch_indices, load_config, load_model, load_tokenizer, same_shape
+from common import batch_indices, load_config, load_tokenizer, same_shape
 from parts import runs
-from parts.answers import Answers, add_answer_arguments, check_policy, identity
+from parts.answers import Answers, add_answer_arguments, check_policy, identity, load_policy
 from parts.files import OUT_OF_MEMORY, UserError, command, number, trainer_parser
 from parts.pairs import Pairs, add_pair_arguments, share_interval
 from parts.parallel import add_up, gather
@@ -208,12 +208,9 @@ def main(argv=None):
     answers = Answers(run, tokenizer, config, pairs.rows[:2], {pairs.keys[i] for i in pairs.train})
 
     # the policy; before step one it is its own reference, and gives the log-probs of all pairs
-    source = args.model, run.device, run.dtype
-    # `reference` serves val/kl only, and is not used without --prompts; the loss reads
-    # run.state["reference"], which is computed once and kept in checkpoints
-    policy = reference = Policy(load_model(*source, True, args.lora_rank, args.seed), run.dtype)
-    if args.prompts and not args.lora_rank:
-        reference = Policy(load_model(*source), run.dtype)
+    # `reference` serves val/kl only, of answers to --prompts; the loss reads run.state["reference"],
+    # which is computed once and kept in checkpoints
+    policy, reference = load_policy(run, args.prompts)
     longest = pairs.share(policy)
     per_epoch = len(pairs.train) / args.batch_size
     ids = pairs.prompts + pairs.chosen + pairs.rejected

@@ -56,7 +56,7 @@ from common import (
     load_tokenizer,
 )
 from parts import engine, grpo, rollouts, runs
-from parts.answers import prompt_room, scored
+from parts.answers import load_policy, prompt_room, scored
 from parts.files import (
     OUT_OF_MEMORY,
     UserError,
@@ -220,7 +220,7 @@ def main(argv=None):
     train, val, test = load_data(args, tokenizer)
     graders = grpo.Graders(args, run, train, val + test)
 
-    policy, reference = rollouts.load_policy(args, run)
+    policy, reference = load_policy(run, args.beta)
     models = Models(policy, tokenizer, graders, engine.sampler(args, run))
     p, g = min(args.groups_per_batch, len(train)), args.group_size
     per_epoch, encoded = len(train) / p, [row["ids"] for row in train]

@@ -52,10 +52,18 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
-from common import Policy, batch_indices, encode_prompt, load_config, load_tokenizer, same_shape
+from common import (
+    Policy,
+    batch_indices,
+    encode_prompt,
+    load_config,
+    load_tokenizer,
+    same_shape,
+)
 from parts import engine, rollouts, runs
 from parts.answers import (
     MOST_PROMPTS,
+    load_policy,
     prompt_room,
     read_prompts,
     score_answers,
@@ -281,7 +289,7 @@ def load_models(args, run, tokenizer, room):
         reward = reward_function(args.reward_model, run.device, run.dtype, args.micro_tokens)
         reward.check_room(room + args.max_new_tokens, args.max_new_tokens)
     kind = PolicyWithValues if args.critic == "shared" else Policy
-    policy, reference = rollouts.load_policy(args, run, kind)
+    policy, reference = load_policy(run, args.beta, kind)
     critic = load_critic(args, run, reward, tokenizer) if args.critic == "separate" else policy
     sample = engine.sampler(args, run)
     return Models(policy, critic, reference, reward, tokenizer, room, sample)
@@ -386,7 +394,7 @@ def main(argv=None):
     # prompts and functions are read before a model is loaded
     tokenizer = load_tokenizer(args.model)
     room = prompt_room(args, load_config(args.model))
-    gold = load_function(args.gold, "--gold") if args.gold else None
+    gold = load_function(args.gold, "--gold")
     rows = read_prompts(args.prompts, "--prompts")
     train, val, _ = rollouts.split_prompts(args, tokenizer, rows, f"--prompts {args.prompts}")
     val = some_prompts(val, MOST_PROMPTS)

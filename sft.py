@@ -27,19 +27,17 @@ import numpy as np
 import torch
 
 from common import (
-    Policy,
     Refused,
     batch_indices,
     encode,
     encode_pair,
     end_ids,
     load_config,
-    load_model,
     load_tokenizer,
     max_positions,
     pack,
 )  # fmt: skip
-from parts.answers import Answers, add_answer_arguments, check_policy
+from parts.answers import Answers, add_answer_arguments, check_policy, load_policy
 from parts.files import OUT_OF_MEMORY, command, existing_file, trainer_parser
 from parts.messages import check_answer, check_prompt, check_text, prompt_key, roles, words
 from parts.pairs import add_split_arguments, check_pair, encoded_rows, say_what_is_cut, split
@@ -198,9 +196,7 @@ def main(argv=None):
     answers = Answers(run, tokenizer, config, rows.rows[:2], {rows.keys[i] for i in rows.train})
 
     # the policy: all its weights are trained, or adapters
-    policy = Policy(
-        load_model(args.model, run.device, run.dtype, True, args.lora_rank, args.seed), run.dtype
-    )
+    policy, _ = load_policy(run, reference=False)
     optimizer = run.start(
         {"policy": policy}, tokenizer, RATES, len(rows.train) / args.batch_size, rows.ids
     )

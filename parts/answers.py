@@ -1,17 +1,35 @@
-"""parts/answers.py: what an evaluation samples, scores and shows; what must hold before step one."""
+"""parts/answers.py: the policy of a run and its start; what an evaluation samples, scores and shows;
+what must hold before step one."""
 
 import math
 
 import numpy as np
 import torch
 
-from common import encode_prompt, end_ids, max_positions, pad_rows
+from common import Policy, encode_prompt, end_ids, load_model, max_positions, pad_rows
 from parts import parallel
 from parts.files import UserError, existing_file, load_function, number, read_jsonl
 from parts.messages import as_chat, check_prompt, hash_fraction, prompt_key, visible
 from parts.parallel import adapter_off
 
 MOST_PROMPTS = 64  # that an evaluation answers
+
+
+def load_policy(run, reference=True, kind=Policy):
+    """(the policy of --model, its start for a KL): with LoRA the start is the policy itself, whose
+    adapter is switched off, else a frozen copy; None without `reference`.
+
+    kind   `Policy`, or a class derived from it
+    """
+    args = run.args
+    source = args.model, run.device, run.dtype
+    policy = kind(load_model(*source, True, args.lora_rank, args.seed), run.dtype)
+    if args.lora_rank or not reference:
+        return policy, policy if reference else None
+    start = Policy(load_model(*source), run.dtype)
+    if args.fsdp:
+        parallel.shard(start)
+    return policy, start
 
 
 def add_answer_arguments(parser):
@@ -122,7 +140,7 @@ class Answers:
 
     def __init__(self, run, tokenizer, config, shown, trained):
         args, self.run, self.tokenizer, self.rows = run.args, run, tokenizer, shown
-        self.gold = load_function(args.gold, "--gold") if args.gold else None
+        self.gold = load_function(args.gold, "--gold")
         if args.gold and not args.prompts:
             raise UserError("--gold scores answers to prompts: add --prompts FILE")
         if args.prompts:

@@ -114,8 +114,10 @@ def read_record(folder, flag=""):
 
 
 def load_function(spec, flag):
-    """The function named by FILE:FUNCTION, such as --gold: (prompts, answers, rows) → scores. What
-    its file raises is the user's own, and comes with its traceback."""
+    """The function named by FILE:FUNCTION, such as --gold: (prompts, answers, rows) → scores; None
+    where none is named. What its file raises is the user's own, and comes with its traceback."""
+    if spec is None:
+        return None
     path, _, name = spec.rpartition(":")
     if not Path(path).is_file():
         raise UserError(f"{flag} {spec}: expected FILE:FUNCTION with an existing Python file")

@@ -270,7 +270,7 @@ class Graders:
     def __init__(self, args, run, train, held_out):
         self.args, self.judge, self.before = args, None, Counter()
         self.metric = "checks" if all(map(has_checks, held_out)) else "rubric"
-        self.gold = load_function(args.gold, "--gold") if args.gold else None
+        self.gold = load_function(args.gold, "--gold")
         rows = train * ("rubric" in args.reward) + held_out * (self.metric == "rubric")
         if "ruler" in args.reward or any(
             c.kind == "judge" for row in rows for c in row["rubric"].criteria

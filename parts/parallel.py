@@ -90,10 +90,7 @@ def progress(rows, name, total=None, initial=0, delay=0):
     )  # fmt: skip
 
 
-def say(line):
-    """Print beside a bar."""
-    with tqdm.external_write_mode(sys.stdout):
-        print(line, flush=True)
+say = tqdm.write  # prints a line beside a bar
 
 
 def recompute_activations(model):

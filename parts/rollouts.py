@@ -25,7 +25,6 @@ from torch.distributed.checkpoint.state_dict import (
 )
 
 import watch
-from common import Policy, load_model
 from parts import engine, parallel
 from parts.answers import check_policy, identity, some_prompts
 from parts.files import UserError, number
@@ -88,22 +87,6 @@ def prompts_of_step(rows, size, seed, step):
 
 
 # ---- models, answers and log-probs ----
-
-
-def load_policy(args, run, kind=Policy):
-    """(the policy, its start for the KL). With LoRA the start is the policy itself, whose adapter
-    is switched off; else a frozen copy; None without --beta.
-
-    kind   `Policy`, or a class derived from it
-    """
-    source = args.model, run.device, run.dtype
-    policy = kind(load_model(*source, True, args.lora_rank, args.seed), run.dtype)
-    if args.lora_rank or not args.beta:
-        return policy, policy if args.beta else None
-    reference = Policy(load_model(*source), run.dtype)
-    if args.fsdp:
-        parallel.shard(reference)
-    return policy, reference
 
 
 def draw(run, models, rows, seed):

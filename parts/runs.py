@@ -14,7 +14,7 @@ A stage's `main` shows its algorithm; `Run` is the rest, and calls no loss, samp
         run.log({"loss": loss, …})                   # one row of metrics.jsonl
     return run.finish("evaluate.py", …)              # the model; numbers before and after
 
-What a later step reads is a function of (seed, step) or is in `run.state`; so a killed run that is
+What a later step reads is a function of (seed, step) or in `run.state`; so a killed run that is
 resumed ends with the weights of one that was never stopped, bit for bit on a CPU.
 
 Writes       args.json, metrics.jsonl, samples.jsonl, checkpoint/step-N.pt (the newest two); at the
@@ -101,8 +101,8 @@ class Run:
             versions={name: version(name) for name in ("torch", "transformers", "tokenizers")},
         )  # fmt: skip
         # refuse an --out in use, and a --resume of another run; what --resume leaves out is as it was
-        out, now, old = self.out, vars(args), read_record(self.out, "--out")
-        self.old = old
+        out, now = self.out, vars(args)
+        old = self.old = read_record(out, "--out")
         if args.resume:
             if not old or old["stage"] != stage or not any(out.glob(CHECKPOINTS)):
                 raise UserError(f"--resume: {out} holds no run of {stage}.py with a checkpoint")
@@ -163,8 +163,10 @@ class Run:
         per_epoch = math.ceil(per_epoch)
         self.planned = args.steps or per_epoch * (args.epochs or math.ceil(least_steps / per_epoch))
         if args.resume:
-            newest = max(self.out.glob(CHECKPOINTS))
-            common.opened("--resume (or --overwrite, to start anew)", newest, self._load)
+            common.opened(
+                "--resume (or --overwrite, to start anew)",
+                max(self.out.glob(CHECKPOINTS)), self._load,
+            )  # fmt: skip
             print(f"resumed    at step {self.step}")
         print(
             f"plan       {self.planned} steps, {per_epoch} per epoch, lr {args.lr:g}, "
@@ -318,8 +320,9 @@ class Run:
 
     def _load(self, path):
         """What `_save_checkpoint` wrote; one of an earlier version raises something."""
-        saved = torch.load(path, map_location="cpu", weights_only=True)
-        self.step, self.state, (weights, moments), scale = saved
+        self.step, self.state, (weights, moments), scale = torch.load(
+            path, "cpu", weights_only=True
+        )
         if min(scale, self.loss_scale) > 1:  # else one of the two runs has none
             self.loss_scale = scale
         set_state_dict(

@@ -11,6 +11,7 @@ import common
 import grpo_rubric
 from jobs import files_of_jobs, job
 from parts import grpo, rollouts, runs
+from parts.answers import load_policy
 from parts.files import UserError
 from parts.sampling import sample
 from tiny import (
@@ -63,7 +64,7 @@ def opened(world, *flags):
     """What an update needs: 16 answers in 4 groups, with log-probs that are not the policy's."""
     args = grpo_rubric.parse_args(command(world, "runs/none", *flags))
     run, tokenizer = runs.Run("grpo_rubric", args, ()), common.load_tokenizer(world["MODEL"])
-    policy, reference = rollouts.load_policy(args, run)
+    policy, reference = load_policy(run, args.beta)
     optimizer = run.start({"policy": policy}, tokenizer, (1e-3,) * 3, 5, [[1]])
     run.step = 1
     prompts = [tokenizer.encode(f"Ask {i}.") for i in range(4)]
