@@ -50,7 +50,7 @@ from common import (
     load_tokenizer,
     render,
 )
-from parts import engine, grpo, rollouts, runs
+from parts import engine, grpo, rollouts
 from parts.answers import load_policy, prompt_room, scored
 from parts.files import (
     OUT_OF_MEMORY,
@@ -342,12 +342,12 @@ def write_episodes(run, split, episodes):
         run.write("rollouts.jsonl", [{"split": split, **row, "tokens": e.tokens()}])
 
 
-def evaluate(args, run, guard, player, make):
+def evaluate(args, run, player, make):
     """Play and log an episode from each validation seed; the first one is shown."""
     env, seeds = make(), range(VAL_SEEDS, VAL_SEEDS + args.val_episodes)
     episodes = play(args, make, seeds, player, args.eval_temperature, args.seed)
     metrics = scores(episodes, env) | rollouts.val_row(*lengths(episodes))
-    guard.evaluation(
+    run.evaluation(
         metrics | episode_row(episodes),
         [{"prompt": env.name, "answer": episodes[0].transcript()}],
     )
@@ -388,7 +388,7 @@ def main(argv=None):
     if args.command == "play":
         return play_command(args, make)
     env, g = make(), args.group_size
-    run = runs.Run("grpo_agent", args, HEADLINE)
+    run = rollouts.WatchedRun("grpo_agent", args, HEADLINE)
     judge = Judge(args, args.out) if args.reward == "ruler" else None
     tokenizer = load_tokenizer(args.model)
     policy, reference = load_policy(run, args.beta)
@@ -396,7 +396,7 @@ def main(argv=None):
     optimizer = run.start({"policy": policy}, tokenizer, RATES, STEPS, [opening])
     print(f"step       {args.groups_per_batch} seeds × {g} episodes of {env.name}, each of at most "
           f"{env.max_turns} turns")  # fmt: skip
-    guard = rollouts.Guard(run, args.val_episodes)
+    run.watch(args.val_episodes)
     player = engine.sampler(args, run), policy, tokenizer
     if run.step == 0:
         seeds = training_seeds(args, 0)[: 2 * g]
@@ -406,7 +406,7 @@ def main(argv=None):
             raise UserError(f"--max-length {args.max_length}: no opening fits in it with a turn")
         run.forecast(1 / args.groups_per_batch)  # two groups; an update takes as long again
         rollouts.preflight(run, policy, reference, tokenizer, tensors(rows, run.device))
-        evaluate(args, run, guard, player, make)
+        evaluate(args, run, player, make)
 
     for step in run.steps():
         # (1) rollout: G episodes from each of P seeds; all live ones take a turn together
@@ -430,14 +430,14 @@ def main(argv=None):
         metrics |= rollouts.length_row(*lengths(episodes), int(b["attention_mask"].sum()))
         if getattr(env, "prose", True):
             metrics |= rollouts.text_row(["\n".join(e.texts()) for e in episodes])
-        guard.log(metrics)
+        run.log(metrics)
         write_episodes(run, "train", episodes)
         # (5) now and then: episodes from held-out seeds; the alarms of watch.py
         if run.evaluates(step):
-            evaluate(args, run, guard, player, make)
-        guard.end_step()
+            evaluate(args, run, player, make)
+        run.end_step()
 
-    return guard.finish(
+    return run.finish(
         "grpo_agent.py", "play", "--env", args.env, "--env-args", args.env_args,
         "--policy", args.out, "--seed", str(TEST_SEEDS), "--episodes", "128",
     )  # fmt: skip

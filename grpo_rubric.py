@@ -55,7 +55,7 @@ from common import (
     load_config,
     load_tokenizer,
 )
-from parts import engine, grpo, rollouts, runs
+from parts import engine, grpo, rollouts
 from parts.answers import load_policy, prompt_room, scored
 from parts.files import (
     OUT_OF_MEMORY,
@@ -215,7 +215,7 @@ def write_answers(run, split, b, advantages=None):
 
 def main(argv=None):
     args = parse_args(argv)
-    run = runs.Run("grpo_rubric", args, HEADLINE)
+    run = rollouts.WatchedRun("grpo_rubric", args, HEADLINE)
     tokenizer = load_tokenizer(args.model)
     train, val, test = load_data(args, tokenizer)
     graders = grpo.Graders(args, run, train, val + test)
@@ -227,7 +227,7 @@ def main(argv=None):
     optimizer = run.start({"policy": policy}, tokenizer, RATES, per_epoch, encoded)
     print(f"step       {p} prompts × {g} answers = {p * g}, in {min(args.num_substeps, p)} optimiser steps; "
           f"validation by {graders.metric}")  # fmt: skip
-    guard = rollouts.Guard(run, len(val))
+    run.watch(len(val))
     if run.step == 0:
         b = answer(args, models, train[:2], g, args.reward, args.temperature, args.seed)
         rollouts.preflight(run, policy, reference, tokenizer, b)
@@ -236,7 +236,7 @@ def main(argv=None):
         advantages_PG = grpo.group_advantages(rewards_PG, args.scale)
         grpo.show_group(g, b["grades"], b["rewards"], advantages_PG[0])
         if val:
-            guard.evaluation(*evaluate(args, run, models, val, "val"))
+            run.evaluation(*evaluate(args, run, models, val, "val"))
 
     for step in run.steps():
         # (1) rollout: G answers to each of P prompts, log-probs kept
@@ -252,19 +252,19 @@ def main(argv=None):
         advantages = advantages_PG.view(-1)
         metrics = grpo.update(args, run, policy, reference, optimizer, b, groups, advantages, names)
         metrics |= grpo.group_row(rewards_PG, advantages_PG) | rollout_row(b)
-        guard.log({"epoch": epoch, **metrics, **graders.spent()})
+        run.log({"epoch": epoch, **metrics, **graders.spent()})
         write_answers(run, "train", b, advantages.tolist())
         # (5) now and then: answers to held-out prompts; the alarms of watch.py
         if val and run.evaluates(step):
-            guard.evaluation(*evaluate(args, run, models, val, "val"))
-        guard.end_step()
+            run.evaluation(*evaluate(args, run, models, val, "val"))
+        run.end_step()
 
     if test and not run.unfinished():  # of the weights that are saved, on rows that chose nothing
-        guard.restore_best()
+        run.restore_best()
         metrics, _ = evaluate(args, run, models, test, "test")
         run.log(metrics)
         print(f"test       score {shown_value(metrics, 'test/score')}, n = {len(test)}")
-    return guard.finish("watch.py", args.out)
+    return run.finish("watch.py", args.out)
 
 
 if __name__ == "__main__":

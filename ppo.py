@@ -60,7 +60,7 @@ from common import (
     load_tokenizer,
     same_shape,
 )
-from parts import engine, rollouts, runs
+from parts import engine, rollouts
 from parts.answers import (
     MOST_PROMPTS,
     load_policy,
@@ -369,12 +369,12 @@ def rollout_row(args, b, kl_ref, kl_coef):
     }  # fmt: skip
 
 
-def evaluate(args, guard, models, gold, rows):
+def evaluate(args, run, models, gold, rows):
     """Log score, gold and KL of one answer to each validation prompt, at the training temperature,
     which the KL needs, and with the same random numbers each time."""
     if not rows:
         return
-    answers, b = rollouts.draw(guard.run, models, rows, args.seed)
+    answers, b = rollouts.draw(run, models, rows, args.seed)
     answered = rows, [row["prompt"] for row in rows], answers.texts
     metrics = scored("val/score", score_answers(models.reward, reward_flag(args), *answered))
     if gold:
@@ -382,7 +382,7 @@ def evaluate(args, guard, models, gold, rows):
     if args.beta:
         metrics["val/kl"] = (b["logps"] - b["ref_logps"]).sum(1).mean().item()
     samples = [{"prompt": p, "answer": a} for _, p, a in list(zip(*answered))[:2]]
-    guard.evaluation(metrics | rollouts.val_row(*rollouts.lengths_of(b)), samples)
+    run.evaluation(metrics | rollouts.val_row(*rollouts.lengths_of(b)), samples)
 
 
 # ---- the run ----
@@ -390,7 +390,7 @@ def evaluate(args, guard, models, gold, rows):
 
 def main(argv=None):
     args = parse_args(argv)
-    run = runs.Run("ppo", args, HEADLINE)
+    run = rollouts.WatchedRun("ppo", args, HEADLINE)
     # prompts and functions are read before a model is loaded
     tokenizer = load_tokenizer(args.model)
     room = prompt_room(args, load_config(args.model))
@@ -404,13 +404,13 @@ def main(argv=None):
     own_lr = {} if critic.head.weight.any() else {critic.head: HEAD_LR}  # of a fresh head
     per_epoch = len(train) / args.rollouts
     optimizer = run.start(modules, tokenizer, RATES, per_epoch, map(models.encode, train), own_lr)
-    guard = rollouts.Guard(run, len(val))
+    run.watch(len(val))
     if run.step == 0:  # not resumed
         rows, _ = rollouts.prompts_of_step(train, args.rollouts, args.seed, 1)
         preflight(args, run, models, rows)
         run.forecast(1 / 2)  # about half of what a step takes: it has no update
         run.state["kl_coef"] = args.beta
-        evaluate(args, guard, models, gold, val)
+        evaluate(args, run, models, gold, val)
 
     for step in run.steps():
         # (1) rollout: one answer to each prompt, its log-probs under policy and reference
@@ -465,7 +465,7 @@ def main(argv=None):
             lr = run.set_lr(step)  # warm-up, then --schedule
             optimizer.step()
             means.steps.append({"loss": loss, "grad_norm": grad_norm, "lr": lr})
-        guard.log({"epoch": epoch, **means.row(), **rollout_row(args, b, kl_ref, kl_coef)})
+        run.log({"epoch": epoch, **means.row(), **rollout_row(args, b, kl_ref, kl_coef)})
         if (step - 1) % ROLLOUTS_EVERY == 0:
             columns = zip(b["prompts"], b["texts"], b["scores"], kl.sum(1), b["finished"])
             keys = "prompt", "answer", "reward", "kl", "finished"
@@ -474,10 +474,10 @@ def main(argv=None):
         run.state["kl_coef"] = adapted_kl_coef(kl_coef, kl_ref, args.kl_target)
         # (8) now and then: score, gold and KL on validation prompts; the alarms of watch.py
         if run.evaluates(step):
-            evaluate(args, guard, models, gold, val)
-        guard.end_step()  # ends the loop if an alarm says so
+            evaluate(args, run, models, gold, val)
+        run.end_step()  # ends the loop if an alarm says so
     gold = args.gold or args.reward_fn
-    return guard.finish(
+    return run.finish(
         "evaluate.py", "compare", "--model", args.model, args.out, *["--chat"] * args.chat,
         "--prompts", args.prompts,
         *(("--gold", gold) if gold else ("--reward-model", args.reward_model)),

@@ -31,6 +31,7 @@ from parts.files import UserError, number
 from parts.messages import hash_fraction, prompt_key
 from parts.pairs import read_texts
 from parts.parallel import adapter_off
+from parts.runs import Run
 from parts.sampling import ROWS, rollout_tensors
 
 MANY_CUT = 0.05  # share of cut answers beyond which the limit should be raised
@@ -241,69 +242,67 @@ def answers_row(b):
 # ---- validation: which weights are written, and when the run ends ----
 
 
-class Guard:
-    """Connects a run to the alarms of watch.py: prints them, keeps the weights that validate best,
-    and ends the run when a rule says so. Both lie in `run.state`, so a resumed run goes on alike.
+class WatchedRun(Run):
+    """A run with the alarms of watch.py: prints them, keeps the weights that validate best, and ends
+    when a rule says so. Both lie in `state`, so a resumed run goes on alike."""
 
-    n   validation rows; with fewer than LEAST_VALIDATION the last weights are written
-    """
+    def watch(self, n):
+        """To be called before the first evaluation.
 
-    def __init__(self, run, n):
-        self.run = run
-        run.state.setdefault("best", None)  # {"step", "weights"}; weights on rank 0 alone
+        n   validation rows; with fewer than LEAST_VALIDATION the last weights are written
+        """
+        self.state.setdefault("best", None)  # {"step", "weights"}; weights on rank 0 alone
         default = "best" if n >= LEAST_VALIDATION else "last"
-        self.restore = run.args.restore or default if n else "last"
+        self.restore = self.args.restore or default if n else "last"
         print(f"validation {n} rows; the {self.restore} weights are saved (--restore)")
-        print(f"watch      {watch.promise(run.args, n > 0)}")
-        if run.step:  # resumed: with more --judge-budget or another --target it may go on
+        print(f"watch      {watch.promise(self.args, n > 0)}")
+        if self.step:  # resumed: with more --judge-budget or another --target it may go on
             self.end_step()
 
     def log(self, row):
         """One row of metrics.jsonl; in step 1 with a hint where many answers are cut."""
-        self.run.log(row)
-        share = row["length/truncated_frac"]
-        if self.run.step == 1 and share > MANY_CUT:
+        super().log(row)
+        share = row.get("length/truncated_frac", 0)
+        if self.step == 1 and share > MANY_CUT:
             parallel.say(f"step 1: {share:.0%} of the answers were cut; raise --max-new-tokens")
 
     def evaluation(self, metrics, samples):
         """Log an evaluation; keep a copy of the weights if it is the best so far."""
-        run = self.run
-        run.evaluation(metrics, samples)
-        best_step = parallel.gather([watch.best_step(run.rows())])[0]
-        if self.restore == "best" and best_step == run.step:
-            weights = get_model_state_dict(run.policy, options=parallel.TRAINED)
-            run.state["best"] = {"step": run.step, "weights": copy.deepcopy(weights)}
+        super().evaluation(metrics, samples)
+        best_step = parallel.gather([watch.best_step(self.rows())])[0]
+        if self.restore == "best" and best_step == self.step:
+            weights = get_model_state_dict(self.policy, options=parallel.TRAINED)
+            self.state["best"] = {"step": self.step, "weights": copy.deepcopy(weights)}
 
     def end_step(self):
         """Print this step's alarms; end the run if a rule says so, or if a step as dear as the
         dearest of the last three rows would exceed --judge-budget. To be asked when all rows of the
         step are in."""
-        run = self.run
-        rows, budget = run.rows(), vars(run.args).get("judge_budget")
-        for alarm in watch.alarms(rows, run.args):
-            if alarm.step == run.step:
+        rows, budget = self.rows(), vars(self.args).get("judge_budget")
+        for alarm in watch.alarms(rows, self.args):
+            if alarm.step == self.step:
                 parallel.say(str(alarm))
         usd = [row["judge/usd"] for row in rows if row.get("judge/usd")]
-        reason = watch.stop_reason(rows, run.args)
+        reason = watch.stop_reason(rows, self.args)
         if budget and sum(usd) + max(usd[-3:], default=0) > budget:
             reason = reason or "judge_budget"
-        run.state["ended"] = parallel.gather([reason])[0]  # of rank 0, which has the rows
+        self.state["ended"] = parallel.gather([reason])[0]  # of rank 0, which has the rows
 
     def restore_best(self):
         """Put back the best weights, if any were kept; returns the step that the weights are from."""
-        run, best = self.run, self.run.state["best"]
-        if not best or run.unfinished():
-            return run.step
+        best = self.state["best"]
+        if not best or self.unfinished():
+            return self.step
         several = parallel.world() > 1  # rank 0 sends them to the others
         options = StateDictOptions(full_state_dict=True, strict=False, broadcast_from_rank0=several)
-        set_model_state_dict(run.policy, best["weights"], options=options)
+        set_model_state_dict(self.policy, best["weights"], options=options)
         return best["step"]
 
     def finish(self, *next):
         """`Run.finish` with the best weights. The exit status is watch's if a rule ended the run."""
-        run, step, ended = self.run, self.restore_best(), self.run.state["ended"]
+        step, ended = self.restore_best(), self.state["ended"]
         if ended:
-            print(f"stopped after step {run.step}: {ended}")
+            print(f"stopped after step {self.step}: {ended}")
         start = ": no step improved on the start" * (step == 0)
         print(f"saved are the {self.restore} weights, of step {step}{start}")
-        return run.finish(*next, step=step) or watch.STOPS.get(ended, 0)
+        return super().finish(*next, step=step) or watch.STOPS.get(ended, 0)

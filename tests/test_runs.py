@@ -65,7 +65,7 @@ class Toy:
         run.state.setdefault("last", torch.zeros(2))
         if run.step == 0:
             run.evaluation({"eval/loss": 2.0, "val/gold": None}, [{"prompt": "p", "answer": "é 0"}])
-        else:  # as rollouts.Guard does
+        else:  # as rollouts.WatchedRun does
             run.state["ended"] = self.reason(run)
         for step in run.steps():
             optimizer.zero_grad()
