@@ -56,7 +56,7 @@ from common import (
     load_tokenizer,
 )
 from parts import engine, grpo, rollouts
-from parts.answers import load_policy, prompt_room, scored
+from parts.answers import load_policy, prompt_room, score_answers, scored
 from parts.files import (
     OUT_OF_MEMORY,
     UserError,
@@ -176,7 +176,8 @@ def evaluate(args, run, models, rows, name):
     metrics = rollouts.val_row(*rollouts.lengths_of(b)) | grpo.mean_row("val/score", scores)
     metrics["val/n"] -= scores.count(None)
     if graders.gold:
-        metrics |= scored("val/gold", graders.gold_scores(rows, b["texts"]))
+        scores = score_answers(graders.gold, "--gold", *grpo.given(rows), b["texts"])
+        metrics |= scored("val/gold", scores)
     write_answers(run, name, b)
     shown = [*zip(b["rows"], b["texts"])][:2]
     samples = [{"prompt": row.prompt, "answer": text} for row, text in shown]

@@ -281,20 +281,6 @@ class Models:
         return *self.policy(*rows, temperature), *values
 
 
-def load_models(args, run, tokenizer, room):
-    """The reward, which is frozen; policy and critic, which are trained; the policy's start."""
-    if args.reward_fn:
-        reward = load_function(args.reward_fn, "--reward-fn")
-    else:
-        reward = reward_function(args.reward_model, run.device, run.dtype, args.micro_tokens)
-        reward.check_room(room + args.max_new_tokens, args.max_new_tokens)
-    kind = PolicyWithValues if args.critic == "shared" else Policy
-    policy, reference = load_policy(run, args.beta, kind)
-    critic = load_critic(args, run, reward, tokenizer) if args.critic == "separate" else policy
-    sample = engine.sampler(args, run)
-    return Models(policy, critic, reference, reward, tokenizer, room, sample)
-
-
 # ---- the rollout ----
 
 
@@ -355,18 +341,7 @@ def preflight(args, run, models, rows):
           f"trained on is (score − {mean:.4g}) / {deviation:.4g}, the critic starts at {expected:.3g}")  # fmt: skip
 
 
-# ---- what is logged ----
-
-
-def rollout_row(args, b, kl_ref, kl_coef):
-    """The metrics of a rollout: means over its answers, and explained_variance over its actions."""
-    kls = {"kl/ref": kl_ref, "kl/coef": kl_coef} if kl_coef else {}
-    return {
-        "reward/mean": b["scores"].mean().item(), "reward/std": b["scores"].std().item(),
-        "reward/unscored_frac": 1 - len(b["texts"]) / args.rollouts, **kls,
-        "explained_variance": explained_variance(b["returns"], b["values"], b["mask"]),
-        **rollouts.answers_row(b),
-    }  # fmt: skip
+# ---- evaluation ----
 
 
 def evaluate(args, run, models, gold, rows):
@@ -398,8 +373,17 @@ def main(argv=None):
     rows = read_prompts(args.prompts, "--prompts")
     train, val, _ = rollouts.split_prompts(args, tokenizer, rows, f"--prompts {args.prompts}")
     val = some_prompts(val, MOST_PROMPTS)
-    models = load_models(args, run, tokenizer, room)
-    policy, critic = models.policy, models.critic
+    # the models: the reward, which is frozen; policy and critic, which are trained; the policy's start
+    if args.reward_fn:
+        reward = load_function(args.reward_fn, "--reward-fn")
+    else:
+        reward = reward_function(args.reward_model, run.device, run.dtype, args.micro_tokens)
+        reward.check_room(room + args.max_new_tokens, args.max_new_tokens)
+    kind = PolicyWithValues if args.critic == "shared" else Policy
+    policy, reference = load_policy(run, args.beta, kind)
+    critic = load_critic(args, run, reward, tokenizer) if args.critic == "separate" else policy
+    sample = engine.sampler(args, run)
+    models = Models(policy, critic, reference, reward, tokenizer, room, sample)
     modules = {"policy": policy} if critic is policy else {"policy": policy, "critic": critic}
     own_lr = {} if critic.head.weight.any() else {critic.head: HEAD_LR}  # of a fresh head
     per_epoch = len(train) / args.rollouts
@@ -465,7 +449,14 @@ def main(argv=None):
             lr = run.set_lr(step)  # warm-up, then --schedule
             optimizer.step()
             means.steps.append({"loss": loss, "grad_norm": grad_norm, "lr": lr})
-        run.log({"epoch": epoch, **means.row(), **rollout_row(args, b, kl_ref, kl_coef)})
+        kls = {"kl/ref": kl_ref, "kl/coef": kl_coef} if kl_coef else {}
+        run.log({
+            "epoch": epoch, **means.row(),
+            "reward/mean": b["scores"].mean().item(), "reward/std": b["scores"].std().item(),
+            "reward/unscored_frac": 1 - n / args.rollouts, **kls,
+            "explained_variance": explained_variance(b["returns"], b["values"], b["mask"]),
+            **rollouts.answers_row(b),
+        })  # fmt: skip
         if (step - 1) % ROLLOUTS_EVERY == 0:
             columns = zip(b["prompts"], b["texts"], b["scores"], kl.sum(1), b["finished"])
             keys = "prompt", "answer", "reward", "kl", "finished"

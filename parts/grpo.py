@@ -14,7 +14,7 @@ import torch
 
 from common import same_shape
 from parts import parallel, rollouts
-from parts.answers import score_answers, scores_by
+from parts.answers import scores_by
 from parts.files import UserError, load_function, number
 from parts.grading import ALONE, add_ruler_arguments, grade_answers, ruler_groups
 from parts.judging import Judge, add_judge_arguments, conversation
@@ -303,10 +303,6 @@ class Graders:
                 only = name == "checks"
                 grades[name] = grade_answers(rubrics, texts, self.judge, checks_only=only)
         return parallel.gather([grades])[0]
-
-    def gold_scores(self, rows, texts):
-        """Scores by --gold."""
-        return score_answers(self.gold, "--gold", *given(rows), texts)
 
     def spent(self):
         """The judge's metrics since the last call."""
