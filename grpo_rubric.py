@@ -176,7 +176,7 @@ def evaluate(args, run, models, rows, name):
     metrics = rollouts.val_row(*rollouts.lengths_of(b)) | grpo.mean_row("val/score", scores)
     metrics["val/n"] -= scores.count(None)
     if graders.gold:
-        scores = score_answers(graders.gold, "--gold", *grpo.given(rows), b["texts"])
+        scores = score_answers(graders.gold, "--gold", *grpo.rows_and_prompts(rows), b["texts"])
         metrics |= scored("val/gold", scores)
     write_answers(run, name, b)
     shown = [*zip(b["rows"], b["texts"])][:2]

@@ -279,8 +279,9 @@ class Graders:
         if ".py:" in (args.reward_model or ""):
             self.model = load_function(args.reward_model, "--reward-model")
         elif args.reward_model:
-            settings = args.reward_model, run.device, run.dtype, args.micro_tokens
-            self.model = reward_function(*settings)
+            self.model = reward_function(
+                args.reward_model, run.device, run.dtype, args.micro_tokens
+            )
             self.model.check_room(args.max_length, args.max_new_tokens)
 
     def grade(self, rows, texts, names):
@@ -293,15 +294,14 @@ class Graders:
         for name in () if parallel.rank() else names:
             if name == "model":
                 # a model has none for an answer that it does not read to its end
-                scores = scores_by(self.model, "--reward-model", *given(rows), texts)
+                scores = scores_by(self.model, "--reward-model", *rows_and_prompts(rows), texts)
                 grades[name] = [Grade(x, error=UNSCORED if x is None else None) for x in scores]
             elif name == "ruler":
                 talks = [conversation(row["prompt"], text) for row, text in zip(rows, texts)]
                 references = [rubric.reference for rubric in rubrics]
                 grades[name] = ruler_grades(self.args, self.judge, talks, references)
             else:
-                only = name == "checks"
-                grades[name] = grade_answers(rubrics, texts, self.judge, checks_only=only)
+                grades[name] = grade_answers(rubrics, texts, self.judge, name == "checks")
         return parallel.gather([grades])[0]
 
     def spent(self):
@@ -312,7 +312,7 @@ class Graders:
         return parallel.gather([self.judge.metrics(before)])[0]  # of rank 0, which asks for all
 
 
-def given(rows):
+def rows_and_prompts(rows):
     """What a function that scores gets of rows: themselves as they stood in the file, and their
     prompts as the policy reads them."""
     return [row["rubric"].raw for row in rows], [row["prompt"] for row in rows]

@@ -142,10 +142,8 @@ class Run:
             )
         self.record["encoded"] = hashlib.sha256(ids).hexdigest()
         if args.resume and self.old.get("encoded") != self.record["encoded"]:
-            raise UserError(
-                "--resume: the rows are other tokens now: "
-                "the data, the tokenizer or its library changed"
-            )
+            raise UserError("--resume: the rows are other tokens now: "
+                            "the data, the tokenizer or its library changed")  # fmt: skip
         for module in modules.values():
             if args.grad_checkpoint:
                 parallel.recompute_activations(module.model)
@@ -168,10 +166,8 @@ class Run:
                 max(self.out.glob(CHECKPOINTS)), self._load,
             )  # fmt: skip
             print(f"resumed    at step {self.step}")
-        print(
-            f"plan       {self.planned} steps, {per_epoch} per epoch, lr {args.lr:g}, "
-            f"on {self.device} in {self.dtype}"
-        )
+        print(f"plan       {self.planned} steps, {per_epoch} per epoch, lr {args.lr:g}, "
+              f"on {self.device} in {self.dtype}")  # fmt: skip
         all_sum(0)  # all ranks have looked at the folder as it was
         self.last = time.perf_counter()
         return self.optimizer
@@ -339,10 +335,8 @@ class Run:
             write_json(self.out / "args.json", self.record)  # with what was measured at the end
         all_sum(0)  # no rank leaves before the folder is complete
         if self.unfinished():
-            print(
-                f"stopped after step {self.step} of {self.planned}; its weights are in {self.out}\n"
-                "continue with the same command and --resume"
-            )
+            print(f"stopped after step {self.step} of {self.planned}; its weights are in {self.out}\n"
+                  "continue with the same command and --resume")  # fmt: skip
             return self.caught and 128 + self.caught
         self.step, numbers = min(step, self.step), []
         for key in self.headline:
