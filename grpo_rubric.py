@@ -42,6 +42,7 @@ Reference    Shao et al. 2024, arXiv 2402.03300, eq. 3 (GRPO); DAPO: 2503.14476;
 Axes         P prompts, G answers per prompt, N = P·G, T tokens
 """
 
+import random
 from dataclasses import asdict, dataclass
 
 import numpy as np
@@ -67,8 +68,9 @@ from parts.files import (
     trainer_parser,
 )
 from parts.grading import order_difference
-from parts.pairs import add_split_arguments
-from parts.rubrics import read_rubrics
+from parts.messages import prompt_key
+from parts.pairs import read_texts
+from parts.rubrics import SPLITS, read_rubrics
 
 RATES = 3e-4, 1e-5, 2e-4  # below 100 M parameters, above (both run: reports/), with LoRA (a guess)
 HEADLINE = "val/score", "val/gold", "reward/mean"  # before and after
@@ -81,10 +83,12 @@ def parse_args(argv=None):
         "grpo_rubric.py --data FILE [--judge-base-url URL --judge-model MODEL] [flags]",
         "GRPO: prompts with rubrics in, an aligned model out.", "runs/grpo_rubric", RATES,
     )  # fmt: skip
-    add = parser.add_argument
+    add, share = parser.add_argument, number(above=0, below=1)
     # fmt: off
     add("--data", type=existing_file, default="data/rubrics.json", help="rubric file, JSON or JSONL: prompts with criteria")
-    add_split_arguments(parser)  # --eval-fraction, if the file has no split; --chat
+    add("--train-ratio", type=share, help="share of rows to train on, if the file has no split (default: 0.8; few rows: 0.5)")
+    add("--data-seed", type=number(int, at_least=0), default=42, help="seed of that split")
+    add("--chat", action="store_true", help="make a prompt given as text a user's message; otherwise it is continued")
     add("--system", help="system message before every prompt")
     add("--eval-temperature", type=number(at_least=0), default=0.0, help="temperature of validation answers; 0 is greedy")
     # fmt: on
@@ -102,14 +106,35 @@ def parse_args(argv=None):
 
 
 def load_data(args, tokenizer):
-    """(training, validation, test rows): {"prompt": as the policy reads it, text or messages, "ids":
-    its tokens, of a long one the end, "rubric": a `rubrics.Row`}"""
-    room = prompt_room(args, load_config(args.model))
-    rows = [
-        {"prompt": row.prompt, "group": row.raw.get("group"), "split": row.split, "rubric": row}
-        for row in read_rubrics(args.data, args.allow_code_execution)
-    ]
-    parts = rollouts.split_prompts(args, tokenizer, rows, f"--data {args.data}")
+    """(training, validation, test rows): by the file's own split, else shuffled by --data-seed and
+    cut. Held-out rows whose prompt is also trained on are left out, counted. A row is
+
+    {"prompt": as the policy reads it, text or messages, "ids": its tokens, of a long one the end,
+    "rubric": a `rubrics.Row`}
+    """
+    room, rows = prompt_room(args, load_config(args.model)), []
+    for row in read_rubrics(args.data, args.allow_code_execution):
+        rows.append({"prompt": row.prompt, "group": row.raw.get("group"), "rubric": row})
+    read_texts(tokenizer, rows, args.chat)
+    if not rows[0]["rubric"].split:
+        random.Random(args.data_seed).shuffle(rows)
+        enough = 1 - 2 * rollouts.LEAST_VALIDATION / len(rows)
+        n = int(len(rows) * (args.train_ratio or min(0.8, max(0.5, enough)))) or 1
+        middle = n + (len(rows) - n) // 2
+        train, *held_out = rows[:n], rows[n:middle], rows[middle:]
+    elif args.train_ratio:
+        raise UserError(f"--train-ratio: {args.data} has a split of its own")
+    else:
+        train, *held_out = ([r for r in rows if r["rubric"].split == name] for name in SPLITS)
+    trained = {*map(prompt_key, train)}
+    val, test = ([row for row in part if prompt_key(row) not in trained] for part in held_out)
+    left_out = sum(map(len, held_out)) - len(val) - len(test)
+    print(f"rows       training {len(train)}, validation {len(val)}, "
+          f"test {len(test)}; left out, for they are trained on: {left_out}")  # fmt: skip
+    if not train:
+        raise UserError(f"--data {args.data}: no row to train on")
+    if "checks" in args.reward and not all(map(grpo.has_checks, train)):
+        raise UserError("--reward checks: a training row has no check that earns points")
     for row in rows:
         place = f"{args.data}, {row['rubric'].place}"
         if args.system:
@@ -120,9 +145,7 @@ def load_data(args, tokenizer):
             row["ids"] = encode_prompt(tokenizer, row["prompt"], room)
         except Refused as error:
             raise UserError(f"--data {place}: {error}") from None
-    if "checks" in args.reward and not all(map(grpo.has_checks, parts[0])):
-        raise UserError("--reward checks: a training row has no check that earns points")
-    return parts
+    return train, val, test
 
 
 # ---- rollouts and evaluation ----

@@ -61,15 +61,7 @@ from common import (
     same_shape,
 )
 from parts import engine, rollouts
-from parts.answers import (
-    MOST_PROMPTS,
-    load_policy,
-    prompt_room,
-    read_prompts,
-    score_answers,
-    scored,
-    some_prompts,
-)
+from parts.answers import load_policy, prompt_room, score_answers, scored
 from parts.files import (
     OUT_OF_MEMORY,
     UserError,
@@ -370,9 +362,7 @@ def main(argv=None):
     tokenizer = load_tokenizer(args.model)
     room = prompt_room(args, load_config(args.model))
     gold = load_function(args.gold, "--gold")
-    rows = read_prompts(args.prompts, "--prompts")
-    train, val, _ = rollouts.split_prompts(args, tokenizer, rows, f"--prompts {args.prompts}")
-    val = some_prompts(val, MOST_PROMPTS)
+    train, val = rollouts.split_prompts(args, tokenizer)
     # the models: the reward, which is frozen; policy and critic, which are trained; the policy's start
     if args.reward_fn:
         reward = load_function(args.reward_fn, "--reward-fn")

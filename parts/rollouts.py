@@ -26,7 +26,7 @@ from torch.distributed.checkpoint.state_dict import (
 
 import watch
 from parts import engine, parallel
-from parts.answers import check_policy, identity, some_prompts
+from parts.answers import MOST_PROMPTS, check_policy, identity, read_prompts, some_prompts
 from parts.files import UserError, number
 from parts.messages import hash_fraction, prompt_key
 from parts.pairs import read_texts
@@ -54,29 +54,26 @@ def add_rollout_arguments(parser):
 # ---- prompts ----
 
 
-def split_prompts(args, tokenizer, rows, source):
-    """(training, validation, test rows), their texts made what --chat says: by the rows' "split" if
-    they have one; else --eval-fraction of the prompts is held out by hash for validation, of a
-    small file LEAST_VALIDATION, at most half. A prompt that is held out is not trained on.
-
-    source   flag and file, for an error message
-    """
+def split_prompts(args, tokenizer):
+    """(training rows, at most MOST_PROMPTS validation rows) of --prompts: by the rows' "split" if
+    they have one; else --eval-fraction of the prompts is held out by hash, of a small file
+    LEAST_VALIDATION, at most half. A validation prompt is not trained on."""
+    rows = read_prompts(args.prompts, "--prompts")
     read_texts(tokenizer, rows, args.chat)
-    if any(row.get("split") for row in rows):
-        sides = ("train",), ("val", "validation"), ("test",)
-        train, val, test = ([r for r in rows if r.get("split") in names] for names in sides)
+    if any("split" in row for row in rows):
+        train, val = ([r for r in rows if r.get("split") == name] for name in ("train", "val"))
     else:
-        each = {prompt_key(row): row for row in rows}  # each prompt once
+        train, each = rows, {prompt_key(row): row for row in rows}  # each prompt once
         least = min(LEAST_VALIDATION, len(each) // 2) if args.eval_fraction else 0
         n = max(least, sum(hash_fraction(key) < args.eval_fraction for key in each))
-        # one prompt is left to train on, whatever its hash
-        train, val, test = rows, some_prompts(each.values(), min(n, len(each) - 1)), []
-    held = {*map(prompt_key, val + test)}
+        val = some_prompts(each.values(), n)
+    val = some_prompts(val, MOST_PROMPTS)
+    held = [*map(prompt_key, val)]
     train = [row for row in train if prompt_key(row) not in held]
     if not train:
-        raise UserError(f'{source}: none to train on; "split" must be train, val or test')
-    print(f"data       training {len(train)}, validation {len(val)}, test {len(test)}")
-    return train, val, test
+        raise UserError(f'--prompts {args.prompts}: none to train on; "split" must be train or val')
+    print(f"data       {len(rows)} prompts; training {len(train)}, validation {len(val)}")
+    return train, val
 
 
 def prompts_of_step(rows, size, seed, step):

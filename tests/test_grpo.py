@@ -193,21 +193,23 @@ def split_of(path, rows, tokenizer, *flags):
 
 
 def test_the_split(tmp_path, tokenizer):
-    """By the prompt's hash, as in every trainer; of a small file half is held out; a prompt is on one
-    side, whatever its form. A file's own split stays."""
+    """Seeded; of a small file half is held out; a prompt is on one side, whatever its form."""
     rows = [{"prompt": f"Ask {i}.", "rubrics": CHECKS} for i in range(100)]
     path = tmp_path / "a.jsonl"
-    train, val, test = split_of(path, rows, tokenizer)
-    assert len({*train, *val}) == len(train + val) == 100 and test == []
-    assert {*val} == {*split_of(path, rows[::-1], tokenizer)[1]}
-    assert {*val} < {*split_of(path, rows, tokenizer, "--eval-fraction", "0.5")[1]}
-    assert [*map(len, split_of(path, rows[:12], tokenizer))] == [6, 6, 0]
-    twins = [("Ask  7.", "train"), ([user("ask 7.")], "val"), ("Ask 6.", "train"),
+    parts = split_of(path, rows, tokenizer)
+    assert (
+        parts
+        == split_of(path, rows, tokenizer)
+        != split_of(path, rows, tokenizer, "--data-seed", "1")
+    )
+    assert len({prompt for part in parts for prompt in part}) == 100
+    halved = split_of(path, rows, tokenizer, "--train-ratio", "0.5")
+    sizes = [[*map(len, found)] for found in (parts, halved, split_of(path, rows[:12], tokenizer))]
+    assert sizes == [[80, 10, 10], [50, 25, 25], [6, 3, 3]]
+    twins = [("Ask  7.", "train"), ([user("ask 7.")], "val"),
              ("Ask 8.", "val"), ("Ask 9.", "test")]  # fmt: skip
     twins = [{"prompt": prompt, "split": split, "rubrics": CHECKS} for prompt, split in twins]
-    expected = [["Ask 6."], [[user("ask 7.")], "Ask 8."], ["Ask 9."]]
-    assert split_of(path, twins, tokenizer) == expected
-    assert "a.jsonl" in error_of(split_of, path, twins[1:2], tokenizer)
+    assert split_of(path, twins, tokenizer) == [["Ask  7."], ["Ask 8."], ["Ask 9."]]
 
 
 @pytest.mark.parametrize("flags", ["", "--chat"])

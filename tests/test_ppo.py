@@ -11,7 +11,6 @@ from transformers import AutoModelForCausalLM
 
 import ppo
 from parts import files, rollouts
-from parts.answers import read_prompts
 from parts.reward_models import reward_function
 from tiny import (
     CHATML,
@@ -390,8 +389,7 @@ def test_validation_prompts_are_trained_on_nowhere(chat, line, tmp_path, tokeniz
     rows = [{"prompt": x, "i": i} for i in range(40) for x in (f"Ask {i}.", [user(f"ask  {i}.")])]
     prompts = write_rows(tmp_path / "p.jsonl", rows)
     args = ppo.parse_args(line("none", "--eval-fraction 0.3", chat, prompts=prompts))
-    rows = read_prompts(prompts, "--prompts")
-    train, val, _ = rollouts.split_prompts(args, tokenizer, rows, "--prompts")
+    train, val = rollouts.split_prompts(args, tokenizer)
     held, trained = ({row["i"] for row in part} for part in (val, train))
     assert len(held) >= 8 and not held & trained and len(held | trained) == 40
     texts = [row["prompt"] for row in train if isinstance(row["prompt"], str)]

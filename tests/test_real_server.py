@@ -62,7 +62,7 @@ def test_grade_and_ruler_read_every_reply(rubrics, tmp_path):
 
 def test_three_steps_of_grpo(rubrics, tmp_path):
     """Every answer that is not blank has a verdict."""
-    argv = f"""--model {tiny_model("qwen3", tmp_path)} --data {rubrics} --steps 3
+    argv = f"""--model {tiny_model("qwen3", tmp_path)} --data {rubrics} --train-ratio .9 --steps 3
         --group-size 2 --groups-per-batch 2 --max-new-tokens 4 --eval-every 9 --out {tmp_path}/run"""
     assert grpo_rubric.main([*argv.split(), *SERVER]) == 0
     kept = list(read_jsonl(tmp_path / "run" / "rollouts.jsonl"))

@@ -202,6 +202,7 @@ grpo_rubric | --judge-passes 2 | --judge-passes
 grpo_rubric | --ruler-rubric PAIRS | --ruler-rubric
 grpo_rubric | --num-substeps 9 | --num-substeps
 grpo_rubric | --batch-size 30 | --batch-size
+grpo_rubric | --train-ratio 0.5 | --train-ratio
 grpo_rubric | --max-new-tokens 1024 | --max-new-tokens
 grpo_rubric | --baseline 0.5 | --baseline
 grpo_rubric | --reward ruler --judge-budget 1 --judge-base-url http://localhost:1 | --judge-price
