@@ -48,14 +48,15 @@ HEADLINE = "eval/loss", "eval/accuracy", "eval/accuracy_longer"
 # ---- the math ----
 
 
-def bradley_terry_loss(chosen_rewards, rejected_rewards, margin=None, tie=None, center_coef=0.0):
-    """L = −log σ(z) + c·(r_c + r_r)²,   z = r_c − r_r − m;   of a tie half of it, and half with the
-    answers swapped
+def bradley_terry_loss(
+    chosen_rewards, rejected_rewards, margin=None, tie=None, label_smoothing=0.0, center_coef=0.0
+):
+    """L = −(1−ε) log σ(z) − ε log σ(−z) + c·(r_c + r_r)²,   z = r_c − r_r − m
     [Ouyang eq. 1; margin: Touvron eq. 2]
 
     r_c, r_r   chosen_rewards, rejected_rewards  (B,)
-    m          margin            (B,) or None: how much better chosen must score; not at a tie
-    tie        (B,) bool or None
+    m          margin            (B,) or None: how much better chosen must score
+    ε          label_smoothing   chance that the label is wrong; ½ (and m = 0) where tie, (B,) bool
     c          center_coef       pulls their sum towards 0: scores are known up to a constant
     returns    losses            (B,), the loop takes the mean
 
@@ -68,11 +69,11 @@ def bradley_terry_loss(chosen_rewards, rejected_rewards, margin=None, tie=None, 
     """
     same_shape(chosen=chosen_rewards, rejected=rejected_rewards, margin=margin, tie=tie)
     tie = torch.zeros_like(chosen_rewards, dtype=torch.bool) if tie is None else tie
+    epsilon = torch.where(tie, 0.5, label_smoothing)  # (B,)
     z = chosen_rewards - rejected_rewards  # (B,)
     if margin is not None:
         z = z - torch.where(tie, 0.0, margin)
-    losses = -F.logsigmoid(z)
-    losses = torch.where(tie, (losses - F.logsigmoid(-z)) / 2, losses)
+    losses = -(1 - epsilon) * F.logsigmoid(z) - epsilon * F.logsigmoid(-z)
     return losses + center_coef * (chosen_rewards + rejected_rewards) ** 2
 
 
@@ -82,13 +83,13 @@ def pair_metrics(chosen_rewards, rejected_rewards, tie, keys):
     chosen_rewards, rejected_rewards  (B,);  keys  of their prompts
     tie        (B,) bool: a tie is in no mean
     accuracy   share with Δ > 0, equal scores ½; low, high: its 95 % interval, which counts prompts
-    margin     mean Δ
+    margin     mean Δ                          nll        mean −log σ(Δ)
 
     By hand: Δ = 2, −.5, −.2, 0 is one right, two wrong, one equal: accuracy 1.5/4.
     >>> scores = torch.tensor([[2, 1, 0, 0.5], [0, 1.5, 0.2, 0.5]])
     >>> metrics = pair_metrics(*scores, torch.zeros(4, dtype=torch.bool), "abcd")
-    >>> [round(metrics[key], 4) for key in ("accuracy", "margin")]
-    [0.375, 0.325]
+    >>> [round(metrics[key], 4) for key in ("accuracy", "margin", "nll")]
+    [0.375, 0.325, 0.6481]
     """
     same_shape(chosen=chosen_rewards, rejected=rejected_rewards, tie=tie)
     delta = (chosen_rewards - rejected_rewards)[tie == 0].double()  # (n,)
@@ -99,7 +100,7 @@ def pair_metrics(chosen_rewards, rejected_rewards, tie, keys):
     low, high = share_interval(right, [key for key, equal in zip(keys, tie) if not equal])
     return {
         "accuracy": right.mean().item(), "accuracy_low": low, "accuracy_high": high,
-        "margin": delta.mean().item(), **counts,
+        "margin": delta.mean().item(), "nll": -F.logsigmoid(delta).mean().item(), **counts,
     }  # fmt: skip
 
 
@@ -117,6 +118,7 @@ def parse_args(argv=None):
     parser.set_defaults(pairs=["data/prefs_train.jsonl", "data/rank_train.jsonl"])
     add("--margin", help="column that says how much better the chosen answer is: a number, 0 or more (default: no margin)")
     add("--margin-scale", type=number(at_least=0), default=1.0, help="score difference per unit of that column, 0.1 to 1")
+    add("--label-smoothing", type=number(at_least=0, below=0.5), default=0.0, help="chance that a label is wrong, 0 to 0.2")
     add("--center-coef", type=number(at_least=0), default=0.0, help="weight of the pull of scores towards 0, 0.001 to 0.1")
     # fmt: on
     return parser.parse_args(argv)
@@ -196,7 +198,7 @@ def main(argv=None):
             scores = pair_scores(scorer, pairs, part)  # (2, b)
             # (3) loss: Bradley-Terry
             labels = margins[part].to(scores), ties[part].to(run.device)
-            losses = bradley_terry_loss(*scores, *labels, args.center_coef)
+            losses = bradley_terry_loss(*scores, *labels, args.label_smoothing, args.center_coef)
             # (4) update: a sum over this part, divided by the pairs of the whole step
             loss = losses.sum() / len(batch)
             (run.loss_scale * loss).backward()  # the scale is 1 but in fp16

@@ -29,7 +29,7 @@ from tiny import (
 
 ECHO = """
 class Echo:
-    name, val_key, history, max_turns = "echo", "vowels", "all", 3
+    name, val_key, reward_range, history, max_turns = "echo", "vowels", (-0.5, 1), "all", 3
     baselines = {"a": lambda env, rng: "a", "b": lambda env, rng: rng.choice("bc")}
 
     def reset(self, seed):

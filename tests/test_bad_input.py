@@ -133,7 +133,7 @@ dpo reward_train | --seed -1 | --seed
 dpo reward_train | --lora-rank 0.5 | --lora-rank
 dpo reward_train | --eval-fraction 1 | --eval-fraction
 dpo reward_train | --dtype fancy | --dtype ~ bf16
-dpo | --label-smoothing 0.5 | --label-smoothing
+dpo reward_train | --label-smoothing 0.5 | --label-smoothing
 dpo | --beta 0 | --beta
 dpo | --nll-coef nan | --nll-coef
 dpo reward_train | --lrr 1 | --lrr

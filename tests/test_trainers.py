@@ -157,7 +157,7 @@ def test_reward_model_learns_a_separable_set(trained, tmp_path, monkeypatch):
     log = trained(reward_train, rows[:48], CURE, "--steps 40 --lr 2e-3 --eval-pairs", held)
     before, after = (row for row in log if "eval/accuracy" in row)
     assert before["eval/accuracy"] == 0.5  # a zero head: every pair is equal
-    assert (after["eval/accuracy"], after["eval/n"]) == (1.0, 24) and after["eval/loss"] < 0.1
+    assert (after["eval/accuracy"], after["eval/n"]) == (1.0, 24) and after["eval/nll"] < 0.1
     raw = reward_models.reward_function(out, CPU, torch.float32, raw=True)
     first = [rows[i] for i in (0, 12, 24, 36)]
     prompts, *sides = ([row[side] for row in first] for side in ("prompt", "chosen", "rejected"))
