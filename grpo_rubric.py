@@ -43,13 +43,13 @@ Axes         P prompts, G answers per prompt, N = P·G, T tokens
 """
 
 import random
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
+from functools import partial
 
 import numpy as np
 import torch
 
 from common import (
-    Policy,
     Refused,
     batch_indices,
     encode_prompt,
@@ -151,16 +151,6 @@ def load_data(args, tokenizer):
 # ---- rollouts and evaluation ----
 
 
-@dataclass
-class Models:
-    """What takes part in a rollout."""
-
-    policy: Policy
-    tokenizer: object
-    graders: grpo.Graders
-    sample: object  # draws answers, a `sampling.Rollout`: our sampler, or servers
-
-
 def total_reward(weights, grades):
     """(N,) the weighted sum of the scores, NaN where one is missing.
 
@@ -171,30 +161,30 @@ def total_reward(weights, grades):
     return sum(weights.get(name, 1.0) * column for name, column in scores)
 
 
-def answer(args, models, rows, n, names, temperature, seed):
-    """Steps (1) and (2): n answers to the prompt of each row, graded by names of rewards:
+def answer(run, draw, graders, rows, n, names, temperature, seed):
+    """Steps (1) and (2): n answers to the prompt of each row, graded by names of rewards. draw: our
+    sampler, or servers, of the policy; it returns a `sampling.Rollout`.
 
     ids, attention_mask, mask, logps   (N, T)
     rows, texts, finished   lists of N: the rubric of each answer, its text, did it end by itself?
     grades                  {name: N `Grade`s}
     rewards                 (N,) `total_reward`
     """
-    policy, tokenizer = models.policy, models.tokenizer
     prompts = [row["ids"] for row in rows]
-    limits = args.max_new_tokens, temperature
-    drawn = models.sample(policy, tokenizer, prompts, n, *limits, seed)
+    drawn = draw(prompts, n, run.args.max_new_tokens, temperature, seed)
     rows = [row for row in rows for _ in range(n)]
-    grades = models.graders.grade(rows, drawn.texts, names)
-    return rollouts.rollout_tensors(drawn, policy.model.device) | {
-        "rows": [row["rubric"] for row in rows], "texts": drawn.texts, "finished": drawn.finished, "grades": grades,
-        "rewards": total_reward(args.reward, grades),
+    grades = graders.grade(rows, drawn.texts, names)
+    return rollouts.rollout_tensors(drawn, run.device) | {
+        "rows": [row["rubric"] for row in rows], "texts": drawn.texts,
+        "finished": drawn.finished, "grades": grades,
+        "rewards": total_reward(run.args.reward, grades),
     }  # fmt: skip
 
 
-def evaluate(args, run, models, rows, name):
+def evaluate(run, draw, graders, rows, name):
     """({name/…: metric} of one answer to each of the rows, two samples)"""
-    graders = models.graders
-    b = answer(args, models, rows, 1, [graders.metric], args.eval_temperature, args.seed)
+    settings = [graders.metric], run.args.eval_temperature, run.args.seed
+    b = answer(run, draw, graders, rows, 1, *settings)
     scores = [grade.score for grade in b["grades"][graders.metric]]
     metrics = rollouts.val_row(*rollouts.lengths_of(b)) | grpo.mean_row("val/score", scores)
     metrics["val/n"] -= scores.count(None)
@@ -245,7 +235,7 @@ def main(argv=None):
     graders = grpo.Graders(args, run, train, val + test)
 
     policy, reference = load_policy(run, args.beta)
-    models = Models(policy, tokenizer, graders, engine.sampler(args, run))
+    draw = partial(engine.sampler(args, run), policy, tokenizer)
     p, g = min(args.groups_per_batch, len(train)), args.group_size
     per_epoch, encoded = len(train) / p, [row["ids"] for row in train]
     optimizer = run.start({"policy": policy}, tokenizer, RATES, per_epoch, encoded)
@@ -253,21 +243,21 @@ def main(argv=None):
           f"validation by {graders.metric}")  # fmt: skip
     run.watch(len(val))
     if run.step == 0:
-        b = answer(args, models, train[:2], g, args.reward, args.temperature, args.seed)
+        b = answer(run, draw, graders, train[:2], g, args.reward, args.temperature, args.seed)
         rollouts.preflight(run, policy, reference, tokenizer, b)
         run.forecast(2 / p)  # two of the step's p groups
         rewards_PG = torch.from_numpy(b["rewards"]).view(-1, g)
         advantages_PG = grpo.group_advantages(rewards_PG, args.scale)
         grpo.show_group(g, b["grades"], b["rewards"], advantages_PG[0])
         if val:
-            run.evaluation(*evaluate(args, run, models, val, "val"))
+            run.evaluation(*evaluate(run, draw, graders, val, "val"))
 
     for step in run.steps():
         # (1) rollout: G answers to each of P prompts, log-probs kept
         # (2) grade: programs and the judge decide each criterion; one reward per answer
         places, epoch = batch_indices(len(train), p, args.seed, step)
         rows, seed = [train[i] for i in places], args.seed * 10**6 + step
-        b = answer(args, models, rows, g, args.reward, args.temperature, seed)
+        b = answer(run, draw, graders, rows, g, args.reward, args.temperature, seed)
         # (3) advantages: reward − mean of the group
         rewards_PG = torch.from_numpy(b["rewards"]).view(-1, g)
         advantages_PG = grpo.group_advantages(rewards_PG, args.scale)
@@ -280,12 +270,12 @@ def main(argv=None):
         write_answers(run, "train", b, advantages.tolist())
         # (5) now and then: answers to held-out prompts; the alarms of watch.py
         if val and run.evaluates(step):
-            run.evaluation(*evaluate(args, run, models, val, "val"))
+            run.evaluation(*evaluate(run, draw, graders, val, "val"))
         run.end_step()
 
     if test and not run.unfinished():  # of the weights that are saved, on rows that chose nothing
         run.restore_best()
-        metrics, _ = evaluate(args, run, models, test, "test")
+        metrics, _ = evaluate(run, draw, graders, test, "test")
         run.log(metrics)
         print(f"test       score {shown_value(metrics, 'test/score')}, n = {len(test)}")
     return run.finish("watch.py", args.out)
