@@ -18,7 +18,6 @@ from parts.answers import scores_by
 from parts.files import UserError, load_function, number
 from parts.grading import ALONE, add_ruler_arguments, grade_answers, ruler_groups
 from parts.judging import Judge, add_judge_arguments, conversation
-from parts.pairs import share_interval
 from parts.parallel import adapter_off
 from parts.reward_models import reward_function
 from parts.rubrics import Grade
@@ -325,18 +324,31 @@ def scores_of(grades):
 
 
 def mean_row(key, scores):
-    """{key: mean, key_low and key_high: its interval, within [0, 1]} of shares of rubrics, one of
-    each prompt; None is in no mean. ± 1.96 standard errors left [0, 1], and was nothing where all
-    scores are equal.
+    """{key: mean, key_low and key_high: its 95 % interval, within [0, 1]} of shares of rubrics, one
+    of each prompt; None is in no mean.
+
+    Wilson's interval, for as many yes or no rows as the shares are worth: mean·(1 − mean)/variance,
+    where one of the prompts counts with the largest variance there is. (± 1.96 standard errors left
+    [0, 1], and was nothing where all scores are equal.)
 
     >>> [round(x, 2) for x in mean_row("val/score", [1.0, 1.0, 1.0, 1.0, None]).values()]
     [1.0, 0.51, 1.0]
+    >>> [round(x, 2) for x in mean_row("val/score", [0.4, 0.6] * 20).values()]
+    [0.5, 0.46, 0.54]
     """
-    rated = [x for x in scores if x is not None]
-    if not rated:
+    rated = np.array([x for x in scores if x is not None])
+    if not len(rated):
         return {key: None}
-    low, high = share_interval(rated, range(len(rated)))
-    return {key: sum(rated) / len(rated), f"{key}_low": low, f"{key}_high": high}
+    n, mean = len(rated), rated.mean().item()
+    spread = mean * (1 - mean)
+    worth = n**2 * spread / ((n - 1) * rated.var().item() + spread) if 0 < mean < 1 else n
+    a = 3.841459 / worth  # z²/n
+    middle, half = mean + a / 2, (a * spread + a * a / 4) ** 0.5
+    return {
+        key: mean,
+        f"{key}_low": (middle - half) / (1 + a),
+        f"{key}_high": (middle + half) / (1 + a),
+    }
 
 
 def show_group(size, grades, total, advantages):
