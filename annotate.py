@@ -125,8 +125,10 @@ def read_items(args):
         return load_items(args.items or "data/items.jsonl")
     items = load_items(file, "--out")
     if args.items and load_items(args.items) != items:
-        fix = "leave --items out to continue with those, or choose another --out"
-        raise UserError(f"--out {args.out}: holds other items than {args.items}; {fix}")
+        raise UserError(
+            f"--out {args.out}: holds other items than {args.items}; leave --items out to continue "
+            "with those, or choose another --out"
+        )
     return items
 
 

@@ -174,8 +174,10 @@ def group_labels(args, table):
     labels = {name: known(table[name], args) for name in args.group}
     for name, label in labels.items():
         if not 2 <= label.nunique() <= MOST_GROUPS:
-            fix = f"expected 2 to {MOST_GROUPS}; of ages, write bands"
-            raise UserError(f"--group {name}: {label.nunique()} groups; {fix}")
+            raise UserError(
+                f"--group {name}: {label.nunique()} groups; expected 2 to {MOST_GROUPS}; of ages, "
+                "write bands"
+            )
     if len(labels) == 2:
         one, two = labels.values()
         labels[" × ".join(labels)] = one.str.cat(two, sep=" ")
@@ -210,8 +212,10 @@ def law_labels(args, table):
         answers = answers.str.lower().map(tables.YES_NO)
         races = races.where(answers == 0, None).mask(answers == 1, HISPANIC)
     elif not args.hispanic and not (races == HISPANIC).any():
-        fix = "name the column that asks for it: --hispanic COLUMN, or --hispanic none"
-        raise UserError(f"--race {args.race}: nobody is {HISPANIC}; {fix}")
+        raise UserError(
+            f"--race {args.race}: nobody is {HISPANIC}; name the column that asks for it: "
+            "--hispanic COLUMN, or --hispanic none"
+        )
     return sexes, races
 
 
@@ -278,8 +282,10 @@ def main(argv=None):
             tested += [(what, row) for row in compared if row["group"] != reference]
         group_metrics.append({"groups": name} | metrics(pd.DataFrame(rates)))
         reason = "by --reference" if reference == args.reference else "the largest group"
-        unknown = f"{label.isna().sum():,} rows of unknown group are in no comparison"
-        page.limit(f"{name}: the others are compared with {reference}, {reason}; {unknown}.")
+        page.limit(
+            f"{name}: the others are compared with {reference}, {reason}; {label.isna().sum():,} rows "
+            "of unknown group are in no comparison."
+        )
     # (3) the report: what was found, then what is open, then the rest
     tested.sort(key=lambda pair: clearness(pair[1]))
     (what, first), verdicts = tested[0], Counter(row["verdict"] for _, row in tested)

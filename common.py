@@ -92,13 +92,6 @@ def end_ids(tokenizer):
     return [i for i in ends if i is not None]
 
 
-def pad_id(tokenizer):
-    """An id that ends no answer: transformers reads a reward at the last id that is not padding."""
-    ids = [tokenizer.pad_token_id, tokenizer.unk_token_id, *range(len(tokenizer))]
-    ends = [None, *end_ids(tokenizer)]
-    return next(i for i in ids if i not in ends)
-
-
 def encode_prompt(tokenizer, prompt, max_length=None, tools=None):
     """Ids of a prompt, opened for an answer; of a longer one the last max_length.
 

@@ -34,7 +34,7 @@ from parts.contest import KINDS, check_judge, check_scorer, sentences
 from parts.files import UserError, number
 from parts.parallel import pick
 from parts.report import show
-from parts.reward_models import reward_function
+from parts.reward_models import RewardFunction
 from parts.stats import FEWEST_CLUSTERS, FOUND, NONE, OPEN, UNMEASURED
 from parts.texts import plain_text
 
@@ -229,8 +229,10 @@ def compare(args):
     page.table("Models, best first", models, columns)
     runs = {name: run for folder, name in names.items() if (run := curves.read_run(folder))}
     if judge == "gold" and args.temperature:
-        caption = "Score over √KL (lines: during training, on validation prompts)"
-        axes = page.chart(caption, x="√KL from the first model, √nats per answer", y="score")
+        axes = page.chart(
+            "Score over √KL (lines: during training, on validation prompts)",
+            x="√KL from the first model, √nats per answer", y="score",
+        )  # fmt: skip
         near = {n: run for n, run in runs.items() if run["args"].get("model") == args.model[0]}
         curves.draw(axes, near, models, page.colour)
     if equal := curves.equal_kl(runs):
@@ -316,7 +318,7 @@ def to_see_more(wins):
 def reward(args):
     """how good a reward model is on held-out pairs, beside the rule 'the longer answer wins'"""
     page = report.Report("Is the reward model right?", args, [args.pairs], private=True)
-    function = reward_function(args.reward_model, *pick(args.device, "auto"))
+    function = RewardFunction(args.reward_model, *pick(args.device, "auto"))
     pairs = contest.judge_pairs(args.pairs, function)
     right, longer = (stats.mean_share(pairs[key], pairs.label) for key in ("right", "longer"))
     gain = stats.mean(pairs.right - pairs.longer, pairs.label)
@@ -359,8 +361,10 @@ def human(args):
     votes = pd.DataFrame(unblinded(every, items), columns=VOTE)
     models = sorted({*votes.model, *votes.other})
     if len(models) != 2:
-        wrong = f"expected votes on answers of two models; found {', '.join(models) or 'none'}"
-        raise UserError(f"--votes {path}: {wrong}; python annotate.py draw --model A --model-b B")
+        raise UserError(
+            f"--votes {path}: expected votes on answers of two models; found "
+            f"{', '.join(models) or 'none'}; python annotate.py draw --model A --model-b B"
+        )
     (row,) = judged([preference(*models, votes.wins, votes.lengths, votes.prompt)])
     a, wins = row["a"], row["wins"]
     votes["wins"] = votes.wins if a == models[0] else 1 - votes.wins

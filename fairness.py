@@ -90,14 +90,14 @@ def parse_args(argv=None):
 
 
 def study_models(args, names, people, rows):
-    """(effects, shares): rows of `twins.effects` with "model", "what" and "row", which says both; of
-    each policy and group the share of twins of which the mildest word is the most probable decision.
+    """Rows of `twins.effects` with "model", "what" and "row", which says both; writes decisions-*.csv
+    of each policy.
 
     names   {folder: name}
     """
     import common
     from parts.parallel import pick
-    from parts.reward_models import reward_function
+    from parts.reward_models import RewardFunction
 
     models = [(folder, "--reward-model") for folder in args.reward_model]
     models += [(folder, "--before") for folder in [args.before] if folder]
@@ -106,17 +106,19 @@ def study_models(args, names, people, rows):
         common.load_config(folder, flag, scores=flag == "--reward-model")
     texts = {what: twins.readings(rows, what, people, args.group) for what in FIELDS}
     source, references = pick(args.device, "auto"), dict(zip(args.group, args.reference))
-    effects, shares, before = [], [], None
+    effects, before = [], None
 
     def add(folder, what, scores, missing=None, before=None):
         whose = {"model": names[folder], "what": what}
         for row in twins.effects(scores, people, args.group, references, before, missing):
-            title = f"{names[folder]}’s {what}, {row['group']} compared with {row['reference']}"
-            effects.append(whose | {"row": title} | row)
+            whose["row"] = (
+                f"{names[folder]}’s {what}, {row['group']} compared with {row['reference']}"
+            )
+            effects.append(whose | row)
 
     for folder, flag in models:
         if flag == "--reward-model":
-            score = reward_function(folder, *source, raw=True)
+            score = RewardFunction(folder, *source, raw=True)
             for what in (ANSWER, PROFILE):
                 if texts[what]:
                     add(folder, what, twins.reward_matrix(score, texts[what], f"{folder}, {what}"))
@@ -135,13 +137,7 @@ def study_models(args, names, people, rows):
             table = decisions(args, folder, decided, odds, texts[DECISION], people)
             file = Path(args.out) / f"decisions-{Path(folder).name}.csv"
             write_csv(file, table, empty="unknown")
-            for column in args.group:
-                rates = table.groupby(column).score.mean()
-                shares += [
-                    {"model": names[folder], "group": group, "rate": rate}
-                    for group, rate in rates.items()
-                ]
-    return effects, shares
+    return effects
 
 
 def decisions(args, folder, decided, odds, texts, people):
@@ -230,8 +226,12 @@ def compared(path, frame, columns, references=()):
             known = [group for group in references if (part[column] == group).any()]
             if part[column].nunique() > 1:
                 for row in groups.compare(part.assign(group=part[column], role=""), *known[:1]):
-                    title = f"{row['group']} in {file}: {what}"
-                    rows.append({"model": file, "what": what, "row": title} | row)
+                    whose = {
+                        "model": file,
+                        "what": what,
+                        "row": f"{row['group']} in {file}: {what}",
+                    }
+                    rows.append(whose | row)
     return rows
 
 
@@ -273,17 +273,20 @@ def main(argv=None):
     args = parse_args(argv)
     models = [*filter(None, [args.before]), *args.after, *args.reward_model]
     if not (models or args.prefs or args.answers):
-        flags = "--reward-model, --before and --after, --prefs, or --answers"
-        raise UserError(f"nothing to read: give {flags}")
+        raise UserError(
+            "nothing to read: give --reward-model, --before and --after, --prefs, or --answers"
+        )
     names = names_of([*dict.fromkeys(models)], args.name)
     page = Report(TITLE, args, [args.twins, args.people, *args.prefs, *args.answers])
     # (1) read people, résumés, votes and answers: a broken row ends it before a model is loaded
-    rates, effects, shares, risky, quotes = [], [], [], [], []
+    rates, effects, risky, quotes = [], [], [], []
     for path in args.prefs:
         frame, counted = study_votes(path, args.group, args.decision_words)
         if frame[args.group].isna().all(axis=None):
-            wrong = "no candidate who is “in” chosen or rejected has one"
-            raise UserError(f"--group {' '.join(args.group)}: {wrong}; {counted}")
+            raise UserError(
+                f"--group {' '.join(args.group)}: no candidate who is “in” chosen or rejected has "
+                f"one; {counted}"
+            )
         rates += compared(path, frame, args.group, args.reference)
         page.limit(counted)
     for path in args.answers:
@@ -297,7 +300,7 @@ def main(argv=None):
         if unknown and args.reference != REFERENCES:
             raise UserError(f"--reference {min(unknown)}: no such group in {args.people}")
         rows = twins.load_twins(args.twins, args.resumes, people, args.chat)
-        effects, shares = study_models(args, names, people, rows)
+        effects = study_models(args, names, people, rows)
     # (5) the answer first; what a model did before its training is no finding of it, and comes last
     before = names.get(args.before)
     effects.sort(key=lambda row: (row["model"] == before, *clearness(row)))
@@ -311,7 +314,6 @@ def main(argv=None):
         page.intervals(caption, lines[:MOST_LINES], null=0)
     for caption, rows, *columns in (
         ("Effects of names", effects, *EFFECTS),
-        (f"Twins decided “{args.decision_words[0]}”", shares, "model, group, rate"),
         ("Rates by group", rates, RATES),
         ("Risky questions", quotes, "question, of, times", ENGLISH),
     ):

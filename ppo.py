@@ -72,7 +72,7 @@ from parts.files import (
     trainer_parser,
 )
 from parts.pairs import add_split_arguments
-from parts.reward_models import PolicyWithValues, load_critic, reward_function, start_at
+from parts.reward_models import PolicyWithValues, RewardFunction, load_critic, start_at
 from parts.sampling import is_weights, kl_estimates
 
 # --lr below 100 M parameters (3e-4: twice the KL, less reward), above (tried once), LoRA (not tried)
@@ -367,7 +367,7 @@ def main(argv=None):
     if args.reward_fn:
         reward = load_function(args.reward_fn, "--reward-fn")
     else:
-        reward = reward_function(args.reward_model, run.device, run.dtype, args.micro_tokens)
+        reward = RewardFunction(args.reward_model, run.device, run.dtype, args.micro_tokens)
         reward.check_room(room + args.max_new_tokens, args.max_new_tokens)
     kind = PolicyWithValues if args.critic == "shared" else Policy
     policy, reference = load_policy(run, args.beta, kind)

@@ -82,8 +82,7 @@ def load_candidates(args):
             raise UserError(f"{place}:{line}: {error}") from None
         prompts.append(row.pop("prompt"))
         if (name := as_text(row.get("id"))) in ids:
-            wrong = "the id is empty or there twice; give each its own"
-            raise UserError(f"{place}:{line}: {wrong}")
+            raise UserError(f"{place}:{line}: the id is empty or there twice; give each its own")
         ids.add(name)
     frame = pd.DataFrame([*rows.values()], dtype=object)
     frame = frame.where(frame.notna(), None).map(as_text)
@@ -122,7 +121,7 @@ def role_prompt(role):
 def main(argv=None):
     args = parse_args(argv)
     from parts.parallel import pick
-    from parts.reward_models import reward_function
+    from parts.reward_models import RewardFunction
 
     out = Path(args.out) / "ranked.csv"
     if out.exists() and not args.overwrite:
@@ -132,10 +131,12 @@ def main(argv=None):
     texts = frame[args.text_column]
     is_profile = (texts.str.split().str.len() >= args.min_words) & ~texts.str.fullmatch(LINK)
     if not is_profile.any():
-        wrong = f"no profile of --min-words {args.min_words} words in {args.text_column!r}"
-        raise UserError(f"--candidates {args.candidates}: {wrong}; name its --text-column")
+        raise UserError(
+            f"--candidates {args.candidates}: no profile of --min-words {args.min_words} words in "
+            f"{args.text_column!r}; name its --text-column"
+        )
     # (2) scores; None of a profile that the model does not read to its end
-    function = reward_function(args.reward_model, *pick(args.device, "auto"), raw=True)
+    function = RewardFunction(args.reward_model, *pick(args.device, "auto"), raw=True)
     given = list(frame.prompt[is_profile]), list(texts[is_profile])
     frame.loc[is_profile, "score"] = pd.Series(function(*given), dtype=float).to_numpy().round(6)
     # (3) ranks

@@ -25,7 +25,7 @@ from parts import parallel
 from parts.answers import read_prompts, score_answers
 from parts.files import UserError, load_function, read_jsonl
 from parts.pairs import check_pair
-from parts.reward_models import in_batches, reward_function
+from parts.reward_models import RewardFunction, in_batches
 from parts.sampling import sample
 from parts.texts import plain_text
 
@@ -66,9 +66,11 @@ def encode_alike(folders, prompts, max_new_tokens):
         ids = [common.encode_prompt(tokenizer, prompt, room) for prompt in prompts]
         first = first or ids
         if ids != first:
-            draw = f"python annotate.py draw --model {folders[0]} --model-b {folder}"
-            wrong = f"another tokenizer or template than {folders[0]}'s, so no KL between the two"
-            raise UserError(f"--model {folder}: {wrong}; people can compare them: {draw}")
+            raise UserError(
+                f"--model {folder}: another tokenizer or template than {folders[0]}'s, so no KL "
+                "between the two; people can compare them: python annotate.py draw --model "
+                f"{folders[0]} --model-b {folder}"
+            )
     if cut := sum(len(row) == room for row in ids):
         print(
             f"{cut} of {len(prompts)} prompts are cut to their last {room} tokens, or just as long"
@@ -131,13 +133,15 @@ def load_scorers(args, rows):
     if args.gold != "none":
         scorers["gold"] = load_function(args.gold, "--gold"), f"--gold {args.gold}"
     if args.reward_model != "none":
-        function = reward_function(args.reward_model, *parallel.pick(args.device, "auto"))
+        function = RewardFunction(args.reward_model, *parallel.pick(args.device, "auto"))
         scorers["reward"] = function, f"--reward-model {args.reward_model}"
     for scorer in scorers.values():
         score_answers(*scorer, rows[:1], [rows[0]["prompt"]], ["(no answer)"])
     if not scorers:
-        fix = "or let people compare them: python annotate.py draw --help"
-        raise UserError(f"nothing to score with: pass --gold or --reward-model, {fix}")
+        raise UserError(
+            "nothing to score with: pass --gold or --reward-model, or let people compare them: "
+            "python annotate.py draw --help"
+        )
     return scorers
 
 

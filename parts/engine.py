@@ -49,8 +49,9 @@ def sampler(args, run):
     if not args.rollouts_from:
         return sampling.sample
     if not args.lora_rank:
-        wrong = "servers take adapters, not whole weights; add --lora-rank 16"
-        raise UserError(f"--rollouts-from: {wrong}")
+        raise UserError(
+            "--rollouts-from: servers take adapters, not whole weights; add --lora-rank 16"
+        )
     args.save_every = 1  # adapters are small; if no server is left, the run goes on from here
     return Engine(args, run)
 
@@ -140,9 +141,11 @@ class Engine:
                 raise UserError(f"--rollouts-from {url}: {brief(error, 300)}") from None
             return self.leave_out(url, error)
         if not reply.ok:
-            needs = "--enable-lora, VLLM_ALLOW_RUNTIME_LORA_UPDATING=1 and to see --adapter-dir"
-            words = f"did not load {path}: {reply.status_code} {brief(reply.text, 300)}"
-            raise UserError(f"--rollouts-from {url}: {words}; it needs {needs}")
+            raise UserError(
+                f"--rollouts-from {url}: did not load {path}: {reply.status_code} "
+                f"{brief(reply.text, 300)}; it needs --enable-lora, "
+                "VLLM_ALLOW_RUNTIME_LORA_UPDATING=1 and to see --adapter-dir"
+            )
         if self.down.pop(url, None):
             parallel.say(f"engine     {url} answers again")
 
@@ -167,8 +170,10 @@ class Engine:
             with self.lock:
                 alive = [url for url in self.urls if url not in self.down]
                 if not alive:
-                    wrong = "no server is left; start one, then --resume"
-                    raise UserError(f"--rollouts-from: {wrong}. {brief(str(self.down), 600)}")
+                    raise UserError(
+                        "--rollouts-from: no server is left; start one, then --resume. "
+                        f"{brief(str(self.down), 600)}"
+                    )
                 url = min(alive, key=self.waiting.get)
                 self.waiting[url] += 1
             try:
@@ -203,9 +208,11 @@ class Engine:
             logps = policy(*rows, temperature)[0][rows[2]].cpu()
             gap = (logps - torch.tensor(server_logps)).abs().mean().item()
             if not gap < (1e-3 if policy.dtype == torch.float32 else 0.1):
-                wrong = f"its log-probs differ from ours by {gap:.2g} a token; serve {self.source}"
-                hint = f"with --dtype {policy.dtype} and --logprobs-mode processed_logprobs"
-                raise UserError(f"--rollouts-from {url}: {wrong} {hint}")
+                raise UserError(
+                    f"--rollouts-from {url}: its log-probs differ from ours by {gap:.2g} a token; "
+                    f"serve {self.source} with --dtype {policy.dtype} and --logprobs-mode "
+                    "processed_logprobs"
+                )
             print(f"engine     {url}: log-probs within {gap:.1e} of ours")
 
 

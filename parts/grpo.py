@@ -8,6 +8,7 @@ reward model scores them. A score that could not be found is None, and NaN in an
 
 from argparse import ArgumentTypeError
 from collections import Counter
+from statistics import fmean
 
 import numpy as np
 import torch
@@ -18,8 +19,9 @@ from parts.answers import scores_by
 from parts.files import UserError, load_function, number
 from parts.grading import ALONE, add_ruler_arguments, grade_answers, ruler_groups
 from parts.judging import Judge, add_judge_arguments, conversation
+from parts.pairs import share_interval
 from parts.parallel import adapter_off
-from parts.reward_models import reward_function
+from parts.reward_models import RewardFunction
 from parts.rubrics import Grade
 from parts.sampling import is_weights, kl_estimates
 
@@ -278,9 +280,7 @@ class Graders:
         if ".py:" in (args.reward_model or ""):
             self.model = load_function(args.reward_model, "--reward-model")
         elif args.reward_model:
-            self.model = reward_function(
-                args.reward_model, run.device, run.dtype, args.micro_tokens
-            )
+            self.model = RewardFunction(args.reward_model, run.device, run.dtype, args.micro_tokens)
             self.model.check_room(args.max_length, args.max_new_tokens)
 
     def grade(self, rows, texts, names):
@@ -324,31 +324,21 @@ def scores_of(grades):
 
 
 def mean_row(key, scores):
-    """{key: mean, key_low and key_high: its 95 % interval, within [0, 1]} of shares of rubrics, one
-    of each prompt; None is in no mean.
+    """{key: mean, key_low and key_high: `share_interval`} of shares of rubrics, one of each prompt;
+    None is in no mean. A prompt is worth p(1 − p)/variance studies, where one of the prompts counts
+    with the largest variance there is: p(1 − p).
 
-    Wilson's interval, for as many yes or no rows as the shares are worth: mean·(1 − mean)/variance,
-    where one of the prompts counts with the largest variance there is. (± 1.96 standard errors left
-    [0, 1], and was nothing where all scores are equal.)
-
-    >>> [round(x, 2) for x in mean_row("val/score", [1.0, 1.0, 1.0, 1.0, None]).values()]
-    [1.0, 0.51, 1.0]
-    >>> [round(x, 2) for x in mean_row("val/score", [0.4, 0.6] * 20).values()]
+    >>> [round(x, 2) for x in mean_row("val/score", [0.4, 0.6, None] * 20).values()]
     [0.5, 0.46, 0.54]
     """
-    rated = np.array([x for x in scores if x is not None])
-    if not len(rated):
+    rated = [x for x in scores if x is not None]
+    if not rated:
         return {key: None}
-    n, mean = len(rated), rated.mean().item()
-    spread = mean * (1 - mean)
-    worth = n**2 * spread / ((n - 1) * rated.var().item() + spread) if 0 < mean < 1 else n
-    a = 3.841459 / worth  # z²/n
-    middle, half = mean + a / 2, (a * spread + a * a / 4) ** 0.5
-    return {
-        key: mean,
-        f"{key}_low": (middle - half) / (1 + a),
-        f"{key}_high": (middle + half) / (1 + a),
-    }
+    n, mean, variance = len(rated), fmean(rated), np.var(rated).item()
+    most = mean * (1 - mean)
+    worth = n * most / ((n - 1) * variance + most) if most > 1e-12 else 1
+    low, high = share_interval(rated, range(n), worth)
+    return {key: mean, f"{key}_low": low, f"{key}_high": high}
 
 
 def show_group(size, grades, total, advantages):

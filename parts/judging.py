@@ -115,8 +115,10 @@ class Judge:
             raise UserError("--judge-budget: needs --judge-price IN,OUT (USD per million tokens)")
         key, url = os.environ.get("OPENAI_API_KEY", ""), args.judge_base_url.rstrip("/")
         if url == OPENAI and not key:
-            ways = "give --judge-base-url (a local server needs no key), set OPENAI_API_KEY"
-            raise UserError(f"--judge-model {args.judge_model}: {ways}, or use checks alone")
+            raise UserError(
+                f"--judge-model {args.judge_model}: give --judge-base-url (a local server needs no "
+                "key), set OPENAI_API_KEY, or use checks alone"
+            )
         if not re.fullmatch("[!-~]*", key):
             raise UserError("OPENAI_API_KEY: has a blank, a line end or a character beyond ASCII")
         self.url = url + "/chat/completions"

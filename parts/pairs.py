@@ -111,10 +111,12 @@ def say_what_is_cut(lengths, max_length):
         print(f"data       {n} rows are cut to --max-length {max_length}, or just as long")
 
 
-def share_interval(right, keys):
+def share_interval(right, keys, worth=1.0):
     """(low, high): 95 % interval of the mean of `right` (0, ½ or 1 each), Wilson's for as many
     studies as there are prompts: rows of one prompt (the same key) are taken to agree, so fifteen
     pairs of a ranking are one. Of prompts with unequal numbers of rows, (Σn)²/Σn² count [Kish].
+
+    worth   studies per prompt: more than one for shares, which vary less than right and wrong do
 
     >>> [round(x, 3) for x in share_interval([1, 1, 0, 1], "abcd")]
     [0.301, 0.954]
@@ -122,7 +124,7 @@ def share_interval(right, keys):
     True
     """
     rows, p = Counter(keys).values(), sum(right) / len(right)
-    a = 3.841459 * sum(x * x for x in rows) / sum(rows) ** 2  # z²/n, z = 1.959964
+    a = 3.841459 * sum(x * x for x in rows) / sum(rows) ** 2 / worth  # z²/n, z = 1.959964
     half = math.sqrt(a * p * (1 - p) + a * a / 4)
     return (p + a / 2 - half) / (1 + a), (p + a / 2 + half) / (1 + a)
 

@@ -59,8 +59,10 @@ class Report:
         self.out, self.title, self.mode = Path(args.out), title, PRIVATE if private else 0o644
         replaced = args.overwrite and (self.out / "report.json").is_file()
         if not replaced and self.out.exists() and any(self.out.iterdir()):
-            fix = "choose another folder; --overwrite replaces a report"
-            raise UserError(f"--out {self.out}: holds files already; {fix}")
+            raise UserError(
+                f"--out {self.out}: holds files already; choose another folder; --overwrite "
+                "replaces a report"
+            )
         self.answers, self.charts, self.tables, self.limits = [], [], [], []
         self.colours = {}
         self.record = {

@@ -11,14 +11,13 @@ Both critics are called like a `Policy`, and the values are the last thing that 
 """
 
 import math
-from dataclasses import dataclass
 
 import numpy as np
 import torch
 from torch import nn
 
 import common
-from common import Policy, encode_pair, end_ids, hidden_states, micro_batches, pad_id, pad_rows
+from common import Policy, encode_pair, end_ids, hidden_states, micro_batches, pad_rows
 from parts.files import UserError, read_record
 from parts.messages import as_chat
 from parts.parallel import add_up, progress, say
@@ -68,6 +67,13 @@ def score_pairs(run, scorer, pairs, indices):
     return scores[:, indices]
 
 
+def pad_id(tokenizer):
+    """An id that ends no answer: transformers reads a reward at the last id that is not padding."""
+    ids = [tokenizer.pad_token_id, tokenizer.unk_token_id, *range(len(tokenizer))]
+    ends = [None, *end_ids(tokenizer)]
+    return next(i for i in ids if i not in ends)
+
+
 def load_scorer(
     name, tokenizer, device, dtype, trainable=False, lora_rank=0, seed=0, flag="--reward-model"
 ):
@@ -88,25 +94,6 @@ def load_scorer(
     return Scorer(model, dtype), fresh
 
 
-def reward_function(folder, device, dtype, micro_tokens=2048, raw=False, flag="--reward-model"):
-    """A `RewardFunction` of a folder or hub id: rendered, cut and made a chat as in its training.
-
-    Its scores are (score − mean) / std, with the "scale" of its training pairs in the args.json of
-    reward_train.py, unless raw; those of another tool's model have none, which is said.
-    """
-    record = read_record(folder, flag) or {"args": {}}
-    if not raw and "scale" not in record:
-        print(f"{flag} {folder}: no scale in its args.json, so scores are taken as they are")
-    mean, std = (0, 1) if raw else record.get("scale", (0, 1))
-    tokenizer = common.load_tokenizer(folder, flag)
-    scorer, _ = load_scorer(folder, tokenizer, device, dtype, flag=flag)
-    longest = common.max_positions(scorer.model.config)
-    longest = min(record["args"].get("max_length", longest), longest)
-    max_length = longest if longest < math.inf else None
-    chat = record["args"].get("chat")
-    return RewardFunction(scorer, tokenizer, max_length, chat, micro_tokens, mean, std)
-
-
 @torch.no_grad()
 def in_batches(forward, rows, device, budget=None):
     """(N, …) float64: forward(ids, attention_mask, answer_mask) of N rows (prompt ids, answer ids).
@@ -122,24 +109,33 @@ def in_batches(forward, rows, device, budget=None):
     return np.array([found[i] for i in range(len(rows))])
 
 
-@dataclass
 class RewardFunction:
-    """(prompts, answers, rows=None) → a list of scores, the signature of --gold. None for an answer
-    that is not read to its end, or whatever stands behind the cut would be free.
+    """A reward model of a folder or hub id as (prompts, answers, rows=None) → a list of scores, the
+    signature of --gold; rendered, cut and made a chat as in its training. None for an answer that
+    is not read to its end, or whatever stands behind the cut would be free.
 
     A prompt is text or messages, an answer text or one message. max_length: the most tokens of
     both that are read, or None. Of a longer row the prompt loses its beginning, at most to half of
     them, which is said once; then the answer loses its end.
+
+    Scores are (score − mean) / std, with the "scale" of its training pairs in the args.json of
+    reward_train.py, unless raw; those of another tool's model have none, which is said.
     """
 
-    scorer: Scorer
-    tokenizer: object
-    max_length: int | None
-    chat: bool
-    micro_tokens: int
-    mean: float
-    std: float
-    told: bool = False
+    def __init__(
+        self, folder, device, dtype, micro_tokens=2048, raw=False, flag="--reward-model"
+    ):  # fmt: skip
+        record = read_record(folder, flag) or {"args": {}}
+        if not raw and "scale" not in record:
+            print(f"{flag} {folder}: no scale in its args.json, so scores are taken as they are")
+        self.mean, self.std = (0, 1) if raw else record.get("scale", (0, 1))
+        self.tokenizer = common.load_tokenizer(folder, flag)
+        self.scorer, _ = load_scorer(folder, self.tokenizer, device, dtype, flag=flag)
+        longest = common.max_positions(self.scorer.model.config)
+        longest = min(record["args"].get("max_length", longest), longest)
+        self.max_length = longest if longest < math.inf else None
+        self.chat, self.micro_tokens = record["args"].get("chat"), micro_tokens
+        self.told = False
 
     def __call__(self, prompts, answers, rows=None):
         read, ends = self.encode(prompts, answers, self.max_length), end_ids(self.tokenizer)
@@ -167,9 +163,10 @@ class RewardFunction:
         """UserError if a policy's rows of `longest` tokens may have answers that are cut."""
         reads = self.max_length or math.inf
         if longest > reads and max_new_tokens >= reads - reads // 2:
-            wrong = f"--reward-model: reads {reads} tokens, of a long row half are the prompt's"
-            fix = "or train it with more --max-length"
-            raise UserError(f"{wrong}; lower --max-new-tokens {max_new_tokens}, {fix}")
+            raise UserError(
+                f"--reward-model: reads {reads} tokens, of a long row half are the prompt's; lower "
+                f"--max-new-tokens {max_new_tokens}, or train it with more --max-length"
+            )
 
 
 # ---- values ----

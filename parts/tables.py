@@ -40,21 +40,26 @@ def read_csv(path, needed=(), flag="table"):
         records = csv.reader(io.StringIO(text, newline=""), delimiter=mark, strict=True)
         rows = {line: row for line, row in enumerate(records, 1) if any(row)}
     except (OSError, UnicodeDecodeError, csv.Error) as error:
-        fix = "expected a CSV in UTF-8 (a spreadsheet saves it as “CSV UTF-8”)"
-        raise UserError(f"{flag} {path}: {brief(error)}; {fix}") from None
+        raise UserError(
+            f"{flag} {path}: {brief(error)}; expected a CSV in UTF-8 (a spreadsheet saves it as "
+            "“CSV UTF-8”)"
+        ) from None
     rows.pop(1, None)
     header = [" ".join(name.split()) for name in heads[mark]]
     needed = [name for name in dict.fromkeys(needed) if name]
     if wrong := [name for name in needed if header.count(name) != 1]:
-        there = f"there is {', '.join(header) or 'nothing'}"
-        raise UserError(f"{flag} {path}: expected one column {wrong[0]!r}; {there}")
+        raise UserError(
+            f"{flag} {path}: expected one column {wrong[0]!r}; there is "
+            f"{', '.join(header) or 'nothing'}"
+        )
     if not rows:
         raise UserError(f"{flag} {path}: no rows below the header")
     for line, row in rows.items():
         if len(row) != len(header):
-            fix = "remove rows below the table, and quote cells that hold the separator"
-            cells = f"{len(row)} cells below a header of {len(header)}"
-            raise UserError(f"{flag} {path}:{line}: {cells}; {fix}")
+            raise UserError(
+                f"{flag} {path}:{line}: {len(row)} cells below a header of {len(header)}; remove "
+                "rows below the table, and quote cells that hold the separator"
+            )
     columns = dict(zip(header, zip(*rows.values())))
     columns = {name: [*map(str.strip, columns[name])] for name in needed or filter(None, columns)}
     return pd.DataFrame(columns, index=[*rows], dtype=object)
@@ -68,9 +73,11 @@ def check_last_rows(table, columns, path):
     and averages stand there in an export."""
     empty = (table[columns] == "").all(axis=1)
     if 0 < empty.sum() <= 3 and empty.iloc[-empty.sum() :].all():
-        fix = "remove them, or pass --id COLUMN --drop LABEL; for people, fill in a value of --unknown"
-        wrong = f"only the last rows have no {columns[0]}, as sums below a table"
-        raise UserError(f"{path}:{table.index[empty].min()}: {wrong}; {fix}")
+        raise UserError(
+            f"{path}:{table.index[empty].min()}: only the last rows have no {columns[0]}, as sums "
+            "below a table; remove them, or pass --id COLUMN --drop LABEL; for people, fill in a "
+            "value of --unknown"
+        )
 
 
 def read_map(path):
@@ -85,9 +92,10 @@ def categories(cells, mapping, allowed, flag):
     named = {value: mapping.get(csv_cell(value), value) for value in cells.dropna().unique()}
     for value, name in named.items():
         if {name, name.lower()}.isdisjoint(["", *allowed]):
-            fix = "map it in --map FILE, which `audit.py values` writes, or add it to --unknown"
-            wrong = f"{flag} {cells.name}: {value!r} is none of {', '.join(allowed)}"
-            raise UserError(f"{wrong}; {fix}")
+            raise UserError(
+                f"{flag} {cells.name}: {value!r} is none of {', '.join(allowed)}; map it in --map "
+                "FILE, which `audit.py values` writes, or add it to --unknown"
+            )
     return cells.map(named).replace("", None).astype(object)  # where all are unknown, too
 
 
@@ -105,14 +113,18 @@ def yes_or_no(cells, favourable, flag, path):
     nothing but 1/0, yes/no, true/false."""
     values = sorted(set(cells))
     if len(values) < 2:
-        wrong = f"every known {cells.name} is {' '.join(values) or 'empty'}: nothing to compare"
-        raise UserError(f"{path}: {wrong}; if an empty cell means no, write that value there")
+        raise UserError(
+            f"{path}: every known {cells.name} is {' '.join(values) or 'empty'}: nothing to "
+            "compare; if an empty cell means no, write that value there"
+        )
     read = {value: int(value in favourable) for value in values}
     if not favourable:
         read = {value: YES_NO.get(value.lower()) for value in values}
     if None in read.values() or {*favourable} - {*values}:
-        held = f"{path}: {cells.name} holds {', '.join(map(repr, values[:MOST]))}"
-        raise UserError(f"{held}; say which count as 1: {flag} VALUE …; --unknown are left out")
+        raise UserError(
+            f"{path}: {cells.name} holds {', '.join(map(repr, values[:MOST]))}; say which count as "
+            f"1: {flag} VALUE …; --unknown are left out"
+        )
     return cells.map(read).astype(int), [value for value in values if read[value]]
 
 
@@ -123,8 +135,10 @@ def numbers(cells, decimal, path):
     values = pd.to_numeric(points, errors="coerce").astype(float)
     if (wrong := ~np.isfinite(values)).any():
         line = wrong.idxmax()
-        fix = f"expected a number with the decimal mark {decimal!r} (--decimal)"
-        raise UserError(f"{path}:{line}: {cells.name}: {cells[line]!r}; {fix}")
+        raise UserError(
+            f"{path}:{line}: {cells.name}: {cells[line]!r}; expected a number with the decimal "
+            f"mark {decimal!r} (--decimal)"
+        )
     return values
 
 

@@ -177,8 +177,10 @@ def decision_ids(tokenizer, prefix, words):
     wholes = [tokenizer.encode(f"{prefix} {word}", add_special_tokens=False) for word in words]
     firsts = [whole[len(start)] for whole in wholes if whole[: len(start)] == start != whole]
     if len({*firsts}) < len(words):
-        reason = "behind the prefix they do not begin with tokens of their own; choose others"
-        raise UserError(f"--decision-words {' '.join(words)}: {reason}")
+        raise UserError(
+            f"--decision-words {' '.join(words)}: behind the prefix they do not begin with tokens "
+            "of their own; choose others"
+        )
     return start, firsts
 
 

@@ -17,7 +17,7 @@ from pathlib import Path
 
 from parts import files
 from parts.files import UserError, number
-from parts.messages import as_chat, check_answer, check_prompt, prompt_key
+from parts.messages import as_chat, check_answer, check_prompt
 from parts.texts import plain_text
 
 try:
@@ -83,8 +83,10 @@ def load_items(path, flag="--items"):
     if counts:
         print(f"{path}: {files.counts_in_words({'items': len(items)} | counts)}")
     if len({type(item["prompt"]) for item in items.values()}) != 1:
-        expected = "an item with two different answers, and all prompts texts or all messages"
-        raise UserError(f"{flag} {path}: expected {expected}")
+        raise UserError(
+            f"{flag} {path}: expected an item with two different answers, and all prompts texts or "
+            "all messages"
+        )
     return items
 
 
@@ -111,13 +113,13 @@ def add_draw_arguments(parser):
     add = parser.add_argument
     # fmt: off
     add("--prompts", default="data/prompts.jsonl", help="JSONL of prompts")
-    add("--split", help='use only prompts with this "split"')
-    add("--limit", type=number(int, at_least=1), help="use at most this many prompts, 20 to 1000, chosen by a hash of their text")
+    add("--split", default="all", help='use only prompts with this "split", where rows have one; all: every prompt')
+    add("--limit", dest="n", type=number(int, at_least=1), default=0, help="use at most this many prompts, 20 to 1000, drawn by --seed")
     add("--model", default="data/tiny-base", help="model folder or hub id")
     add("--model-b", help="second model, for a blind comparison: one answer from each (default: two answers of --model)")
     add("--max-new-tokens", type=number(int, at_least=1), default=96, help="longest answer in tokens, 64 to 512")
     add("--temperature", type=number(above=0), default=1.0, help="sampling temperature, 0.7 to 1")
-    add("--seed", type=number(int, at_least=0), default=0, help="seed of the sampling")
+    add("--seed", type=number(int, at_least=0), default=0, help="of prompts and answers")
     add("--device", default="auto", help="auto, cpu, cuda, cuda:1, mps")
     add("--chat", action="store_true", help="make each prompt of text a user's message, for models with a chat template")
     # fmt: on
@@ -126,18 +128,14 @@ def add_draw_arguments(parser):
 def draw(args):
     """write items.jsonl: two answers to each prompt, from one model or from two"""
     from common import load_tokenizer
-    from parts.answers import read_prompts, some_prompts  # needs torch, as the page does not
+    from parts.contest import load_prompts  # needs torch, as the page does not
 
     out, model_b, items = Path(args.out), args.model_b or args.model, []
     if (out / "items.jsonl").exists():
         raise UserError(f"--out {out}: already holds items.jsonl; choose another --out")
-    rows = read_prompts(args.prompts, "--prompts", args.chat)
-    rows = [row for row in rows if args.split in (None, row.get("split"))]
-    rows = [*{prompt_key(row): row for row in rows}.values()]  # each prompt once
-    if len({type(row["prompt"]) for row in rows}) != 1:
-        expected = f"expected prompts of --split {args.split}, all texts or all messages"
-        raise UserError(f"--prompts {args.prompts}: {expected}")
-    rows = some_prompts(rows, args.limit) if args.limit else rows
+    rows = load_prompts(args)
+    if len({type(row["prompt"]) for row in rows}) > 1:
+        raise UserError(f"--prompts {args.prompts}: expected all texts, or all messages (--chat)")
     load_tokenizer(model_b, "--model-b")  # a wrong name is told before --model has answered
     out.mkdir(mode=0o700, parents=True, exist_ok=True)
     answers_a = sample("--model", args.model, rows, args, seed=2 * args.seed)
@@ -167,8 +165,10 @@ def sample(flag, name, rows, args, seed, n=1):
     ids = [common.encode_prompt(tokenizer, row["prompt"]) for row in rows]
     longest = max(map(len, ids))
     if longest + most > common.max_positions(model.config):
-        reason = f"the longest prompt has {longest} tokens, and {name} no positions for both"
-        raise UserError(f"--max-new-tokens {most}: {reason}; lower it, or shorten the prompt")
+        raise UserError(
+            f"--max-new-tokens {most}: the longest prompt has {longest} tokens, and {name} no "
+            "positions for both; lower it, or shorten the prompt"
+        )
     print(f"drawing {n * len(rows)} answers from {name}", flush=True)
     policy = common.Policy(model, dtype)
     rollout = sampling.sample(policy, tokenizer, ids, n, most, args.temperature, seed)
@@ -217,8 +217,10 @@ def read_log(path, items):
         check_event(event)
         item = items.get(event["item_id"])
         if not (item and item_sha256(item) == event["item_sha256"]):
-            fix = "restore the items.jsonl that was voted on"
-            raise ValueError(f"no item {event['item_id']!r} with the same texts; {fix}")
+            raise ValueError(
+                f"no item {event['item_id']!r} with the same texts; restore the items.jsonl that "
+                "was voted on"
+            )
 
     return list(files.read_jsonl(path, check, log=True))
 
@@ -274,8 +276,10 @@ class Log:
             try:
                 fcntl.flock(self.folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except OSError:
-                reason = "another server uses this folder; stop it, or choose another --out"
-                raise UserError(f"--out {out}: {reason}") from None
+                raise UserError(
+                    f"--out {out}: another server uses this folder; stop it, or choose another "
+                    "--out"
+                ) from None
         if self.path.exists():
             data = self.path.read_bytes()
             if torn := len(data) - data.rfind(b"\n") - 1:

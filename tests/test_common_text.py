@@ -16,6 +16,7 @@ from parts import answers, files
 from parts.files import UserError
 from parts.messages import hash_fraction, prompt_key
 from parts.pairs import Pairs, share_interval
+from parts.reward_models import pad_id
 from tiny import (
     CHATML,
     cases,
@@ -151,10 +152,10 @@ def test_end_ids(eos, template, ends, tmp_path):
 
 def test_pad_id_never_ends_an_answer():
     own = tiny_tokenizer()
-    assert common.pad_id(own) == own.pad_token_id
+    assert pad_id(own) == own.pad_token_id
     for pad, template in ((None, None), ("<|end|>", None), ("<|im_end|>", CHATML)):
         tokenizer = tiny_tokenizer(pad=pad, reserved=False, bos="<s>", template=template)
-        assert common.pad_id(tokenizer) in {*range(len(tokenizer))} - {*common.end_ids(tokenizer)}
+        assert pad_id(tokenizer) in {*range(len(tokenizer))} - {*common.end_ids(tokenizer)}
 
 
 def test_masks_are_made_from_lengths():

@@ -22,7 +22,7 @@ from parts import contest, sampling
 from parts.answers import generate
 from parts.contest import check_judge, check_scorer, sentences, spoil
 from parts.files import read_jsonl
-from parts.reward_models import reward_function
+from parts.reward_models import RewardFunction
 from parts.stats import mean_share
 from parts.votes import item_sha256
 from tiny import error_of
@@ -212,7 +212,7 @@ def test_numbers_are_those_of_the_samples(world, written):
     assert sizes == {"Base": 32, "Tuned": 32, "best of 3 of Base": 16}
     gold = [len(set(text)) / (1 + len(text)) for text in frame.response]
     assert frame.gold.tolist() == pytest.approx(gold, abs=1e-6)
-    score = reward_function(world.rm, "cpu", torch.float32)
+    score = RewardFunction(world.rm, "cpu", torch.float32)
     rewards = score([*frame.prompt], [*frame.response])
     assert frame.reward.tolist() == pytest.approx(rewards, abs=1e-4)
     golds = [row["gold"]["value"] for row in report["models"]]

@@ -11,7 +11,7 @@ from transformers import AutoModelForCausalLM
 
 import ppo
 from parts import files, rollouts
-from parts.reward_models import reward_function
+from parts.reward_models import RewardFunction
 from tiny import (
     CHATML,
     cases,
@@ -139,7 +139,7 @@ def test_critic_from_the_reward_model_starts_as_the_score(scale, traced, tmp_pat
     record = {"stage": "reward_train", "args": {"max_length": 256}, "scale": scale}
     files.write_json(f"{folder}/args.json", record)
     trace = traced("--lr 1e-12 --reward-model", folder)
-    raw = reward_function(folder, CPU, torch.float32, raw=True)
+    raw = RewardFunction(folder, CPU, torch.float32, raw=True)
     b, trunk = trace.b[0], raw.scorer.model.model
     scores = (torch.tensor(raw(b["prompts"], b["texts"])) - scale[0]) / scale[1]
     assert close(b["scores"], scores, 1e-5) and scores.std() > 0.1

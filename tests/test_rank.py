@@ -26,7 +26,7 @@ class Longest:
 @pytest.fixture
 def ranked(monkeypatch, tmp_path):
     model = Longest()
-    monkeypatch.setattr(reward_models, "reward_function", lambda *given, **settings: model)
+    monkeypatch.setattr(reward_models, "RewardFunction", lambda *given, **settings: model)
 
     def run(people, *flags):
         path = tmp_path / ("people.csv" if isinstance(people, str) else "people.jsonl")
@@ -136,6 +136,6 @@ def test_any_row_order_gives_the_same_file(reward_folder, tmp_path):
         files.add((out / "ranked.csv").read_bytes())
     assert len(files) == 1
     table = table_of(out)
-    score = reward_models.reward_function(reward_folder, "cpu", torch.float32, raw=True)
+    score = reward_models.RewardFunction(reward_folder, "cpu", torch.float32, raw=True)
     prompts, texts = zip(*((rank.role_prompt(row["role"]), row["profile"]) for row in table))
     assert [float(row["score"]) for row in table] == pytest.approx(score(prompts, texts), abs=1e-4)

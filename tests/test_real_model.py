@@ -214,7 +214,7 @@ def test_a_reward_folder_scores_a_padded_batch(finished):
     with torch.no_grad():
         together = model(ids, attention_mask=mask.long()).logits[:, 0]
         alone = torch.cat([model(torch.tensor([row])).logits[:, 0] for row in rows])
-    ours = reward_models.reward_function(str(out), CPU, FP32, raw=True)(prompts, texts)
+    ours = reward_models.RewardFunction(str(out), CPU, FP32, raw=True)(prompts, texts)
     assert together.std() > 1e-3, "eight equal scores would prove nothing"
     assert torch.allclose(together, alone, atol=1e-4)
     assert torch.allclose(together, torch.tensor(ours), atol=1e-4)

@@ -16,7 +16,6 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-import common
 import dpo
 import ppo
 from common import Policy
@@ -223,7 +222,6 @@ def test_grpo_update_lands_on_the_optimum(substeps, steps, bound, monkeypatch, t
     monkeypatch.setattr(runs, "MAX_GRAD_NORM", 100.0)
     model, policy, reference, generator = at_the_start(Policy)
     run = runs.Run("toy", args, ())
-    monkeypatch.setattr(common, "pad_id", lambda tokenizer: END)
     optimizer = run.start({"policy": policy}, None, (0.03,) * 3, steps, [])
     groups = torch.arange(512).numpy() // 8
     for run.step in range(1, steps + 1):

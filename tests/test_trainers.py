@@ -158,7 +158,7 @@ def test_reward_model_learns_a_separable_set(trained, tmp_path, monkeypatch):
     before, after = (row for row in log if "eval/accuracy" in row)
     assert before["eval/accuracy"] == 0.5  # a zero head: every pair is equal
     assert (after["eval/accuracy"], after["eval/n"]) == (1.0, 24) and after["eval/nll"] < 0.1
-    raw = reward_models.reward_function(out, CPU, torch.float32, raw=True)
+    raw = reward_models.RewardFunction(out, CPU, torch.float32, raw=True)
     first = [rows[i] for i in (0, 12, 24, 36)]
     prompts, *sides = ([row[side] for row in first] for side in ("prompt", "chosen", "rejected"))
     scores = np.array(raw(prompts * 2, sum(sides, [])))
@@ -249,7 +249,7 @@ def test_reward_function(tmp_path, tokenizer, capsys):
     """Scores are those that transformers gives, at the last token. One of another tool has no
     scale, which is said; of a run it is read from args.json, with --max-length and --chat."""
     folder, row = tiny_reward_model("llama", tmp_path), pair_rows(1)[0]
-    score = reward_models.reward_function(folder, CPU, torch.float32)
+    score = reward_models.RewardFunction(folder, CPU, torch.float32)
     assert "no scale" in capsys.readouterr().out and score.max_length == 256
     model = AutoModelForSequenceClassification.from_pretrained(folder)
     found, expected = [row["chosen"], row["rejected"]], []
@@ -262,7 +262,7 @@ def test_reward_function(tmp_path, tokenizer, capsys):
         assert score([row["prompt"]] * 2, given) == pytest.approx(expected, abs=1e-5)
     record = {"stage": "reward_train", "args": {"max_length": 90, "chat": True}, "scale": [2, 0.5]}
     files.write_json(Path(folder) / "args.json", record)
-    scaled = reward_models.reward_function(folder, CPU, torch.float32)
+    scaled = reward_models.RewardFunction(folder, CPU, torch.float32)
     assert scaled.max_length == 90 and "no scale" not in capsys.readouterr().out
     prompt = row["prompt"][0]["content"]  # a text, which this one was trained to read as a turn
     expected = [(x - 2) / 0.5 for x in expected]
@@ -272,7 +272,7 @@ def test_reward_function(tmp_path, tokenizer, capsys):
 def test_what_a_reward_model_does_not_read_gets_no_score(reward_folder, capsys):
     """Two answers that differ after the cut alone would score alike, so a policy could write
     anything there. A long prompt loses its beginning, and the answer is read as a whole."""
-    score = reward_models.reward_function(reward_folder, CPU, torch.float32)
+    score = reward_models.RewardFunction(reward_folder, CPU, torch.float32)
     prompts = ["a b c.", "Ask. " * 60, "a b c.", "Ask. " * 60]
     given = ["Yes.", "Yes.", "No. " * 40, "No. " * 40]
     assert None not in score(prompts[:3], given[:3])
