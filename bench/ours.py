@@ -33,9 +33,11 @@ def prepare():
     head. The tokenizer pads with an id that ends no answer: transformers reads scores before it."""
     from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification
 
+    from parts.reward_models import pad_id
+
     tokenizer, name = common.load_tokenizer(settings["model"]), settings["model"]
     tokenizer.chat_template = None
-    pad = common.pad_id(tokenizer)
+    pad = pad_id(tokenizer)
     tokenizer.pad_token = tokenizer.convert_ids_to_tokens(pad)
     torch.manual_seed(0)
     for kind, target in (
