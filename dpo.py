@@ -11,7 +11,7 @@ Algorithm    (1) read pairs; render the prompt; mark the answer tokens
              (6) every --eval-every steps: held-out loss and accuracy, sample answers and their score
 Conventions  answer log-probs are sums over tokens, end token included (three losses take means);
              the loss is the mean over pairs; reward = β·log(π/π_ref), of sums in every loss; the
-             prompt is masked, and computed once for both answers where that is exact
+             prompt is masked, and computed once for both answers where the model allows it exactly
 Left out     1. a moving reference, because the implicit reward would change its meaning each step
              2. packing, because the answers of a pair already share their prompt
              3. KTO, which needs single answers with a thumb up or down: another loss, other data
@@ -39,7 +39,8 @@ from parts.files import OUT_OF_MEMORY, UserError, command, number, trainer_parse
 from parts.pairs import Pairs, add_pair_arguments, share_interval
 from parts.parallel import add_up, gather
 
-RATES = 3e-4, 1e-5, 2e-4  # below 100 M parameters (data/tiny-base), above (SmolLM2), with LoRA
+RATES = 3e-4, 1e-5, 2e-4  # --lr below 100 M parameters (data/tiny-base), above (SmolLM2), with LoRA
+# printed at each evaluation; val/cut is the share of answers without an end token
 HEADLINE = "eval/loss", "eval/rewards/accuracies", "val/gold", "val/kl", "val/cut"
 LOSS_TYPES = ("sigmoid", "robust", "hinge", "ipo", "sigmoid_norm", "simpo")
 
@@ -62,7 +63,7 @@ def dpo_loss(
     sigmoid       −(1−ε) log σ(z) − ε log σ(−z)                     [cDPO, Mitchell 2023]
     robust        (−(1−ε) log σ(z) + ε log σ(−z)) / (1 − 2ε)        [Chowdhury et al. 2024, eq. 4]
     hinge         max(0, 1 − z)                                     [SLiC, Zhao et al. 2023]
-    ipo           (h̄ − 1/(2β))²                                     [Azar et al. 2023, eq. 17]
+    ipo           (h̄ − 1/(2β))²                                     [Azar et al. 2023, eq. 17, with h]
     sigmoid_norm  −log σ(β·h̄)                                       [Lambert et al. 2024, eq. 6]
     simpo         −log σ(β·h̄ − γ); give 0 as reference log-probs     [Meng et al. 2024, eq. 6]
 
@@ -131,8 +132,8 @@ def parse_args(argv=None):
 
 
 def pair_logps(policy, pairs, part):
-    """(2, b) each: log π of the chosen and the rejected answers of `part`, summed over their
-    tokens, and the number of these tokens."""
+    """(2, b) each: log π of the chosen and the rejected answers of the pairs numbered `part`, summed
+    over their tokens, and the number of these tokens."""
     ids, attention_mask, answer_mask = pairs.batch(part, policy.model.device)  # (2b, T) each
     logps, _ = policy(ids, attention_mask, answer_mask, shared=pairs.shared)  # 0 outside answers
     return logps.sum(1).view(2, -1), answer_mask.sum(1).view(2, -1)  # all chosen rows come first
@@ -171,7 +172,8 @@ def forward(run, policy, pairs, part):
 
 
 def means(stats, pairs):
-    """Means over all pairs of an update or evaluation, of all ranks, under TRL's names."""
+    """Means over all pairs of an update or evaluation, of all ranks, under TRL's names; the interval
+    of the accuracy counts pairs of one prompt as one."""
     stats = gather(stats)
     columns = {key: torch.cat([part[key] for part in stats]) for key in stats[0]}  # (B,) each
     rows = columns.pop("pair").long().tolist()
@@ -205,28 +207,28 @@ def main(argv=None):
     tokenizer, config = load_tokenizer(args.model), load_config(args.model)
     # (1) read pairs; render the prompt; mark the answer tokens
     pairs = Pairs(args, tokenizer, config)
-    answers = Answers(run, tokenizer, config, pairs.rows[:2], {pairs.keys[i] for i in pairs.train})
+    trained = {pairs.keys[i] for i in pairs.train}  # prompts that val/ leaves out
+    answers = Answers(run, tokenizer, config, pairs.rows[:2], trained)  # two rows without --prompts
 
     # the policy; before step one it is its own reference, and gives the log-probs of all pairs
     # `reference` serves val/kl only, of answers to --prompts; the loss reads run.state["reference"],
     # which is computed once and kept in checkpoints
-    policy, reference = load_policy(run, args.prompts)
-    longest = pairs.share(policy)
+    policy, reference = load_policy(run, reference=args.prompts)
+    longest = pairs.share(policy)  # is each prompt computed once? the longest pair, which tells it
     per_epoch = len(pairs.train) / args.batch_size
-    ids = pairs.prompts + pairs.chosen + pairs.rejected
+    ids = pairs.prompts + pairs.chosen + pairs.rejected  # hashed: --resume needs the same
     optimizer = run.start({"policy": policy}, tokenizer, RATES, per_epoch, ids)
     if run.step == 0:
         check_policy(policy, tokenizer, *longest, f"--model {args.model}")
         # (2) reference: log-probs of both answers under the frozen start, once
         run.state["reference"] = reference_logps(run, policy, pairs)
-        run.forecast(
-            len(pairs.rows) / args.batch_size / 3
-        )  # forward and backward are three forwards
+        # (2) was one forward of every pair; a step, with its backward, is three of its pairs
+        run.forecast(len(pairs.rows) / args.batch_size / 3)
         # before step one policy and reference are equal: h = 0, and the sigmoid loss is log 2
         with torch.no_grad():
             losses, _, columns = forward(run, policy, pairs, pairs.train[:4])
         if args.loss_type != "simpo":
-            h = columns["rewards/margins"].mean().item() / args.beta
+            h = columns["rewards/margins"].mean().item() / args.beta  # an error if it is not 0
             identity("h before step one", h, 2e-4, run.dtype, f"--model {args.model}")
         print(f"preflight  log-probs are the model's, loss before step one {losses.mean():.4f}: ok")
         evaluate(run, policy, reference, pairs, answers)
@@ -236,9 +238,8 @@ def main(argv=None):
         places, epoch = batch_indices(len(pairs.train), args.batch_size, args.seed, step)
         batch, stats, total = pairs.train[places], [], 0.0
         optimizer.zero_grad()
-        chosen_tokens = pairs.lengths[
-            1, batch
-        ].sum()  # of the whole step; rows: prompt, chosen, rejected
+        # of the whole step; the rows of `lengths` are prompt, chosen, rejected
+        chosen_tokens = pairs.lengths[1, batch].sum()
         for part in run.micro_batches(batch, tokens):  # this rank's share, as memory allows
             # (3) policy: log-probs of both answers; (4) loss and implicit rewards
             losses, chosen_logps, columns = forward(run, policy, pairs, part)  # (b,) each

@@ -5,7 +5,7 @@ Algorithm    (1) rollout: G episodes from each of P seeds; all live ones take a 
              (2) reward: the environment's own, or RULER's, which compares the group's episodes
              (3) advantages: reward − mean of the group; every turn of an episode has the same one
              (4) update: clipped policy gradient over the policy's own tokens, see parts/grpo.py
-             (5) now and then: episodes from held-out seeds; the alarms of watch.py
+             (5) every --eval-every steps: episodes from held-out seeds; the alarms of watch.py
 Conventions  an action is a token that the policy drew, its end of turn included; the environment's
              words are context and are never trained; episode g of seed p stands at p·G + g;
              training, validation and test seeds are disjoint
@@ -432,7 +432,7 @@ def main(argv=None):
             metrics |= rollouts.text_row(["\n".join(e.texts()) for e in episodes])
         run.log(metrics)
         write_episodes(run, "train", episodes)
-        # (5) now and then: episodes from held-out seeds; the alarms of watch.py
+        # (5) every --eval-every steps: episodes from held-out seeds; the alarms of watch.py
         if run.evaluates(step):
             evaluate(args, run, player, make)
         run.end_step()

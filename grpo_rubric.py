@@ -25,7 +25,7 @@ Left out     1. a value model, because the mean of the group is the baseline
 Not as       rewards are centred, not divided by the group's deviation: dividing lets near ties pull
 the paper    as hard as clear cases (Dr. GRPO; --scale std is the paper's). Every token of the step
              weighs the same and the ratio may rise to 1.28 (DAPO); β is 0 (Dr. GRPO, DAPO); the KL
-             term has a factor ρ, without which its gradient is another
+             term is β·ρ·k3, because k3 alone does not have the KL's gradient
 Run          python grpo_rubric.py
              python grpo_rubric.py --data mine.json --judge-base-url http://localhost:8000/v1
              torchrun --nproc-per-node 8 grpo_rubric.py --fsdp --data mine.json
@@ -34,8 +34,8 @@ Writes       a model folder, args.json, metrics.jsonl, samples.jsonl, rollouts.j
 Read with    parts/grpo.py (steps (2) to (4): `Graders`, `group_advantages`, `grpo_loss`, `update`)
              and parts/rollouts.py (a rollout is a dict `b` of (N, T) tensors)
 To copy      `group_advantages` and `grpo_loss` of parts/grpo.py need torch, `kl_estimates` of
-             parts/sampling.py and `same_shape` of common.py. A part of a step passes
-             its `normalizer`. examples/grpo_minimal.py has the same loss in 120 lines, and uses
+             parts/sampling.py and `same_shape` of common.py. For a micro-batch, pass
+             the tokens of its step as `normalizer`. examples/grpo_minimal.py has the same loss in 120 lines, and uses
              each group twice
 Reference    Shao et al. 2024, arXiv 2402.03300, eq. 3 (GRPO); DAPO: 2503.14476; Dr. GRPO:
              2503.20783; rubrics as rewards: 2507.17746
@@ -73,7 +73,7 @@ from parts.pairs import read_texts
 from parts.rubrics import SPLITS, read_rubrics
 
 RATES = 3e-4, 1e-5, 2e-4  # below 100 M parameters, above (both run: reports/), with LoRA (a guess)
-HEADLINE = "val/score", "val/gold", "reward/mean"  # before and after
+HEADLINE = "val/score", "val/gold", "reward/mean"  # printed at each evaluation
 
 # ---- the arguments ----
 
@@ -92,7 +92,7 @@ def parse_args(argv=None):
     add("--system", help="system message before every prompt")
     add("--eval-temperature", type=number(at_least=0), default=0.0, help="temperature of validation answers; 0 is greedy")
     # fmt: on
-    grpo.add_group_arguments(parser)
+    grpo.add_group_arguments(parser)  # --group-size, --beta, --scale …
     grpo.add_reward_arguments(parser)
     args = parser.parse_args(argv)
     grpo.check_groups(args)
@@ -110,7 +110,7 @@ def load_data(args, tokenizer):
     cut. Held-out rows whose prompt is also trained on are left out, counted. A row is
 
     {"prompt": as the policy reads it, text or messages, "ids": its tokens, of a long one the end,
-    "rubric": a `rubrics.Row`}
+    "group": rows that stay on one side of the split, "rubric": a `rubrics.Row`}
     """
     room, rows = prompt_room(args, load_config(args.model)), []
     for row in read_rubrics(args.data, args.allow_code_execution):
@@ -162,7 +162,7 @@ def total_reward(weights, grades):
 
 
 def answer(run, draw, graders, rows, n, names, temperature, seed):
-    """Steps (1) and (2): n answers to the prompt of each row, graded by names of rewards. draw: our
+    """Steps (1) and (2): n answers to the prompt of each row, graded by each reward in `names`. draw: our
     sampler, or servers, of the policy; it returns a `sampling.Rollout`.
 
     ids, attention_mask, mask, logps   (N, T)
@@ -187,7 +187,7 @@ def evaluate(run, draw, graders, rows, name):
     b = answer(run, draw, graders, rows, 1, *settings)
     scores = [grade.score for grade in b["grades"][graders.metric]]
     metrics = rollouts.val_row(*rollouts.lengths_of(b)) | grpo.mean_row("val/score", scores)
-    metrics["val/n"] -= scores.count(None)
+    metrics["val/n"] -= scores.count(None)  # answers that were graded
     if graders.gold:
         scores = score_answers(graders.gold, "--gold", *grpo.rows_and_prompts(rows), b["texts"])
         metrics |= scored("val/gold", scores)
@@ -200,14 +200,14 @@ def evaluate(run, draw, graders, rows, name):
 
 
 def rollout_row(b):
-    """The metrics of a rollout: the parts of the reward, lengths, texts."""
+    """The metrics of a rollout: the parts of the reward, lengths, repetition."""
     metrics = rollouts.answers_row(b)
-    for name, group in b["grades"].items():
-        scores = [grade.score for grade in group]
+    for name, grades in b["grades"].items():  # N each
+        scores = [grade.score for grade in grades]
         metrics[f"reward/{name}"] = scored("mean", scores)["mean"]  # None if all are lost
         metrics[f"reward/lost/{name}"] = scores.count(None)
-        if name == "ruler":
-            metrics["judge/order_disagreement"] = order_difference(group)
+        if name == "ruler":  # a judge ranked the answers: does it in another order, too?
+            metrics["judge/order_disagreement"] = order_difference(grades)
     return metrics
 
 
@@ -220,7 +220,7 @@ def write_answers(run, split, b, advantages=None):
         line = {"step": run.step, "split": split, "task_id": row.task_id, "prompt": row.prompt,
                 "answer": b["texts"][i], "finished": b["finished"][i], "reward": b["rewards"][i],
                 "advantage": advantages and advantages[i]}  # fmt: skip
-        line |= {name: asdict(group[i]) for name, group in b["grades"].items()}
+        line |= {name: asdict(grades[i]) for name, grades in b["grades"].items()}
         run.write("rollouts.jsonl", [line])
 
 
@@ -234,7 +234,7 @@ def main(argv=None):
     train, val, test = load_data(args, tokenizer)
     graders = grpo.Graders(args, run, train, val + test)
 
-    policy, reference = load_policy(run, args.beta)
+    policy, reference = load_policy(run, reference=args.beta)
     draw = partial(engine.sampler(args, run), policy, tokenizer)
     p, g = min(args.groups_per_batch, len(train)), args.group_size
     per_epoch, encoded = len(train) / p, [row["ids"] for row in train]
@@ -245,7 +245,7 @@ def main(argv=None):
     if run.step == 0:
         b = answer(run, draw, graders, train[:2], g, args.reward, args.temperature, args.seed)
         rollouts.preflight(run, policy, reference, tokenizer, b)
-        run.forecast(2 / p)  # two of the step's p groups
+        run.forecast(min(2, p) / p)  # two of the step's p groups, without their update
         rewards_PG = torch.from_numpy(b["rewards"]).view(-1, g)
         advantages_PG = grpo.group_advantages(rewards_PG, args.scale)
         grpo.show_group(g, b["grades"], b["rewards"], advantages_PG[0])
@@ -268,7 +268,7 @@ def main(argv=None):
         metrics |= grpo.group_row(rewards_PG, advantages_PG) | rollout_row(b)
         run.log({"epoch": epoch, **metrics, **graders.spent()})
         write_answers(run, "train", b, advantages.tolist())
-        # (5) now and then: answers to held-out prompts; the alarms of watch.py
+        # (5) every --eval-every steps: answers to held-out prompts; the alarms of watch.py
         if val and run.evaluates(step):
             run.evaluation(*evaluate(run, draw, graders, val, "val"))
         run.end_step()

@@ -10,7 +10,7 @@ Algorithm    (1) rollout: one answer to each prompt, its log-probs under policy 
              (6) update: several passes of clipped policy and value loss over minibatches
              (7) KL coefficient: fixed, or steered to a target
              (8) every --eval-every steps: score, gold and KL on validation prompts; the alarms of
-                 watch.py. The weights that validate best are saved
+                 watch.py. The weights that validate best (val/gold, else val/score) are saved
 Conventions  an action is an answer token, end token included; KL is k1 = log π − log π_ref of the
              sampled token, inside the reward; kl/ref is a sum over the answer's tokens, in nats;
              rollout and update see the full softmax(logits / temperature); losses are means over the
@@ -37,7 +37,7 @@ To copy      the math needs torch, KL_GAIN, `kl_estimates` of parts/sampling.py 
              starts at 0, no minibatches, no end penalty
 Reference    Schulman et al. 2017, arXiv 1707.06347 (clip, eq. 7); GAE: 1506.02438, eq. 16; KL in
              the reward: Ziegler et al. 2019, 1909.08593, eq. 2; value clip, whitening: 2403.17031
-Axes         B answers of a rollout, n of one forward, T tokens (right padded), N actions, H hidden
+Axes         B answers of a rollout, n of one forward, T tokens (right padded)
     position      0      1      2      3      4       5
     token         p0     p1     p2     a0     a1      end
     action                             ✓      ✓       ✓            mask (B, T)
@@ -98,8 +98,8 @@ def shape_rewards(scores, logps, ref_logps, mask, kl_coef, finished=None, end_pe
     logps, ref_logps  (B, T) log π and log π_ref of the sampled tokens
     mask              (B, T) True at actions
     finished          (B,) bool: ended by an end token, not cut; None: all did
-    returns           (rewards, kl), both (B, T), 0 outside the mask; kl is k1: any other estimate
-                      has the wrong gradient in the reward (tests/test_losses.py, the KL card)
+    returns           (rewards, kl), both (B, T), 0 outside the mask; kl is k1: of the estimates
+                      only k1, as a part of the reward, has the gradient of the KL
 
     >>> logps, ref = torch.tensor([[9., -1, -2, -.5]]), torch.tensor([[9., -1.5, -1, -.5]])
     >>> mask = torch.tensor([[False, True, True, True]])
@@ -231,7 +231,7 @@ def parse_args(argv=None):
     add_split_arguments(parser)  # --eval-fraction, --chat
     reward.add_argument("--reward-model", help="folder of a reward model, as reward_train.py writes it")
     reward.add_argument("--reward-fn", help="FILE:FUNCTION instead: (prompts, answers, rows) → numbers, None where there is no score")
-    add("--gold", help="FILE:FUNCTION, such as data/recruiter.py:reward; scores validation answers alone, to choose weights and stop")
+    add("--gold", help="FILE:FUNCTION, such as data/recruiter.py:reward; scores validation answers only, to choose weights and stop")
     add("--critic", choices=("separate", "shared"), default="separate", help="copy of the reward model or policy, or a head on the policy")
     add("--rollouts", type=number(int, at_least=2), default=64, help="answers per step, 32 to 512")
     add("--ppo-epochs", type=number(int, at_least=1), default=2, help="passes over a rollout, 1 to 4")
@@ -256,7 +256,9 @@ class Models:
 
     policy: Policy  # trained
     critic: nn.Module  # trained: a `Critic`, or the policy itself
-    reference: Policy | None  # the policy's start, frozen; with LoRA the policy; without β None
+    reference: (
+        Policy | None
+    )  # the policy's start, frozen; with LoRA the policy, adapter off; without β None
     reward: object  # (prompts, answers, rows) → scores
     tokenizer: object
     room: int  # the most tokens of a prompt
@@ -286,7 +288,8 @@ def rollout(args, run, models, rows, seed):
     scores             (B,) float64 as given, on the CPU
     prompts, texts     lists of B; texts: the answers. Every rank has all B
     """
-    # (1) rollout: one answer to each prompt; log π_old is the sampler's or, `rescore`, a forward's
+    # (1) rollout: one answer to each prompt. log π_old is the sampler's; in half precision, and of
+    # servers, a forward computes it again
     answers, b = rollouts.draw(run, models, rows, seed)
     # (2) score: the reward model, or a function, reads the whole answer
     prompts, flag = [row["prompt"] for row in rows], reward_flag(args)
@@ -298,7 +301,7 @@ def rollout(args, run, models, rows, seed):
     b = {key: x[kept] for key, x in b.items()}
     # (3) values: what the critic expects before each token
     return b | {
-        "values": rollouts.teacher_forced(run, models.critic, b, output=-1),
+        "values": rollouts.teacher_forced(run, models.critic, b, output=-1),  # its last output
         "scores": torch.tensor([scores[i] for i in kept], dtype=torch.float64),
         "prompts": [prompts[i] for i in kept], "texts": [answers.texts[i] for i in kept],
     }  # fmt: skip
@@ -314,8 +317,9 @@ def reward_flag(args):
 def preflight(args, run, models, rows):
     """Check the log-probs of a rollout, standardise scores by it, start the critic at their mean.
 
-    So training depends neither on a constant that is added to the reward, nor on its unit: a critic
-    that says 0 takes a reward of 5 for good news, the better the fewer tokens remain.
+    So training depends neither on a constant that is added to the reward, nor on its unit: to a
+    critic that says 0 a reward that is always 5 would look like an advantage of every action, and,
+    by λ, more of the last ones.
     """
     b = rollout(args, run, models, rows, args.seed)
     rollouts.preflight(run, models.policy, models.reference, models.tokenizer, b)
@@ -328,6 +332,7 @@ def preflight(args, run, models, rows):
     # the mean return of the start, where the KL is 0
     cut = (~b["finished"]).float().mean().item()
     expected = (scores.mean().item() - mean) / deviation - args.end_penalty * cut
+    # the head ÷ deviation, then its bias moved until the mean value is `expected`
     start_at(models.critic, expected, b["values"][b["mask"]], deviation)
     print(f"reward     {scores.mean():.4g} over {len(scores)} of {len(rows)} answers of the start; "
           f"trained on is (score − {mean:.4g}) / {deviation:.4g}, the critic starts at {expected:.3g}")  # fmt: skip
@@ -370,7 +375,7 @@ def main(argv=None):
         reward = RewardFunction(args.reward_model, run.device, run.dtype, args.micro_tokens)
         reward.check_room(room + args.max_new_tokens, args.max_new_tokens)
     kind = PolicyWithValues if args.critic == "shared" else Policy
-    policy, reference = load_policy(run, args.beta, kind)
+    policy, reference = load_policy(run, reference=args.beta, kind=kind)
     critic = load_critic(args, run, reward, tokenizer) if args.critic == "separate" else policy
     sample = engine.sampler(args, run)
     models = Models(policy, critic, reference, reward, tokenizer, room, sample)
@@ -391,7 +396,7 @@ def main(argv=None):
         # (2) score: the reward model, or a function, reads the whole answer
         # (3) values: what the critic expects before each token
         rows, epoch = rollouts.prompts_of_step(train, args.rollouts, args.seed, step)
-        seed = args.seed * 10**6 + step
+        seed = args.seed * 10**6 + step  # no two alike
         b = rollout(args, run, models, rows, seed)
         # (4) rewards: −β·k1 at every token; the standardised score at the last one
         (mean, deviation), kl_coef = run.state["scale"], run.state["kl_coef"]
@@ -453,7 +458,7 @@ def main(argv=None):
             run.write("rollouts.jsonl", [dict(zip(keys, row)) for row in columns])
         # (7) KL coefficient: fixed, or steered to a target
         run.state["kl_coef"] = adapted_kl_coef(kl_coef, kl_ref, args.kl_target)
-        # (8) now and then: score, gold and KL on validation prompts; the alarms of watch.py
+        # (8) every --eval-every steps: score, gold and KL on validation prompts; the alarms of watch.py
         if run.evaluates(step):
             evaluate(args, run, models, gold, val)
         run.end_step()  # ends the loop if an alarm says so

@@ -5,7 +5,7 @@ Algorithm    (1) read pairs; render the prompt; mark the answer tokens
              (2) scores of both answers, read at their last token
              (3) loss: Bradley-Terry
              (4) update: backward, clip the gradient, step
-             (5) now and then: held-out accuracy, beside that of "the longer answer wins"
+             (5) every --eval-every steps: held-out accuracy, beside that of "the longer answer wins"
              (6) mean and deviation of the scores, for PPO, into args.json
 Conventions  the loss is the mean over pairs; a tie is half a win for each answer; a fresh head is
              zero, so the loss starts at log 2, and learns at its own rate; scores are not rescaled
@@ -214,7 +214,7 @@ def main(argv=None):
             "epoch": epoch, **metrics, "loss": loss, "lr": lr, "grad_norm": grad_norm,
             "tokens": tokens[batch].sum(),
         })  # fmt: skip
-        # (5) now and then: held-out accuracy, beside that of "the longer answer wins"
+        # (5) every --eval-every steps: held-out accuracy, beside that of "the longer answer wins"
         if run.evaluates(step):
             evaluate(run, scorer, pairs, ties)
 

@@ -5,7 +5,7 @@ Algorithm    (1) read rows; render the prompt; mark the answer tokens
              (2) policy: log-probs of the answer tokens
              (3) loss: the negative of their mean over the whole optimiser step
              (4) update: backward, clip the gradient, step
-             (5) now and then: held-out loss, sample answers and their score
+             (5) every --eval-every steps: held-out loss, sample answers and their score
 Rows         {"prompt", "completion"} · {"messages"}, of which each answer is trained · {"text"} ·
              {"prompt", "chosen", "rejected"}, of which the chosen answer is
 Conventions  the end token is an answer token; the prompt is masked; of {"text"} all is trained but
@@ -228,7 +228,7 @@ def main(argv=None):
             "epoch": epoch, "loss": loss, "lr": lr, "grad_norm": grad_norm,
             "tokens": rows.tokens[batch].sum(), "trained_tokens": trained,
         })  # fmt: skip
-        # (5) now and then: held-out loss, sample answers and their score
+        # (5) every --eval-every steps: held-out loss, sample answers and their score
         if run.evaluates(step):
             evaluate(run, policy, rows, answers)
 
