@@ -14,7 +14,7 @@ Conventions  v is the first of these that the run logs: val/gold (the recruiter'
 Best step    the evaluation with the highest s, the first of equals: one lucky value does not win
 Left out     1. a limit on the KL, because no universal one exists   2. thresholds learned from data
              3. proof: a rule that does not fire shows nothing, so read rollouts.jsonl
-             4. a stop by patience, unless asked for: it ends honest slow progress (bench/alarms.py)
+             4. a stop by patience, unless asked for: it ends honest slow progress (tests/alarms.py)
 Run          python watch.py runs/ppo --html
 Writes       with --html RUN/watch/report.html: what is printed, and curves. Exit status 0, 2 (bad
              input), 3 (the reward rises, validation falls), 4 (the judge is down)
