@@ -235,6 +235,7 @@ def make_app(queue, guidelines, token, hosts):
     app.config.update(
         SECRET_KEY=token, SESSION_COOKIE_NAME=f"annotate-{sha256(token)[:8]}",
         SESSION_COOKIE_SAMESITE="Lax", PERMANENT_SESSION_LIFETIME=400 * 86400,
+        SESSION_REFRESH_EACH_REQUEST=False,
         TRUSTED_HOSTS=hosts, MAX_CONTENT_LENGTH=128 * 1024,
     )  # fmt: skip
     lock = threading.Lock()

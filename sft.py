@@ -88,6 +88,7 @@ def check_row(row):
         row["completion"] = row["chosen"]
     elif isinstance(row.get("text"), str):
         row["prompt"] = row["text"]
+        check_prompt(row)
     else:
         raise ValueError(
             'expected "prompt" and "completion", "messages", "text", or "chosen" and "rejected", '

@@ -90,7 +90,10 @@ def progress(rows, name, total=None, initial=0, delay=0):
     )  # fmt: skip
 
 
-say = tqdm.write  # prints a line beside a bar
+def say(line):
+    """Print beside a bar, at once."""
+    with tqdm.external_write_mode(sys.stdout):
+        print(line, flush=True)
 
 
 def recompute_activations(model):

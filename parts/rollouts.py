@@ -292,7 +292,8 @@ class WatchedRun(Run):
             return self.step
         several = parallel.world() > 1  # rank 0 sends them to the others
         options = StateDictOptions(full_state_dict=True, strict=False, broadcast_from_rank0=several)
-        set_model_state_dict(self.policy, best["weights"], options=options)
+        weights = dict(best["weights"])  # torch puts shards into it
+        set_model_state_dict(self.policy, weights, options=options)
         return best["step"]
 
     def finish(self, *next):

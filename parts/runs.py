@@ -134,7 +134,7 @@ class Run:
         """
         args, self.tokenizer = self.args, tokenizer
         self.modules, (self.policy, *_) = nn.ModuleDict(modules), modules.values()
-        ids = np.concatenate([*encoded, [0]]).astype(np.int32)
+        ids = np.concatenate([*encoded, [tokenizer.pad_token_id or 0]]).astype(np.int32)
         if ids.max() >= self.policy.model.get_input_embeddings().num_embeddings:
             raise UserError(
                 f"--model: token {ids.max()} of the tokenizer has no row in its embedding; "

@@ -16,7 +16,7 @@ import pytest
 import torch
 
 import common
-from parts import files, runs
+from parts import files, rollouts, runs
 from parts.files import UserError
 from tiny import (
     cases,
@@ -494,3 +494,15 @@ def test_a_critic_whose_gradient_overflows_in_fp16_takes_no_step(toy):
     run.clip(0.0, [])
     run.optimizer.step()
     assert run.loss_scale == runs.LOSS_SCALE / 2 and torch.equal(critic.weight, before)
+
+
+def test_best_weights_are_put_back_twice(monkeypatch):
+    """torch puts shards into what it loads: grpo_rubric.py --fsdp, which restores before its test
+    rows and again at the end, ended there without a model."""
+    run = object.__new__(rollouts.WatchedRun)
+    run.state, run.policy = {"best": {"weights": {"w": 1}, "step": 3}}, None
+    monkeypatch.setattr(run, "unfinished", lambda: False, raising=False)
+    sharded = Mock(side_effect=lambda model, weights, options: weights.clear())
+    monkeypatch.setattr(rollouts, "set_model_state_dict", sharded)
+    assert [run.restore_best(), run.restore_best()] == [3, 3]
+    assert run.state["best"]["weights"] == {"w": 1}

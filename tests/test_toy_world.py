@@ -222,7 +222,9 @@ def test_grpo_update_lands_on_the_optimum(substeps, steps, bound, monkeypatch, t
     monkeypatch.setattr(runs, "MAX_GRAD_NORM", 100.0)
     model, policy, reference, generator = at_the_start(Policy)
     run = runs.Run("toy", args, ())
-    optimizer = run.start({"policy": policy}, None, (0.03,) * 3, steps, [])
+    optimizer = run.start(
+        {"policy": policy}, SimpleNamespace(pad_token_id=END), (0.03,) * 3, steps, []
+    )
     groups = torch.arange(512).numpy() // 8
     for run.step in range(1, steps + 1):
         letters, rows = model.draw(generator)

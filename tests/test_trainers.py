@@ -204,6 +204,12 @@ def test_margins_that_are_refused(value, message, trained):
     assert "--margin margin" in error and message in error
 
 
+def test_a_group_of_text_rows_is_checked():
+    """A list of numbers ended in a traceback."""
+    with pytest.raises(ValueError, match="group"):
+        sft.check_row({"text": "a b c", "group": [1, 2]})
+
+
 @each("sft_rows")
 def test_what_sft_trains_of_a_row(rows, flags, max_length, settings, texts, trained, encoded):
     """The text that is read, and of it what is trained."""
