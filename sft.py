@@ -88,7 +88,8 @@ def check_row(row):
         row["completion"] = row["chosen"]
     elif isinstance(row.get("text"), str):
         row["prompt"] = row["text"]
-        check_prompt(row)
+        if isinstance(row.get("group"), list):
+            check_text(row, "group")
     else:
         raise ValueError(
             'expected "prompt" and "completion", "messages", "text", or "chosen" and "rejected", '
