@@ -282,7 +282,7 @@ def main(argv=None):
     rates, effects, risky, quotes = [], [], [], []
     for path in args.prefs:
         frame, counted = study_votes(path, args.group, args.decision_words)
-        if frame[args.group].isna().all(axis=None):
+        if len(frame) and frame[args.group].isna().all(axis=None):
             raise UserError(
                 f"--group {' '.join(args.group)}: no candidate who is “in” chosen or rejected has "
                 f"one; {counted}"
