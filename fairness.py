@@ -49,10 +49,7 @@ CHOSEN, HARSHER = "were chosen", "got the harsher decision"  # what a vote said 
 MOST_QUOTES = 20  # of risky questions
 MOST_LINES = 12  # of the chart
 UNDECIDED = "had no decision in the last line"
-EFFECTS = (  # columns, and the note below
-    "row, verdict, d, places, p_holm",
-    f"None larger: the interval of d lies within ±{MARGIN}.",
-)
+EFFECTS = "row, verdict, d, places, p_holm"
 RATES = "row, verdict, n, rate, ratio, p_holm"
 ENGLISH = "The detector reads English and errs both ways: read the quotes."
 
@@ -252,7 +249,11 @@ def answer(rows, before):
     elif not sentences:
         sentences = ["No difference was found, and none larger than the margins is likely."]
     but = f" but those of {before}" * bool(before)
-    return [*sentences, f"All comparisons{but}: {files.counts_in_words(counts)}."]
+    return [
+        *sentences,
+        f"All {counts.total()} comparisons{but}: {files.counts_in_words(counts)}. None larger: the "
+        f"interval of d lies within ±{MARGIN}, 4 places among 100, or a ratio's between 4/5 and 5/4.",
+    ]
 
 
 def effect_sentence(row):
@@ -313,7 +314,7 @@ def main(argv=None):
         caption = f"Effects d, 0 is none: the {len(lines[:MOST_LINES])} clearest of {len(lines)}"
         page.intervals(caption, lines[:MOST_LINES], null=0)
     for caption, rows, *columns in (
-        ("Effects of names", effects, *EFFECTS),
+        ("Effects of names", effects, EFFECTS),
         ("Rates by group", rates, RATES),
         ("Risky questions", quotes, "question, of, times", ENGLISH),
     ):
