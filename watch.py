@@ -255,9 +255,9 @@ def stop_reason(rows, args=DEFAULTS):
 
 def add_watch_arguments(parser):
     """The flags of the watch, for a trainer and for the command here."""
-    add = parser.add_argument_group("when to stop (watch.py)").add_argument
+    add = parser.add_argument
     # fmt: off
-    add("--patience", type=number(int, at_least=0), default=0, help="stop after N evaluations without progress; 0 never stops on a plateau")
+    add("--patience", type=number(int, at_least=0), default=0, help="watch.py: stop after N evaluations without progress; 0: never")
     add("--target", type=number(), help="stop when two evaluations in a row reach this score")
     add("--baseline", type=number(), help="score of what you use now; with --patience, the plateau is compared with it")
     add("--margin", type=number(at_least=0), default=0, help="smallest improvement over --baseline that counts")

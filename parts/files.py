@@ -225,12 +225,15 @@ def parser(usage, description):
     return ArgumentParser(
         usage=f"python {usage}",
         description=description,
-        formatter_class=lambda prog: _Help(prog, max_help_position=36, width=118),
+        formatter_class=lambda prog: _Help(prog, max_help_position=38, width=130),
     )
 
 
 class _Help(ArgumentDefaultsHelpFormatter):
-    """A default is shown where there is one."""
+    """A default is shown where there is one; a value is named by the last word of its flag."""
+
+    def _get_default_metavar_for_optional(self, action):
+        return action.dest.split("_")[-1].upper()
 
     def _get_help_string(self, action):
         is_said = action.nargs == 0 or action.default in (None, "", []) or "default" in action.help

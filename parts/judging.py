@@ -56,7 +56,7 @@ def price(text):
 
 def add_judge_arguments(parser):
     """The judge's flags, for every stage that asks one."""
-    add, whole = parser.add_argument_group("judge").add_argument, number(int, at_least=1)
+    add, whole = parser.add_argument, number(int, at_least=1)
     # fmt: off
     add("--judge-model", default="gpt-5-mini", help="model name on the server")
     add("--judge-base-url", default=os.environ.get("OPENAI_BASE_URL", OPENAI), help="server, mostly up to /v1; key: OPENAI_API_KEY")

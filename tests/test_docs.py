@@ -113,3 +113,10 @@ def test_links_lead_somewhere(page):
         heads = re.findall(r"^#+ (.*)$", file.read_text("utf-8"), re.M) if anchor else []
         heads = [re.sub(r"[^\w\- ]", "", head.lower()).replace(" ", "-") for head in heads]
         assert not anchor or anchor in heads, target
+
+
+@pytest.mark.parametrize("stage", ["ppo", "grpo_rubric", "grpo_agent"])
+def test_help_fits_seventy_lines(stage, capsys):
+    with pytest.raises(SystemExit):
+        importlib.import_module(stage).main(["--help"])
+    assert len(capsys.readouterr().out.splitlines()) <= 70
