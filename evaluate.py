@@ -244,12 +244,8 @@ def compare(args):
     some = some.assign(prompt=some.prompt.map(plain_text))
     some = some.pivot(index="prompt", columns="model", values="response").reset_index()
     columns = ", ".join(["prompt", *names.values()])
-    page.table(
-        "Answers side by side, where most differ",
-        some.to_dict("records"),
-        columns,
-        side_by_side=True,
-    )
+    caption = "Answers side by side, where most differ"
+    page.table(caption, some.to_dict("records"), columns, side_by_side=True)
     page.limit(
         f"{judge_flag} decided. It favours a policy that was trained with it.",
         "Each model was trained once; another seed of its training may give another order.",
@@ -280,8 +276,8 @@ def headline(comparisons):
     if better.count(best) == len(models) - 1 > 1:
         rate = np.mean([row["wins"]["value"] for row in comparisons if row["a"] == best])
         parts.append(
-            f"{best} is the best of the {len(models)}: preferred in {show(rate, '.1%')} of comparisons with the "
-            "others"
+            f"{best} is the best of the {len(models)}: preferred in {show(rate, '.1%')} of "
+            "comparisons with the others"
         )
         comparisons = [row for row in comparisons if row["a"] != best]
     for row in comparisons:

@@ -180,11 +180,11 @@ def study_votes(path, columns, words):
             counted += [(who, CHOSEN, who["in"] == "chosen", item) for who in people]
         elif len(people) == 1:
             texts = (visible(plain_text(row[side])) for side in ("chosen", "rejected"))
-            decisions = [recommendation(text, words) for text in texts]
-            if None in decisions:
+            verdicts = [recommendation(text, words) for text in texts]
+            if None in verdicts:
                 counts["without two decisions"] += 1
-            elif len({*decisions}) == 2:
-                chosen, rejected = map(words.index, decisions)
+            elif len({*verdicts}) == 2:
+                chosen, rejected = map(words.index, verdicts)
                 counted.append((people[0], HARSHER, chosen > rejected, item))
     cells = [(what, int(hit), item, *map(who.get, columns)) for who, what, hit, item in counted]
     frame = pd.DataFrame(cells, columns=["what", "hit", "person", *columns])
@@ -252,7 +252,7 @@ def answer(rows, before):
     return [
         *sentences,
         f"All {counts.total()} comparisons{but}: {files.counts_in_words(counts)}. None larger: the "
-        f"interval of d lies within ±{MARGIN}, 4 places among 100, or a ratio's between 4/5 and 5/4.",
+        f"interval of d lies within ±{MARGIN}, {twins.places(MARGIN):.0f} places among 100, or a ratio's between 4/5 and 5/4.",
     ]
 
 

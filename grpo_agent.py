@@ -41,15 +41,7 @@ from statistics import fmean
 import numpy as np
 import torch
 
-from common import (
-    Policy,
-    encode,
-    encode_prompt,
-    end_ids,
-    load_model,
-    load_tokenizer,
-    render,
-)
+from common import Policy, encode, encode_prompt, end_ids, load_model, load_tokenizer, render
 from parts import engine, grpo, rollouts
 from parts.answers import load_policy, prompt_room, scored
 from parts.files import (
@@ -391,7 +383,7 @@ def main(argv=None):
     run = rollouts.WatchedRun("grpo_agent", args, HEADLINE)
     judge = Judge(args, args.out) if args.reward == "ruler" else None
     tokenizer = load_tokenizer(args.model)
-    policy, reference = load_policy(run, args.beta)
+    policy, reference = load_policy(run, reference=args.beta)
     opening = encode_prompt(tokenizer, env.reset(VAL_SEEDS))
     optimizer = run.start({"policy": policy}, tokenizer, RATES, STEPS, [opening])
     print(f"step       {args.groups_per_batch} seeds × {g} episodes of {env.name}, each of at most "

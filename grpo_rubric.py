@@ -35,8 +35,8 @@ Read with    parts/grpo.py (steps (2) to (4): `Graders`, `group_advantages`, `gr
              and parts/rollouts.py (a rollout is a dict `b` of (N, T) tensors)
 To copy      `group_advantages` and `grpo_loss` of parts/grpo.py need torch, `kl_estimates` of
              parts/sampling.py and `same_shape` of common.py. For a micro-batch, pass
-             the tokens of its step as `normalizer`. examples/grpo_minimal.py has the same loss in 120 lines, and uses
-             each group twice
+             the tokens of its step as `normalizer`. examples/grpo_minimal.py has the same loss in
+             120 lines, and uses each group twice
 Reference    Shao et al. 2024, arXiv 2402.03300, eq. 3 (GRPO); DAPO: 2503.14476; Dr. GRPO:
              2503.20783; rubrics as rewards: 2507.17746
 Axes         P prompts, G answers per prompt, N = P·G, T tokens
@@ -49,13 +49,7 @@ from functools import partial
 import numpy as np
 import torch
 
-from common import (
-    Refused,
-    batch_indices,
-    encode_prompt,
-    load_config,
-    load_tokenizer,
-)
+from common import Refused, batch_indices, encode_prompt, load_config, load_tokenizer
 from parts import engine, grpo, rollouts
 from parts.answers import load_policy, prompt_room, score_answers, scored
 from parts.files import (
@@ -162,8 +156,8 @@ def total_reward(weights, grades):
 
 
 def answer(run, draw, graders, rows, n, names, temperature, seed):
-    """Steps (1) and (2): n answers to the prompt of each row, graded by each reward in `names`. draw: our
-    sampler, or servers, of the policy; it returns a `sampling.Rollout`.
+    """Steps (1) and (2): n answers to the prompt of each row, graded by each reward in `names`.
+    draw: our sampler, or servers, of the policy; it returns a `sampling.Rollout`.
 
     ids, attention_mask, mask, logps   (N, T)
     rows, texts, finished   lists of N: the rubric of each answer, its text, did it end by itself?

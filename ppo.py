@@ -52,14 +52,7 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
-from common import (
-    Policy,
-    batch_indices,
-    encode_prompt,
-    load_config,
-    load_tokenizer,
-    same_shape,
-)
+from common import Policy, batch_indices, encode_prompt, load_config, load_tokenizer, same_shape
 from parts import engine, rollouts
 from parts.answers import load_policy, prompt_room, score_answers, scored
 from parts.files import (
@@ -256,9 +249,8 @@ class Models:
 
     policy: Policy  # trained
     critic: nn.Module  # trained: a `Critic`, or the policy itself
-    reference: (
-        Policy | None
-    )  # the policy's start, frozen; with LoRA the policy, adapter off; without β None
+    # the policy's start, frozen; with LoRA the policy, its adapter off; without β None
+    reference: Policy | None
     reward: object  # (prompts, answers, rows) → scores
     tokenizer: object
     room: int  # the most tokens of a prompt

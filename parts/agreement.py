@@ -113,7 +113,9 @@ def print_agreement(events):
         print(f"Fleiss' κ            {with_interval(fleiss_kappa(items), form='.2f')}")
     else:
         print("agreement            unknown: no item has votes of two people; serve --overlap 2")
-    print("annotator             votes skips  left preferred    gold right  agrees with others")
+    print(
+        "annotator                         votes skips  left preferred    gold right  agrees with others"
+    )
     for name in sorted({event["annotator"] for event in events}):
         own = standing([event for event in events if event["annotator"] == name])
         votes = replay(own)
@@ -121,7 +123,7 @@ def print_agreement(events):
         gold = [vote["gold_pass"] for vote in votes if vote["gold_pass"] is not None]
         right, skips = f"{sum(gold)} of {len(gold)}", len(own) - len(votes)
         agrees = with_interval(*raw_agreement(items, name), form=".0%")
-        print(f"{name:<20}  {len(votes):>5} {skips:>5}  {left:<16}  {right:<10}  {agrees}")
+        print(f"{name:<32}  {len(votes):>5} {skips:>5}  {left:<16}  {right:<10}  {agrees}")
 
 
 # ---- pairs to train on ----
@@ -147,23 +149,23 @@ def to_prefs(items, votes):
         place = {better: "chosen", worse: "rejected"}
         people = item.get("candidates") or []
         people = [c | {"in": place.get(c.get("in"), c.get("in"))} for c in people]
-        rows.append(dict(
-            prompt=item["prompt"],
-            chosen=item[better],
-            rejected=item[worse],
-            strength=vote["strength"],
-            tie=tie,
-            annotator=vote["annotator"],
-            task=item.get("task") or "",
-            id=f"{vote['item_id']}:{vote['annotator']}",
-            item_id=vote["item_id"],
-            n_votes=counts.total(),
-            agreement=round(max(counts.values()) / counts.total(), 2),
-            chosen_model=item.get(f"{better}_model") or "",
-            rejected_model=item.get(f"{worse}_model") or "",
-            source="human",
-            candidates=json.dumps(people, ensure_ascii=False),
-            ts=vote["ts_server"],
-            schema=SCHEMA,
-        ))  # fmt: skip
+        rows.append({
+            "prompt": item["prompt"],
+            "chosen": item[better],
+            "rejected": item[worse],
+            "strength": vote["strength"],
+            "tie": tie,
+            "annotator": vote["annotator"],
+            "task": item.get("task") or "",
+            "id": f"{vote['item_id']}:{vote['annotator']}",
+            "item_id": vote["item_id"],
+            "n_votes": counts.total(),
+            "agreement": round(max(counts.values()) / counts.total(), 2),
+            "chosen_model": item.get(f"{better}_model") or "",
+            "rejected_model": item.get(f"{worse}_model") or "",
+            "source": "human",
+            "candidates": json.dumps(people, ensure_ascii=False),
+            "ts": vote["ts_server"],
+            "schema": SCHEMA,
+        })  # fmt: skip
     return rows
