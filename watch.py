@@ -64,28 +64,19 @@ def noise(values):
     return 1.4826 / math.sqrt(2) * median(abs(change - middle) for change in changes)
 
 
-class Evaluation(NamedTuple):
-    """One measurement of v, and how it compares with the best before it."""
-
-    step: int
-    key: str  # of v: the first of VALIDATION that the rows hold
-    v: float
-    n: float  # val/n or eval/n: answers, pairs or rows behind v; infinite if it is not logged
-    best: int  # place of the evaluation with the highest s so far
-    best_s: float
-    fell: bool  # s is below that of the best, beyond its limit
-    rose: bool  # r has risen since the best, beyond its limit, which needs 8 r
-    words: str  # the numbers that were compared
-
-
 def evaluations(rows):
-    """[Evaluation] of the rows; each depends only on the rows up to it.
+    """The measurements of v and how each compares with the best before it; none depends on later
+    rows.
 
-    fell    s of the best − s exceeds 3 σ, where σ is the largest of the noise of v and of the
-            standard errors (by the logged 95 % intervals) now and at the best; and it exceeds a
-            tenth of the gain, s of the best − first v
-    rose    mean of the last 4 r − mean of the 4 before the best exceeds 3 σ of one r, not of a mean
-            of 4, because neighbouring rewards are correlated
+    step, key, v   key is the first of VALIDATION that the rows hold
+    n              val/n or eval/n: answers, pairs or rows behind v; infinite if it is not logged
+    best, best_s   place of the evaluation with the highest s so far, and that s
+    fell           s of the best − s exceeds 3 σ, where σ is the largest of the noise of v and of the
+                   standard errors (by the logged 95 % intervals) now and at the best; and it exceeds
+                   a tenth of the gain, s of the best − first v
+    rose           mean of the last 4 r − mean of the 4 before the best exceeds 3 σ of one r, not of
+                   a mean of 4, because neighbouring rewards are correlated. Needs 8 r
+    words          the numbers that were compared
     >>> v = [0.5, 0.5, 0.9, 0.5, 0.6, 0.6]  # one lucky value does not become the best
     >>> points = evaluations([{"step": k, "val/score": x} for k, x in enumerate(v)])
     >>> [(p.best, p.best_s) for p in points][-3:]
@@ -113,7 +104,10 @@ def evaluations(rows):
             rise, limit = fmean(r[-4:]) - fmean(r[then - 4 : then]), DEVIATIONS * noise(r[-100:])
             words += f", reward/mean has changed by {rise:+.3g} since (limit {limit:.3g})"
             rose = rise > limit
-        points.append(Evaluation(row["step"], key, v[-1], n, best, best_s, fell, rose, words))
+        points.append(Namespace(
+            step=row["step"], key=key, v=v[-1], n=n, best=best, best_s=best_s,
+            fell=fell, rose=rose, words=words,
+        ))  # fmt: skip
     return points
 
 
