@@ -344,45 +344,50 @@ def score_chunk(model, hidden, tokens, temperature):
     return logits.gather(-1, tokens[:, None]).squeeze(-1) - log_z, entropy
 
 
-class Policy(nn.Module):
-    """A causal model whose forward gives log-probs, not logits: what FSDP wraps and stages call.
+class Trunk(nn.Module):
+    """A model whose hidden states a head reads: what FSDP wraps and stages call.
 
     model   of transformers, in eval mode (no dropout)
-    dtype   of the trunk's matrix products, by autocast; the head computes in fp32
+    dtype   of the trunk's matrix products, by autocast; heads compute in fp32
     """
 
     def __init__(self, model, dtype):
         super().__init__()
         self.model, self.dtype = model, dtype
 
-    def forward(
-        self, ids, attention_mask, answer_mask, temperature=1.0, shared=False, with_hidden=False
-    ):
-        """(log-probs, entropies), each (B, T) fp32: column t is of token t, 0 outside answers.
-
-        (B, T, V) never exists: only columns that predict an answer's token pass through the head,
-        in chunks that the backward recomputes. shared: see parts/shared_prompt.py. with_hidden:
-        (…, …, the (N, H) hidden states that predict the N tokens of the answers).
-        """
-        predicts = answer_mask.roll(-1, 1)  # (B, T): column t−1 predicts token t
+    def hidden(self, wanted, ids, attention_mask, answer_mask=None, shared=False):
+        """(N, H) hidden states at the N places that are wanted, (B, T) bool. shared: the rows are
+        those of `Pairs.batch`, whose prompts pass once, see parts/shared_prompt.py."""
         if shared:
-            hidden = shared_hidden(
-                self.model, self.dtype, ids, attention_mask, answer_mask, predicts
-            )  # (N, H)
-        else:
-            hidden = hidden_states(self.model, ids, attention_mask, self.dtype)[predicts]
-        size = max(
-            64,
-            CHUNK.get(ids.device.type, 2**26) // self.model.config.get_text_config().vocab_size,
-        )
+            rows = ids, attention_mask, answer_mask
+            return shared_hidden(self.model, self.dtype, *rows, wanted)
+        return hidden_states(self.model, ids, attention_mask, self.dtype)[wanted]
+
+
+class Policy(Trunk):
+    """A causal model whose forward gives log-probs, not logits."""
+
+    def forward(self, ids, attention_mask, answer_mask, temperature=1.0, shared=False):
+        """(log-probs, entropies), each (B, T) fp32: column t is of token t, 0 outside answers."""
+        predicts = answer_mask.roll(-1, 1)  # (B, T): column t−1 predicts token t
+        hidden = self.hidden(predicts, ids, attention_mask, answer_mask, shared)  # (N, H)
+        return self.score(hidden, ids, answer_mask, temperature)
+
+    def score(self, hidden, ids, answer_mask, temperature):
+        """What `forward` returns, from the hidden states (N, H) that predict the N answer tokens.
+
+        (B, T, V) never exists: these alone pass through the head, in chunks that the backward
+        recomputes.
+        """
+        most = CHUNK.get(ids.device.type, 2**26)
+        size = max(64, most // self.model.config.get_text_config().vocab_size)
         chunks = zip(hidden.split(size), ids[answer_mask].split(size))
         parts = [
             recompute(score_chunk, self.model, h, t, temperature, use_reentrant=False)
             for h, t in chunks
         ]
         zeros = torch.zeros(ids.shape, device=ids.device)
-        columns = tuple(zeros.masked_scatter(answer_mask, torch.cat(x)) for x in zip(*parts))
-        return (*columns, hidden) if with_hidden else columns
+        return tuple(zeros.masked_scatter(answer_mask, torch.cat(x)) for x in zip(*parts))
 
 
 def same_shape(**tensors):

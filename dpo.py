@@ -144,7 +144,7 @@ def reference_logps(run, policy, pairs):
     """(2, n): `pair_logps` of all pairs under the start; 0 for simpo, which has no reference."""
     logps = torch.zeros(2, len(pairs.rows))
     if run.args.loss_type != "simpo":
-        for part in run.micro_batches(range(len(pairs.rows)), pairs.tokens()):  # of this rank
+        for part in run.micro_batches(range(len(pairs.rows)), pairs.tokens):  # of this rank
             logps[:, part] = pair_logps(policy, pairs, part)[0].cpu()
         add_up([logps])  # over the ranks, each of which read its share
     return logps
@@ -189,8 +189,7 @@ def evaluate(run, policy, reference, pairs, answers):
     """Log held-out loss and accuracy; sample answers, their score and their KL."""
     metrics, samples = answers(policy, reference)
     stats = [
-        forward(run, policy, pairs, part)[2]
-        for part in run.micro_batches(pairs.held, pairs.tokens())
+        forward(run, policy, pairs, part)[2] for part in run.micro_batches(pairs.held, pairs.tokens)
     ]
     if len(pairs.held):
         metrics |= {f"eval/{key}": x for key, x in means(stats, pairs).items()}
@@ -214,10 +213,12 @@ def main(argv=None):
     # `reference` serves val/kl only, of answers to --prompts; the loss reads run.state["reference"],
     # which is computed once and kept in checkpoints
     policy, reference = load_policy(run, reference=args.prompts)
-    longest = pairs.share(policy)  # is each prompt computed once? the longest pair, which tells it
+    longest = pairs.share_prompts(
+        policy
+    )  # is each prompt computed once? the longest pair, which tells it
     per_epoch = len(pairs.train) / args.batch_size
-    ids = pairs.prompts + pairs.chosen + pairs.rejected  # hashed: --resume needs the same
-    optimizer = run.start({"policy": policy}, tokenizer, RATES, per_epoch, ids)
+    # the ids are hashed: --resume needs the same
+    optimizer = run.start({"policy": policy}, tokenizer, RATES, per_epoch, pairs.ids)
     if run.step == 0:
         check_policy(policy, tokenizer, *longest, f"--model {args.model}")
         # (2) reference: log-probs of both answers under the frozen start, once
@@ -233,14 +234,13 @@ def main(argv=None):
         print(f"preflight  log-probs are the model's, loss before step one {losses.mean():.4f}: ok")
         evaluate(run, policy, reference, pairs, answers)
 
-    tokens = pairs.tokens()
     for step in run.steps():
-        places, epoch = batch_indices(len(pairs.train), args.batch_size, args.seed, step)
-        batch, stats, total = pairs.train[places], [], 0.0
+        indices, epoch = batch_indices(len(pairs.train), args.batch_size, args.seed, step)
+        batch, stats, total = pairs.train[indices], [], 0.0
         optimizer.zero_grad()
         # of the whole step; the rows of `lengths` are prompt, chosen, rejected
         chosen_tokens = pairs.lengths[1, batch].sum()
-        for part in run.micro_batches(batch, tokens):  # this rank's share, as memory allows
+        for part in run.micro_batches(batch, pairs.tokens):  # this rank's share, as memory allows
             # (3) policy: log-probs of both answers; (4) loss and implicit rewards
             losses, chosen_logps, columns = forward(run, policy, pairs, part)  # (b,) each
             # (5) update: L = mean loss + c·NLL, sums over this part ÷ counts of the whole step
@@ -251,12 +251,12 @@ def main(argv=None):
             stats.append(columns)
         # loss and gradients are summed over the ranks, gradients clipped to norm 1; an error names
         # these rows if they are not finite
-        loss, grad_norm = run.clip(total, [pairs.places[i] for i in batch[:4]])
+        loss, grad_norm = run.clip(total, [pairs.lines[i] for i in batch[:4]])
         lr = run.set_lr(step)  # warm-up, then --schedule
         optimizer.step()
         run.log(means(stats, pairs) | {
             "loss": loss, "lr": lr, "grad_norm": grad_norm, "epoch": epoch,
-            "tokens": tokens[batch].sum(),
+            "tokens": pairs.tokens[batch].sum(),
         })  # fmt: skip
         # (6) every --eval-every steps: held-out loss and accuracy, sample answers and their score
         if run.evaluates(step):

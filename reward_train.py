@@ -7,13 +7,13 @@ Algorithm    (1) read pairs; render the prompt; mark the answer tokens
              (4) update: backward, clip the gradient, step
              (5) every --eval-every steps: held-out accuracy, beside that of "the longer answer wins"
              (6) mean and deviation of the scores, for PPO, into args.json
+             (7) does it prefer answers that nobody wants: cut off, or loops?
 Conventions  the loss is the mean over pairs; a tie is half a win for each answer; a fresh head is
              zero, so the loss starts at log 2, and learns at its own rate; scores are not rescaled
              at the end: σ of their difference is a probability
-Left out     1. a check whether it prefers answers that are cut off or loop: evaluate.py reward
-             2. process rewards, for they need a label per step of an answer
-             3. ensembles: train several seeds, and average their scores
-             4. losses other than the likelihood of the labels
+Left out     1. process rewards, for they need a label per step of an answer
+             2. ensembles: train several seeds, and average their scores
+             3. losses other than the likelihood of the labels
 Run          python reward_train.py --pairs data/prefs_train.jsonl data/rank_train.jsonl
              python reward_train.py --model Qwen/Qwen2.5-0.5B-Instruct --pairs mine.jsonl
              torchrun --nproc-per-node 8 reward_train.py --fsdp --model Qwen/Qwen2.5-7B-Instruct
@@ -132,7 +132,7 @@ def read_labels(args, pairs):
     for i in pairs.train if args.margin else ():
         value = 0 if ties[i] else pairs.rows[i].get(args.margin)
         if not (isinstance(value, (int, float)) and 0 <= value < math.inf):
-            wrong = f'{pairs.places[i]}: "{args.margin}" is {value!r}, expected a number, 0 or more'
+            wrong = f'{pairs.lines[i]}: "{args.margin}" is {value!r}, expected a number, 0 or more'
             raise UserError(f"--margin {args.margin}: {wrong}")
         margins[i] = args.margin_scale * value
     return margins, ties
@@ -169,12 +169,11 @@ def main(argv=None):
     scorer, fresh = load_scorer(
         args.model, tokenizer, run.device, run.dtype, True, args.lora_rank, args.seed, "--model"
     )
-    pairs.share(scorer)
+    pairs.share_prompts(scorer)
     per_epoch = len(pairs.train) / args.batch_size
-    ids = pairs.prompts + pairs.chosen + pairs.rejected
     own_lr = {scorer.model.score: HEAD_LR} if fresh else {}
     optimizer = run.start(
-        {"scorer": scorer}, tokenizer, RATES, per_epoch, ids, own_lr, least_steps=LEAST_STEPS
+        {"scorer": scorer}, tokenizer, RATES, per_epoch, pairs.ids, own_lr, least_steps=LEAST_STEPS
     )
     if run.step == 0:
         first = pairs.train[: args.batch_size]
@@ -183,17 +182,17 @@ def main(argv=None):
         if fresh:
             flag, wrong = f"--model {args.model}", "loss before step one − log 2"
             identity(wrong, loss - math.log(2), 1e-4, run.dtype, flag)
-        ids = [*pairs.prompts[first[0]], *pairs.chosen[first[0]]]
+        prompt, chosen, _ = pairs.encoded[first[0]]
+        ids = [*prompt, *chosen]
         show_row("its score is read at ▮", tokenizer, ids, [False] * (len(ids) - 1) + [True])
         print(f"preflight  loss before step one {loss:.4f}: ok")
         evaluate(run, scorer, pairs, ties)
 
-    tokens = pairs.tokens()
     for step in run.steps():
-        places, epoch = batch_indices(len(pairs.train), args.batch_size, args.seed, step)
-        batch, scored, total = pairs.train[places], [], 0.0
+        indices, epoch = batch_indices(len(pairs.train), args.batch_size, args.seed, step)
+        batch, scored, total = pairs.train[indices], [], 0.0
         optimizer.zero_grad()
-        for part in run.micro_batches(batch, tokens):
+        for part in run.micro_batches(batch, pairs.tokens):
             # (2) scores of both answers, read at their last token
             scores = pair_scores(scorer, pairs, part)  # (2, b)
             # (3) loss: Bradley-Terry
@@ -205,14 +204,14 @@ def main(argv=None):
             total += loss.item()
             scored += zip(part, *scores.tolist())
         # summed over the processes, clipped to norm 1
-        loss, grad_norm = run.clip(total, [pairs.places[i] for i in batch[:4]])
+        loss, grad_norm = run.clip(total, [pairs.lines[i] for i in batch[:4]])
         lr = run.set_lr(step)  # warm-up, then --schedule
         optimizer.step()
         rows, *scores = zip(*gather(scored))  # of all ranks
         metrics = pair_metrics(*torch.tensor(scores), ties[[*rows]], [pairs.keys[i] for i in rows])
         run.log({
             "epoch": epoch, **metrics, "loss": loss, "lr": lr, "grad_norm": grad_norm,
-            "tokens": tokens[batch].sum(),
+            "tokens": pairs.tokens[batch].sum(),
         })  # fmt: skip
         # (5) every --eval-every steps: held-out accuracy, beside that of "the longer answer wins"
         if run.evaluates(step):
@@ -224,9 +223,8 @@ def main(argv=None):
     run.record["scale"] = [scores.mean().item(), max(scores.std().item(), 1e-6)]
     # (7) does it prefer answers that nobody wants: chosen ones that are cut off, or loop?
     some = (pairs.held if len(pairs.held) else pairs.train)[:200]
-    prompts, chosen = ([side[i] for i in some] for side in (pairs.prompts, pairs.chosen))
-    checked = contest.check_scorer(scorer, prompts, chosen)
-    for sentence in contest.sentences(checked):
+    prompts, chosen, _ = zip(*(pairs.encoded[i] for i in some))
+    for sentence in contest.sentences(contest.check_scorer(scorer, prompts, chosen)):
         print(sentence)
     held = args.eval_pairs or ["YOUR_PAIRS.jsonl"]
     return run.finish("evaluate.py", "reward", "--reward-model", args.out, "--pairs", *held)

@@ -34,13 +34,12 @@ from common import (
     end_ids,
     load_config,
     load_tokenizer,
-    max_positions,
     pack,
 )  # fmt: skip
 from parts.answers import Answers, add_answer_arguments, check_policy, load_policy
 from parts.files import OUT_OF_MEMORY, command, existing_file, trainer_parser
-from parts.messages import check_answer, check_prompt, check_text, prompt_key, roles, words
-from parts.pairs import add_split_arguments, check_pair, encoded_rows, say_what_is_cut, split
+from parts.messages import check_answer, check_prompt, check_text, roles, words
+from parts.pairs import EncodedRows, add_split_arguments, check_pair
 from parts.parallel import all_sum
 from parts.runs import Run
 
@@ -142,28 +141,21 @@ def conversations(keys):
     return [found[key] for key in keys]
 
 
-class Rows:
+class Rows(EncodedRows):
     """Encoded rows. ids, masks: of row i its tokens and which of them are trained, lists of T;
-    tokens, trained: how many these are; places, keys, rows: its file and line, the key of its prompt,
-    and the row as it was read; train, held: the row numbers on each side of the split."""
+    tokens, trained: how many these are."""
 
-    def __init__(self, args, tokenizer, max_length):
-        usable = encoded_rows(
-            args, tokenizer, max_length, {"--data": args.data}, check_row, encode_row
-        )
-        self.ids, self.masks, self.rows, self.places = zip(
-            *((*ids_mask, row, place) for each, row, place, _ in usable for ids_mask in each)
-        )
-        self.keys = [*map(prompt_key, self.rows)]
+    def __init__(self, args, tokenizer, config):
+        files = {"--data": args.data}
+        super().__init__(args, tokenizer, config, files, check_row, encode_row, conversations)
+        self.ids, self.masks = zip(*self.encoded)
         self.tokens = np.array([*map(len, self.ids)])
         self.trained = np.array([*map(sum, self.masks)])
-        self.train, self.held = split(conversations(self.keys), (), args.eval_fraction)
-        say_what_is_cut(self.tokens, max_length)
+        self.say_what_is_cut(self.tokens)
 
     def batch(self, indices, device):
         """(ids, attention_mask, answer_mask), (b, T) each."""
-        ids = [self.ids[i] for i in indices]
-        return pack(ids, [self.masks[i] for i in indices], device=device)
+        return pack(*zip(*(self.encoded[i] for i in indices)), device=device)
 
 
 # ---- evaluation ----
@@ -194,7 +186,7 @@ def main(argv=None):
     run = Run("sft", args, HEADLINE)
     tokenizer, config = load_tokenizer(args.model), load_config(args.model)
     # (1) read rows; render the prompt; mark the answer tokens
-    rows = Rows(args, tokenizer, min(args.max_length, max_positions(config)))
+    rows = Rows(args, tokenizer, config)
     answers = Answers(run, tokenizer, config, rows.rows[:2], {rows.keys[i] for i in rows.train})
 
     # the policy: all its weights are trained, or adapters
@@ -210,8 +202,8 @@ def main(argv=None):
         evaluate(run, policy, rows, answers)
 
     for step in run.steps():
-        places, epoch = batch_indices(len(rows.train), args.batch_size, args.seed, step)
-        batch, total = rows.train[places], 0.0
+        indices, epoch = batch_indices(len(rows.train), args.batch_size, args.seed, step)
+        batch, total = rows.train[indices], 0.0
         trained = rows.trained[batch].sum()  # tokens of the whole step
         optimizer.zero_grad()
         for part in run.micro_batches(batch, rows.tokens):
@@ -223,7 +215,7 @@ def main(argv=None):
             (run.loss_scale * loss).backward()  # the scale is 1 but in fp16
             total += loss.item()
         # summed over the processes, clipped to norm 1
-        loss, grad_norm = run.clip(total, [rows.places[i] for i in batch[:4]])
+        loss, grad_norm = run.clip(total, [rows.lines[i] for i in batch[:4]])
         lr = run.set_lr(step)  # warm-up, then --schedule
         optimizer.step()
         run.log({

@@ -59,30 +59,50 @@ def read_texts(tokenizer, rows, chat):
         as_chat(row, "prompt", "completion", "chosen", "rejected")
 
 
-def encoded_rows(args, tokenizer, max_length, files, check, encode):
-    """[(encode(row, tokenizer, max_length), row, "FILE:LINE", flag)] of all rows of files; those that
-    `encode` refuses are dropped, counted and said.
+class EncodedRows:
+    """The rows of JSONL files, encoded, some of them held out. Of each, in the order of the files:
 
-    files    {flag: names of JSONL files}
-    check    of a row, see `read_jsonl`;  encode  returns what is kept, or raises Refused
+    encoded       what `encode` makes of it; a row may give several, each of which counts as one
+    rows, lines   the row as it was read, and its "FILE:LINE"
+    keys          of its prompt;  train, held  row numbers, arrays: no key is on both sides
+    max_length    of prompt and answer, in tokens
     """
-    rows = [
-        (row, f"{name}:{line}", flag)
-        for flag, names in files.items()
-        for name in names
-        for line, row in read_jsonl(name, check, numbered=True, flag=flag)
-    ]
-    read_texts(tokenizer, [row for row, *_ in rows], args.chat)
-    usable, counts = [], Counter(rows=len(rows))
-    for row, *place in rows:
-        try:
-            usable.append((encode(row, tokenizer, max_length), row, *place))
-        except Refused as error:
-            counts[f"dropped: {error}"] += 1
-    if not usable:
-        raise UserError(f"{[*files][0]}: no usable row ({counts_in_words(counts)})")
-    print(f"data       {counts_in_words(counts)}")
-    return usable
+
+    def __init__(self, args, tokenizer, config, files, check, encode, conversations=list):
+        """Rows that `encode` refuses are dropped, counted and said.
+
+        files          {flag: names of JSONL files};  check  of a row, see `read_jsonl`
+        encode         of (row, tokenizer, max_length): a list, or raises Refused
+        conversations  of the keys: by what they are held out
+        """
+        self.max_length = min(args.max_length, max_positions(config))
+        read = [
+            (row, f"{name}:{line}", flag)
+            for flag, names in files.items()
+            for name in names
+            for line, row in read_jsonl(name, check, numbered=True, flag=flag)
+        ]
+        read_texts(tokenizer, [row for row, *_ in read], args.chat)
+        usable, counts = [], Counter(rows=len(read))
+        for row, *place in read:
+            try:
+                usable += [(ids, row, *place) for ids in encode(row, tokenizer, self.max_length)]
+            except Refused as error:
+                counts[f"dropped: {error}"] += 1
+        if not usable:
+            raise UserError(f"{[*files][0]}: no usable row ({counts_in_words(counts)})")
+        print(f"data       {counts_in_words(counts)}")
+        self.encoded, self.rows, self.lines, flags = zip(*usable)
+        self.keys = [*map(prompt_key, self.rows)]
+        is_eval = [flag == "--eval-pairs" for flag in flags]
+        self.train, self.held = split(conversations(self.keys), is_eval, args.eval_fraction)
+        for n in (len(self.train) % args.batch_size, len(self.held)):
+            micro_batches(range(n), [1] * n, 1, world())  # too few for all ranks?
+
+    def say_what_is_cut(self, lengths):
+        """lengths: (n,) tokens of the rows."""
+        if n := sum(lengths >= self.max_length):
+            print(f"data       {n} rows are cut to --max-length {self.max_length}, or just as long")
 
 
 # ---- the split ----
@@ -91,7 +111,7 @@ def encoded_rows(args, tokenizer, max_length, files, check, encode):
 def split(keys, is_eval, fraction):
     """(train, held) row numbers, (n,) arrays: no key is on both sides.
 
-    is_eval   of each row, whether it comes from a file of held-out rows; () or without such a file
+    is_eval   of each row, whether it comes from a file of held-out rows; without such a file
               `fraction` of the keys is held out, by their hash, so every file splits them alike
     """
     held = np.array(is_eval if any(is_eval) else [hash_fraction(key) < fraction for key in keys])
@@ -103,12 +123,6 @@ def split(keys, is_eval, fraction):
         raise UserError("every prompt is held out, none is left to train on: --eval-fraction 0")
     print(f"split      training {train.sum()}, held out {held.sum()}")
     return np.flatnonzero(train), np.flatnonzero(held)
-
-
-def say_what_is_cut(lengths, max_length):
-    """lengths: (n,) tokens of the rows, cut."""
-    if n := sum(lengths >= max_length):
-        print(f"data       {n} rows are cut to --max-length {max_length}, or just as long")
 
 
 def share_interval(right, keys, worth=1.0):
@@ -132,8 +146,8 @@ def share_interval(right, keys, worth=1.0):
 # ---- pairs ----
 
 
-def encode_sides(row, tokenizer, max_length, keep_ties=False):
-    """Ids of prompt, chosen and rejected answer, four bytes each."""
+def encode_sides(row, tokenizer, max_length, keep_ties):
+    """[ids of prompt, chosen and rejected answer, four bytes each]: the one element of a row."""
     sides = encode_pair(
         tokenizer, row["prompt"], row["chosen"], row["rejected"],
         max_length=max_length, tools=row.get("tools"),
@@ -142,41 +156,26 @@ def encode_sides(row, tokenizer, max_length, keep_ties=False):
         raise Refused("equal answers")
     if row.get("tie") and not keep_ties:
         raise Refused("tie")
-    return [array("i", ids) for ids in sides]
+    return [[array("i", ids) for ids in sides]]
 
 
-class Pairs:
-    """Encoded pairs. prompts, chosen, rejected: tuples of arrays of ids, and `lengths`, (3, n),
-    their tokens; train, held: their row numbers; places, keys, rows: of pair i the file and line,
-    the key of its prompt, and the row as it was read. shared: does a forward compute each prompt
-    once for both answers?"""
+class Pairs(EncodedRows):
+    """Encoded pairs: of each the arrays of ids of prompt, chosen and rejected answer.
+
+    lengths   (3, n) tokens of these;  ids  all arrays, 3n of them
+    shared    does a forward compute each prompt once for both answers?
+    """
 
     def __init__(self, args, tokenizer, config, keep_ties=False):
-        max_length = min(args.max_length, max_positions(config))
         files = {"--pairs": args.pairs, "--eval-pairs": args.eval_pairs}
-        sides, self.rows, self.places, flags = zip(
-            *encoded_rows(
-                args, tokenizer, max_length, files, check_pair,
-                partial(encode_sides, keep_ties=keep_ties),
-            )
-        )  # fmt: skip
-        self.prompts, self.chosen, self.rejected = zip(*sides)
-        self.keys = [*map(prompt_key, self.rows)]
-        self.lengths = np.array([[*map(len, ids)] for ids in sides]).T
-        is_eval = [flag == "--eval-pairs" for flag in flags]
-        self.train, self.held = split(self.keys, is_eval, args.eval_fraction)
-        say_what_is_cut(self.lengths[0] + self.lengths[1:].max(0), max_length)
+        encode = partial(encode_sides, keep_ties=keep_ties)
+        super().__init__(args, tokenizer, config, files, check_pair, encode)
+        self.ids = sum(zip(*self.encoded), ())
+        self.lengths = np.array([[*map(len, sides)] for sides in self.encoded]).T
         self.shared = False
-        for rows in (len(self.train) % args.batch_size, len(self.held)):
-            micro_batches(range(rows), self.tokens(), 1, world())  # too short for all ranks?
+        self.say_what_is_cut(self.tokens // 2)
 
-    def share(self, module):
-        """Set `shared` for a `Policy` or `Scorer`; returns the batch of the longest pair, by which
-        that was decided."""
-        longest = self.batch([self.tokens().argmax()], module.model.device)
-        self.shared = can_share(module.model, module.dtype, *longest)
-        return longest
-
+    @property
     def tokens(self):
         """(n,) tokens that the forward of each pair computes: the prompt once, or twice."""
         prompt, chosen, rejected = self.lengths
@@ -184,8 +183,14 @@ class Pairs:
             return prompt + chosen + rejected
         return 2 * (prompt + np.maximum(chosen, rejected))
 
+    def share_prompts(self, trunk):
+        """Set `shared` for a `Policy` or `Scorer`; returns the batch of the longest pair, by which
+        that was decided."""
+        longest = self.batch([self.tokens.argmax()], trunk.model.device)
+        self.shared = can_share(trunk, *longest)
+        return longest
+
     def batch(self, indices, device):
         """(ids, attention_mask, answer_mask), (2b, T) each: b chosen rows, then b rejected."""
-        prompts = [self.prompts[i] for i in indices]
-        answers = [side[i] for side in (self.chosen, self.rejected) for i in indices]
-        return pad_rows(prompts + prompts, answers, device)
+        prompts, chosen, rejected = zip(*(self.encoded[i] for i in indices))
+        return pad_rows(prompts + prompts, chosen + rejected, device)

@@ -17,37 +17,23 @@ import torch
 from torch import nn
 
 import common
-from common import Policy, encode_pair, end_ids, hidden_states, micro_batches, pad_rows
+from common import Policy, Trunk, encode_pair, end_ids, micro_batches, pad_rows
 from parts.files import UserError, read_record
 from parts.messages import as_chat
 from parts.parallel import add_up, progress, say
-from parts.shared_prompt import shared_hidden
 
 # ---- scores ----
 
 
-class Scorer(nn.Module):
-    """A model with one output whose forward gives one score per row: what FSDP wraps.
-
-    model   of transformers, for sequence classification with one label, in eval mode
-    dtype   of the trunk's matrix products, by autocast; the head computes in fp32
-    """
-
-    def __init__(self, model, dtype):
-        super().__init__()
-        self.model, self.dtype = model, dtype
+class Scorer(Trunk):
+    """A model for sequence classification with one label, whose forward gives one score per row."""
 
     def forward(self, ids, attention_mask, answer_mask=None, shared=False):
         """(B,) fp32 scores of rows (B, T), each read at the last token of its row, however padded.
-        shared: the rows are those of `Pairs.batch`, see parts/shared_prompt.py."""
+        shared: see `Trunk.hidden`."""
         counted = attention_mask.long().cumsum(1)
         last = attention_mask & (counted == counted[:, -1:])  # (B, T)
-        if shared:
-            hidden = shared_hidden(
-                self.model, self.dtype, ids, attention_mask, answer_mask, last
-            )  # (B, H)
-        else:
-            hidden = hidden_states(self.model, ids, attention_mask, self.dtype)[last]
+        hidden = self.hidden(last, ids, attention_mask, answer_mask, shared)  # (B, H)
         return self.model.score(hidden.float()).squeeze(-1)
 
 
@@ -60,8 +46,8 @@ def pair_scores(scorer, pairs, part):
 @torch.no_grad()
 def score_pairs(run, scorer, pairs, indices):
     """(2, len(indices)): `pair_scores` of these pairs, on the CPU."""
-    scores = torch.zeros(2, len(pairs.places))
-    for part in run.micro_batches(indices, pairs.tokens()):
+    scores = torch.zeros(2, len(pairs.rows))
+    for part in run.micro_batches(indices, pairs.tokens):
         scores[:, part] = pair_scores(scorer, pairs, part).cpu()
     add_up([scores])  # over the ranks, each of which scored its share
     return scores[:, indices]
@@ -172,44 +158,34 @@ class RewardFunction:
 # ---- values ----
 
 
-class ValueHead(nn.Linear):
-    """Hidden states (N, H) of the states in which N actions are chosen → (B, T) fp32 values, 0
-    outside the mask of the actions; a fresh head says 0."""
-
-    def __init__(self, model):
-        super().__init__(model.config.get_text_config().hidden_size, 1, device=model.device)
-        nn.init.zeros_(self.weight)
-        nn.init.zeros_(self.bias)
-
-    def forward(self, hidden, mask):
-        values = super().forward(hidden.float()).squeeze(-1)  # (N,)
-        return torch.zeros(mask.shape, device=mask.device).masked_scatter(mask, values)
-
-
-class Critic(nn.Module):
-    """A trunk of its own, of transformers, with a value head: --critic separate."""
-
-    def __init__(self, trunk, dtype):
-        super().__init__()
-        self.model, self.head, self.dtype = trunk, ValueHead(trunk), dtype
-
-    def forward(self, ids, attention_mask, mask, temperature=1.0):
-        """(values,), (B, T), 0 outside mask; the temperature changes none."""
-        hidden = hidden_states(self.model, ids, attention_mask, self.dtype)  # (B, T, H)
-        return (self.head(hidden[mask.roll(-1, 1)], mask),)
-
-
-class PolicyWithValues(Policy):
-    """A policy with a value head on its trunk: --critic shared."""
+class Critic(Trunk):
+    """A trunk of its own, of transformers, with a value head that at first says 0: --critic separate."""
 
     def __init__(self, model, dtype):
         super().__init__(model, dtype)
-        self.head = ValueHead(model)
+        size = model.config.get_text_config().hidden_size
+        self.head = nn.Linear(size, 1, device=model.device)
+        nn.init.zeros_(self.head.weight)
+        nn.init.zeros_(self.head.bias)
+
+    def values(self, hidden, mask):
+        """(B, T) fp32 values, 0 outside the mask of the N actions, of the hidden states (N, H) in
+        which they are chosen."""
+        values = self.head(hidden.float()).squeeze(-1)  # (N,)
+        return torch.zeros(mask.shape, device=mask.device).masked_scatter(mask, values)
+
+    def forward(self, ids, attention_mask, mask, temperature=1.0):
+        """(values,), (B, T), 0 outside mask; the temperature changes none."""
+        return (self.values(self.hidden(mask.roll(-1, 1), ids, attention_mask), mask),)
+
+
+class PolicyWithValues(Policy, Critic):
+    """A policy with a value head on its trunk: --critic shared."""
 
     def forward(self, ids, attention_mask, mask, temperature=1.0):
         """(log-probs, entropies, values), (B, T) each, 0 outside mask, of one pass."""
-        *columns, hidden = super().forward(ids, attention_mask, mask, temperature, with_hidden=True)
-        return *columns, self.head(hidden, mask)
+        hidden = self.hidden(mask.roll(-1, 1), ids, attention_mask)  # (N, H)
+        return *self.score(hidden, ids, mask, temperature), self.values(hidden, mask)
 
 
 def load_critic(args, run, reward, tokenizer):

@@ -14,6 +14,7 @@ Exact wherever the attention takes such masks; `can_share` asks before the first
 import math
 
 import torch
+from torch.nn.utils.rnn import pad_sequence
 
 from parts.parallel import autocast
 
@@ -24,25 +25,26 @@ def shared_hidden(model, dtype, ids, attention_mask, answer_mask, wanted):
     ids, attention_mask, answer_mask   (2b, T) of `pad_rows`: b chosen rows, then b rejected
     wanted                             (2b, T) bool
     """
-    b, T = len(ids) // 2, ids.shape[1]
-    prompt = (attention_mask & ~answer_mask).sum(1)[:b, None]  # (b, 1) its tokens
-    chosen, rejected = answer_mask.sum(1).view(2, b, 1)  # (b, 1) each
-    end = prompt + chosen + rejected
-    s = torch.arange(int(end.max()), device=end.device)[None]  # (1, S)
-    second = s >= prompt + chosen  # (b, S)
-    position = torch.where(second, s - chosen, s).clamp(max=T - 1)  # (b, S)
-    row_ids = torch.where(second, ids[b:].gather(1, position), ids[:b].gather(1, position))
-    part = (s >= prompt).long() + second + (s >= end)  # 0 prompt, 1 chosen, 2 rejected, 3 padding
-    sees = (part[:, None] == 0) | (part[:, None] == part[..., None])  # (b, S, S): query, key
-    masks = layer_masks(model, sees & (s[..., None] >= s[:, None]), position)
+    b = len(ids) // 2
+    taken, part = attention_mask.clone(), answer_mask.long()  # (2b, T) each
+    taken[b:] = answer_mask[b:]  # of a rejected row the answer alone
+    part[b:] *= 2  # 0 prompt, 1 chosen, 2 rejected
+    column = torch.arange(ids.shape[1], device=ids.device).expand_as(ids)  # (2b, T) positions
+    # which of the taken tokens stands where: pair by pair, padded on the right with any of them,
+    # because padding comes last, where no token sees it
+    order = (taken.nonzero()[:, 0] % b).argsort(stable=True)
+    place = pad_sequence(order.split(taken.view(2, b, -1).sum((0, 2)).tolist()), True)  # (b, S)
+    row_ids, position, row_part = (x[taken][place] for x in (ids, column, part))  # (b, S) each
+    sees = (row_part[:, None] == 0) | (row_part[:, None] == row_part[..., None])  # (b, query, key)
+    masks = layer_masks(model, sees.tril(), position)
     with autocast(ids.device, dtype):
         hidden = model.base_model(
             input_ids=row_ids, attention_mask=masks, position_ids=position, use_cache=False
         )[0]  # (b, S, H)
-    row, column = wanted.nonzero(as_tuple=True)  # (N,) each
-    pair = row % b
-    after = (row >= b) & (column >= prompt[pair, 0])  # a rejected token comes after the chosen ones
-    return hidden[pair, column + after * chosen[pair, 0]]
+    pair = wanted.nonzero()[:, 0] % b  # (N,)
+    # a rejected token comes after the chosen ones
+    after = (part[wanted] == 2) * answer_mask[:b].sum(1)[pair]
+    return hidden[pair, column[wanted] + after]
 
 
 def layer_masks(model, sees, position):
@@ -61,21 +63,19 @@ def layer_masks(model, sees, position):
 
 
 @torch.no_grad()
-def can_share(model, dtype, ids, attention_mask, answer_mask):
-    """Is the shared pass exact for this model? Asked once, on the longest pair (a short one would
-    prove nothing about a sliding window).
+def can_share(trunk, ids, attention_mask, answer_mask):
+    """Is the shared pass exact for this `common.Trunk`? Asked once, on the longest pair (a short one
+    would prove nothing about a sliding window).
 
     Exact: within 1e-4 of a hidden state's norm in fp32 (rounding is 2e-6), 5e-2 in fp16 and bf16.
     """
+    rows = answer_mask, ids, attention_mask, answer_mask
     try:
-        with autocast(ids.device, dtype):
-            hidden = model.base_model(input_ids=ids, attention_mask=attention_mask.long())[0]
-        alone = hidden[answer_mask].float()  # (N, H)
-        shared = shared_hidden(model, dtype, ids, attention_mask, answer_mask, answer_mask)
+        alone, shared = (trunk.hidden(*rows, shared).float() for shared in (False, True))  # (N, H)
         gap = ((shared - alone).norm(dim=1) / alone.norm(dim=1)).max()
     except Exception:  # a family that takes no such masks
         gap = math.inf
-    exact = bool(gap < (1e-4 if dtype == torch.float32 else 5e-2))
+    exact = bool(gap < (1e-4 if trunk.dtype == torch.float32 else 5e-2))
     if not exact:
         print(f"prompts    computed twice per pair: sharing is not exact here (off by {gap:.1e})")
     return exact

@@ -128,7 +128,7 @@ def test_a_shared_prompt_is_two_rows(family, made):
     policy, prompts = policy_of(made(family)), [[*range(30, 39)], [20]] * 2
     answers = [[*range(50, 61), 6], [60, 6], [70, 6], [*range(80, 95), 6]]
     rows, found = common.pad_rows(prompts, answers), []
-    if not can_share(policy.model, FP32, *rows):
+    if not can_share(policy, *rows):
         assert family == "gpt2", "promised families share"
         return
     for shared in (False, True):
@@ -150,7 +150,7 @@ def test_a_window_that_is_forgotten_is_seen(family, made, monkeypatch, capsys):
 
     monkeypatch.setattr("parts.shared_prompt.layer_masks", forgotten)
     pairs = common.pad_rows([[*range(30, 39)]] * 2, [[50, 6], [70, 71, 6]])
-    assert not can_share(policy.model, FP32, *pairs)
+    assert not can_share(policy, *pairs)
     assert "computed twice" in capsys.readouterr().out
 
 

@@ -109,9 +109,8 @@ def test_what_is_read_of_pairs(rows, settings, options, kept, texts, says, hides
     tokenizer = tiny_tokenizer(**settings)
     path = write_rows(tmp_path / "pairs.jsonl", rows)
     pairs = read(tokenizer, path, **options)
-    sides = zip(pairs.prompts, pairs.chosen, pairs.rejected)
-    assert [[*map(tokenizer.decode, row)] for row in sides] == texts
-    assert [*pairs.places] == [f"{path}:{i + 1}" for i in kept] and len(pairs.train) == len(kept)
+    assert [[*map(tokenizer.decode, row)] for row in pairs.encoded] == texts
+    assert [*pairs.lines] == [f"{path}:{i + 1}" for i in kept] and len(pairs.train) == len(kept)
     assert "chat" in options or [*pairs.rows] == [rows[i] for i in kept]
     shown = capsys.readouterr().out
     assert all(fact in shown for fact in says) and not any(fact in shown for fact in hides)

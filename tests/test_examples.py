@@ -137,7 +137,7 @@ def test_minimal_scripts_learn(tmp_path, llama_folder, monkeypatch, capsys):
 
 COPIES = {  # what the headers say can be taken
     "parts/parallel.py": "autocast",
-    "common.py": "hidden_states head_logits score_chunk Policy same_shape CHUNK",
+    "common.py": "hidden_states head_logits score_chunk Trunk Policy same_shape CHUNK",
     "dpo.py": "dpo_loss LOSS_TYPES",
     "reward_train.py": "bradley_terry_loss",
 }

@@ -152,9 +152,8 @@ def at_the_start(kind):
 
 class FourAnswers:
     pad, batch = END, Pairs.batch
-    prompts = [[PROMPT]] * 12
-    chosen = [[i, END] for i in CHOSEN.tolist()]
-    rejected = [[j, END] for j in REJECTED.tolist()]
+    sides = zip(CHOSEN.tolist(), REJECTED.tolist())
+    encoded = [([PROMPT], [i, END], [j, END]) for i, j in sides]
     shared = False
 
 

@@ -4,6 +4,7 @@ import math
 import re
 from collections import Counter
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -38,6 +39,7 @@ each_stage = pytest.mark.parametrize("stage", STAGES, ids=lambda stage: stage.__
 LOG2 = math.log(2)
 CURE = "--schedule constant --warmup 0 --eval-every 1000"
 CPU = torch.device("cpu")
+BOUNDLESS = SimpleNamespace(get_text_config=dict)  # a config that names no limit
 pytestmark = pytest.mark.usefixtures("quiet_process")
 
 
@@ -75,8 +77,8 @@ def encoded(tmp_path, tokenizer):
 
     def encoded(rows, *flags, tokenizer=tokenizer, max_length=1000):
         data = write_rows(tmp_path / "rows.jsonl", rows)
-        args = sft.parse_args(words("--eval-fraction 0 --data", data, *flags))
-        return sft.Rows(args, tokenizer, max_length)
+        limit = f"--eval-fraction 0 --max-length {max_length} --data"
+        return sft.Rows(sft.parse_args(words(limit, data, *flags)), tokenizer, BOUNDLESS)
 
     return encoded
 
@@ -345,11 +347,11 @@ def test_each_prompt_is_computed_once(tmp_path, monkeypatch, tokenizer, llama_fo
     data = write_pairs(tmp_path / "pairs.jsonl", 8)
     args = reward_train.parse_args(words("--pairs", data, "--eval-fraction 0 --out", tmp_path))
     rows = pairs.Pairs(args, tokenizer, common.load_config(llama_folder))
-    lengths = [[*map(len, side)] for side in (rows.prompts, rows.chosen, rows.rejected)]
-    assert rows.tokens().tolist() == [2 * (p + max(a, b)) for p, a, b in zip(*lengths)]
+    lengths = [[*map(len, side)] for side in zip(*rows.encoded)]
+    assert rows.tokens.tolist() == [2 * (p + max(a, b)) for p, a, b in zip(*lengths)]
     once, columns, start = sum(map(sum, lengths)), Counter(), runs.Run.start
     rows.shared = True
-    assert rows.tokens().sum() == once
+    assert rows.tokens.sum() == once
 
     def noted(module, args, kwargs):
         columns[torch.is_grad_enabled()] += kwargs["input_ids"].numel()
