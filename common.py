@@ -26,7 +26,6 @@ Axes         B rows, T columns, V vocabulary, H hidden, N tokens
 
 import contextlib
 import math
-import os
 import tempfile
 from pathlib import Path
 
@@ -295,8 +294,8 @@ def save_model(model, tokenizer, folder, source):
     with tempfile.TemporaryDirectory(dir=folder, prefix=".writing-") as temporary:
         model.save_pretrained(temporary, state_dict=state)
         for file in Path(temporary).glob("model*"):
-            os.chmod(file, 0o644)  # safetensors writes 0600, which no other user's server can read
-            os.replace(file, folder / file.name)
+            file.chmod(0o644)  # safetensors writes 0600, which no other user's server can read
+            file.replace(folder / file.name)
     tokenizer.save_pretrained(folder)
     if lora_layers(model):
         save_adapter(model, folder / "adapter", source)
@@ -359,8 +358,7 @@ class Trunk(nn.Module):
         """(N, H) hidden states at the N places that are wanted, (B, T) bool. shared: the rows are
         those of `Pairs.batch`, whose prompts pass once, see parts/shared_prompt.py."""
         if shared:
-            rows = ids, attention_mask, answer_mask
-            return shared_hidden(self.model, self.dtype, *rows, wanted)
+            return shared_hidden(self, wanted, ids, attention_mask, answer_mask)
         return hidden_states(self.model, ids, attention_mask, self.dtype)[wanted]
 
 
@@ -368,17 +366,13 @@ class Policy(Trunk):
     """A causal model whose forward gives log-probs, not logits."""
 
     def forward(self, ids, attention_mask, answer_mask, temperature=1.0, shared=False):
-        """(log-probs, entropies), each (B, T) fp32: column t is of token t, 0 outside answers."""
+        """(log-probs, entropies), each (B, T) fp32: column t is of token t, 0 outside answers.
+
+        (B, T, V) never exists: only columns that predict an answer's token pass through the head,
+        in chunks that the backward recomputes.
+        """
         predicts = answer_mask.roll(-1, 1)  # (B, T): column t−1 predicts token t
         hidden = self.hidden(predicts, ids, attention_mask, answer_mask, shared)  # (N, H)
-        return self.score(hidden, ids, answer_mask, temperature)
-
-    def score(self, hidden, ids, answer_mask, temperature):
-        """What `forward` returns, from the hidden states (N, H) that predict the N answer tokens.
-
-        (B, T, V) never exists: these alone pass through the head, in chunks that the backward
-        recomputes.
-        """
         most = CHUNK.get(ids.device.type, 2**26)
         size = max(64, most // self.model.config.get_text_config().vocab_size)
         chunks = zip(hidden.split(size), ids[answer_mask].split(size))
@@ -387,7 +381,12 @@ class Policy(Trunk):
             for h, t in chunks
         ]
         zeros = torch.zeros(ids.shape, device=ids.device)
-        return tuple(zeros.masked_scatter(answer_mask, torch.cat(x)) for x in zip(*parts))
+        columns = [zeros.masked_scatter(answer_mask, torch.cat(x)) for x in zip(*parts)]
+        return *columns, *self.more_columns(hidden, answer_mask)
+
+    def more_columns(self, hidden, answer_mask):
+        """What a derived class returns beside them, such as values, of hidden states (N, H)."""
+        return ()
 
 
 def same_shape(**tensors):

@@ -177,7 +177,7 @@ def means(stats, pairs):
     stats = gather(stats)
     columns = {key: torch.cat([part[key] for part in stats]) for key in stats[0]}  # (B,) each
     rows = columns.pop("pair").long().tolist()
-    low, high = share_interval(columns["rewards/accuracies"], [pairs.keys[i] for i in rows])
+    low, high = share_interval(columns["rewards/accuracies"], pairs.keys[rows])
     return {key: column.mean().item() for key, column in columns.items()} | {
         "nll": -columns["logps/chosen"].sum().item() / pairs.lengths[1, rows].sum(), "n": len(rows),
         "rewards/accuracies_low": low, "rewards/accuracies_high": high,
@@ -206,7 +206,7 @@ def main(argv=None):
     tokenizer, config = load_tokenizer(args.model), load_config(args.model)
     # (1) read pairs; render the prompt; mark the answer tokens
     pairs = Pairs(args, tokenizer, config)
-    trained = {pairs.keys[i] for i in pairs.train}  # prompts that val/ leaves out
+    trained = {*pairs.keys[pairs.train]}  # prompts that val/ leaves out
     answers = Answers(run, tokenizer, config, pairs.rows[:2], trained)  # two rows without --prompts
 
     # the policy; before step one it is its own reference, and gives the log-probs of all pairs
@@ -223,11 +223,12 @@ def main(argv=None):
         check_policy(policy, tokenizer, *longest, f"--model {args.model}")
         # (2) reference: log-probs of both answers under the frozen start, once
         run.state["reference"] = reference_logps(run, policy, pairs)
-        # (2) was one forward of every pair; a step, with its backward, is three of its pairs
-        run.forecast(len(pairs.rows) / args.batch_size / 3)
         # before step one policy and reference are equal: h = 0, and the sigmoid loss is log 2
         with torch.no_grad():
             losses, _, columns = forward(run, policy, pairs, pairs.train[:4])
+        # these were forwards of so many pairs; a step, with its backward, is three of its pairs
+        forwards = 4 + len(pairs.rows) * (args.loss_type != "simpo")
+        run.forecast(forwards / args.batch_size / 3)
         if args.loss_type != "simpo":
             h = columns["rewards/margins"].mean().item() / args.beta  # an error if it is not 0
             identity("h before step one", h, 2e-4, run.dtype, f"--model {args.model}")

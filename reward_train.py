@@ -145,7 +145,7 @@ def evaluate(run, scorer, pairs, ties):
     """Log held-out loss and accuracy, beside the accuracy of "the longer answer wins"."""
     if not len(pairs.held):
         return
-    labels = ties[pairs.held], [pairs.keys[i] for i in pairs.held]
+    labels = ties[pairs.held], pairs.keys[pairs.held]
     scores = score_pairs(run, scorer, pairs, pairs.held)
     metrics = pair_metrics(*scores, *labels)
     metrics["loss"] = bradley_terry_loss(*scores, tie=labels[0]).mean().item()
@@ -167,8 +167,9 @@ def main(argv=None):
 
     # the trunk of --model with one output: all of it is trained, or adapters and that output
     scorer, fresh = load_scorer(
-        args.model, tokenizer, run.device, run.dtype, True, args.lora_rank, args.seed, "--model"
-    )
+        args.model, tokenizer, run.device, run.dtype, "--model", True,
+        lora_rank=args.lora_rank, seed=args.seed,
+    )  # fmt: skip
     pairs.share_prompts(scorer)
     per_epoch = len(pairs.train) / args.batch_size
     own_lr = {scorer.model.score: HEAD_LR} if fresh else {}
@@ -180,8 +181,8 @@ def main(argv=None):
         loss = bradley_terry_loss(*score_pairs(run, scorer, pairs, first)).mean().item()
         run.forecast(1 / 3)  # a backward takes two forwards
         if fresh:
-            flag, wrong = f"--model {args.model}", "loss before step one − log 2"
-            identity(wrong, loss - math.log(2), 1e-4, run.dtype, flag)
+            gap = loss - math.log(2)
+            identity("loss before step one − log 2", gap, 1e-4, run.dtype, f"--model {args.model}")
         prompt, chosen, _ = pairs.encoded[first[0]]
         ids = [*prompt, *chosen]
         show_row("its score is read at ▮", tokenizer, ids, [False] * (len(ids) - 1) + [True])
@@ -208,7 +209,7 @@ def main(argv=None):
         lr = run.set_lr(step)  # warm-up, then --schedule
         optimizer.step()
         rows, *scores = zip(*gather(scored))  # of all ranks
-        metrics = pair_metrics(*torch.tensor(scores), ties[[*rows]], [pairs.keys[i] for i in rows])
+        metrics = pair_metrics(*torch.tensor(scores), ties[[*rows]], pairs.keys[[*rows]])
         run.log({
             "epoch": epoch, **metrics, "loss": loss, "lr": lr, "grad_norm": grad_norm,
             "tokens": pairs.tokens[batch].sum(),

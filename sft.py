@@ -187,7 +187,7 @@ def main(argv=None):
     tokenizer, config = load_tokenizer(args.model), load_config(args.model)
     # (1) read rows; render the prompt; mark the answer tokens
     rows = Rows(args, tokenizer, config)
-    answers = Answers(run, tokenizer, config, rows.rows[:2], {rows.keys[i] for i in rows.train})
+    answers = Answers(run, tokenizer, config, rows.rows[:2], {*rows.keys[rows.train]})
 
     # the policy: all its weights are trained, or adapters
     policy, _ = load_policy(run, reference=False)

@@ -48,8 +48,11 @@ DEFAULTS = Namespace(patience=0, target=None, baseline=None, margin=0, on_hack="
 def values_of(rows, key):
     """[(step, value)] of the rows with a number under this key that has a finite square; never of
     the final test, which decides nothing."""
-    rows = [row for row in rows if isinstance(row.get(key), (int, float)) and "test/n" not in row]
-    return [(row["step"], row[key]) for row in rows if abs(row[key]) < 1e100]
+    return [
+        (row["step"], row[key])
+        for row in rows
+        if isinstance(row.get(key), (int, float)) and abs(row[key]) < 1e100 and "test/n" not in row
+    ]
 
 
 def noise(values):

@@ -62,10 +62,11 @@ def read_texts(tokenizer, rows, chat):
 class EncodedRows:
     """The rows of JSONL files, encoded, some of them held out. Of each, in the order of the files:
 
-    encoded       what `encode` makes of it; a row may give several, each of which counts as one
-    rows, lines   the row as it was read, and its "FILE:LINE"
-    keys          of its prompt;  train, held  row numbers, arrays: no key is on both sides
-    max_length    of prompt and answer, in tokens
+    encoded      what `encode` makes of it; a row may give several, each of which counts as one
+    rows, lines  the row as it was read, and its "FILE:LINE"
+    keys         of its prompt, an array of texts
+    train, held  row numbers, arrays: no key is on both sides
+    max_length   of prompt and answer, in tokens
     """
 
     def __init__(self, args, tokenizer, config, files, check, encode, conversations=list):
@@ -93,9 +94,10 @@ class EncodedRows:
             raise UserError(f"{[*files][0]}: no usable row ({counts_in_words(counts)})")
         print(f"data       {counts_in_words(counts)}")
         self.encoded, self.rows, self.lines, flags = zip(*usable)
-        self.keys = [*map(prompt_key, self.rows)]
-        is_eval = [flag == "--eval-pairs" for flag in flags]
-        self.train, self.held = split(conversations(self.keys), is_eval, args.eval_fraction)
+        self.keys = np.array([*map(prompt_key, self.rows)], object)
+        self.train, self.held = split(
+            conversations(self.keys), [flag == "--eval-pairs" for flag in flags], args.eval_fraction
+        )
         for n in (len(self.train) % args.batch_size, len(self.held)):
             micro_batches(range(n), [1] * n, 1, world())  # too few for all ranks?
 
@@ -178,10 +180,9 @@ class Pairs(EncodedRows):
     @property
     def tokens(self):
         """(n,) tokens that the forward of each pair computes: the prompt once, or twice."""
-        prompt, chosen, rejected = self.lengths
         if self.shared:
-            return prompt + chosen + rejected
-        return 2 * (prompt + np.maximum(chosen, rejected))
+            return self.lengths.sum(0)
+        return 2 * (self.lengths[0] + self.lengths[1:].max(0))
 
     def share_prompts(self, trunk):
         """Set `shared` for a `Policy` or `Scorer`; returns the batch of the longest pair, by which

@@ -82,18 +82,16 @@ def autocast(device, dtype):
     return torch.autocast(device.type, dtype, enabled=dtype != torch.float32)
 
 
-def progress(rows, name, total=None, initial=0, delay=0):
-    """A bar on rank 0; in a log file a line per minute."""
-    return tqdm(
-        rows, name, total, initial=initial, delay=delay, disable=rank() > 0,
-        mininterval=0.1 if sys.stderr.isatty() else 60,
-    )  # fmt: skip
+def progress(rows, name, total=None, **settings):
+    """A bar of tqdm, with its settings, on rank 0; in a log file a line per minute."""
+    interval = 0.1 if sys.stderr.isatty() else 60
+    return tqdm(rows, name, total, disable=rank() > 0, mininterval=interval, **settings)
 
 
 def say(line):
     """Print beside a bar, at once."""
-    with tqdm.external_write_mode(sys.stdout):
-        print(line, flush=True)
+    tqdm.write(line)
+    sys.stdout.flush()
 
 
 def recompute_activations(model):

@@ -10,8 +10,6 @@ value                              V(p)   V(p,a0) V(p,a0,a1)   column t: of the 
 Both critics are called like a `Policy`, and the values are the last thing that they return.
 """
 
-import math
-
 import numpy as np
 import torch
 from torch import nn
@@ -61,20 +59,24 @@ def pad_id(tokenizer):
 
 
 def load_scorer(
-    name, tokenizer, device, dtype, trainable=False, lora_rank=0, seed=0, flag="--reward-model"
-):
+    name, tokenizer, device, dtype, flag="--reward-model", trainable=False, **adapter
+):  # fmt: skip
     """(Scorer, is its head fresh?). One that is trained may start from a causal model: its fresh
     head is zero, so it scores everything 0, and the Bradley-Terry loss starts at log 2. UserError
-    for a causal model that is not to be trained, and for a classifier of several labels."""
+    for a causal model that is not to be trained, and for a classifier of several labels.
+
+    adapter   lora_rank and seed, see `common.load_model`
+    """
     from transformers import AutoModelForSequenceClassification
 
-    config = common.load_config(name, flag, None)
+    config = common.load_config(name, flag, scores=None if trainable else True)
     fresh = "ForSequenceClassification" not in str(config.architectures)
-    if not (trainable if fresh else config.num_labels == 1):
-        raise UserError(f"{flag} {name}: not a reward model; train one with reward_train.py")
-    settings = name, device, dtype, trainable, lora_rank, seed, flag
-    one_output = {"num_labels": 1, "pad_token_id": pad_id(tokenizer)}
-    model = common.load_model(*settings, AutoModelForSequenceClassification, **one_output)
+    if not fresh and config.num_labels != 1:
+        raise UserError(f"{flag} {name}: has {config.num_labels} labels, a reward model has one")
+    model = common.load_model(
+        name, device, dtype, trainable, flag=flag, kind=AutoModelForSequenceClassification,
+        num_labels=1, pad_token_id=pad_id(tokenizer), **adapter,
+    )  # fmt: skip
     if fresh:
         nn.init.zeros_(model.score.weight)
     return Scorer(model, dtype), fresh
@@ -101,32 +103,30 @@ class RewardFunction:
     is not read to its end, or whatever stands behind the cut would be free.
 
     A prompt is text or messages, an answer text or one message. max_length: the most tokens of
-    both that are read, or None. Of a longer row the prompt loses its beginning, at most to half of
+    both that are read. Of a longer row the prompt loses its beginning, at most to half of
     them, which is said once; then the answer loses its end.
 
     Scores are (score − mean) / std, with the "scale" of its training pairs in the args.json of
     reward_train.py, unless raw; those of another tool's model have none, which is said.
     """
 
-    def __init__(
-        self, folder, device, dtype, micro_tokens=2048, raw=False, flag="--reward-model"
-    ):  # fmt: skip
+    def __init__(self, folder, device, dtype, micro_tokens=2048, raw=False):
+        flag = "--reward-model"
         record = read_record(folder, flag) or {"args": {}}
         if not raw and "scale" not in record:
             print(f"{flag} {folder}: no scale in its args.json, so scores are taken as they are")
         self.mean, self.std = (0, 1) if raw else record.get("scale", (0, 1))
         self.tokenizer = common.load_tokenizer(folder, flag)
-        self.scorer, _ = load_scorer(folder, self.tokenizer, device, dtype, flag=flag)
-        longest = common.max_positions(self.scorer.model.config)
-        longest = min(record["args"].get("max_length", longest), longest)
-        self.max_length = longest if longest < math.inf else None
+        self.scorer, _ = load_scorer(folder, self.tokenizer, device, dtype)
+        longest = record["args"].get("max_length", 2**31)
+        self.max_length = min(longest, common.max_positions(self.scorer.model.config))
         self.chat, self.micro_tokens = record["args"].get("chat"), micro_tokens
         self.told = False
 
     def __call__(self, prompts, answers, rows=None):
         read, ends = self.encode(prompts, answers, self.max_length), end_ids(self.tokenizer)
         scores = in_batches(self.scorer, read, self.scorer.model.device, self.micro_tokens)
-        cut = sum(len(p) + len(a) >= (self.max_length or math.inf) for p, a in read)
+        cut = sum(len(p) + len(a) >= self.max_length for p, a in read)
         if cut and not self.told:
             self.told = True
             say(f"reward     the model reads {self.max_length} tokens; {cut} of {len(read)} rows are cut "
@@ -147,7 +147,7 @@ class RewardFunction:
 
     def check_room(self, longest, max_new_tokens):
         """UserError if a policy's rows of `longest` tokens may have answers that are cut."""
-        reads = self.max_length or math.inf
+        reads = self.max_length
         if longest > reads and max_new_tokens >= reads - reads // 2:
             raise UserError(
                 f"--reward-model: reads {reads} tokens, of a long row half are the prompt's; lower "
@@ -168,24 +168,22 @@ class Critic(Trunk):
         nn.init.zeros_(self.head.weight)
         nn.init.zeros_(self.head.bias)
 
-    def values(self, hidden, mask):
-        """(B, T) fp32 values, 0 outside the mask of the N actions, of the hidden states (N, H) in
+    def more_columns(self, hidden, mask):
+        """(values,), (B, T) fp32, 0 outside the mask of N actions, of the hidden states (N, H) in
         which they are chosen."""
         values = self.head(hidden.float()).squeeze(-1)  # (N,)
-        return torch.zeros(mask.shape, device=mask.device).masked_scatter(mask, values)
+        return (torch.zeros(mask.shape, device=mask.device).masked_scatter(mask, values),)
 
     def forward(self, ids, attention_mask, mask, temperature=1.0):
         """(values,), (B, T), 0 outside mask; the temperature changes none."""
-        return (self.values(self.hidden(mask.roll(-1, 1), ids, attention_mask), mask),)
+        return self.more_columns(self.hidden(mask.roll(-1, 1), ids, attention_mask), mask)
 
 
 class PolicyWithValues(Policy, Critic):
-    """A policy with a value head on its trunk: --critic shared."""
+    """A policy with a value head on its trunk: --critic shared. Its forward returns (log-probs,
+    entropies, values), (B, T) each, 0 outside the mask, of one pass."""
 
-    def forward(self, ids, attention_mask, mask, temperature=1.0):
-        """(log-probs, entropies, values), (B, T) each, 0 outside mask, of one pass."""
-        hidden = self.hidden(mask.roll(-1, 1), ids, attention_mask)  # (N, H)
-        return *self.score(hidden, ids, mask, temperature), self.values(hidden, mask)
+    more_columns = Critic.more_columns
 
 
 def load_critic(args, run, reward, tokenizer):
@@ -196,8 +194,9 @@ def load_critic(args, run, reward, tokenizer):
         source, flag = args.reward_model, "--reward-model"
     print(f"critic     starts as a copy of {flag} {source}")
     scorer, fresh = load_scorer(
-        source, tokenizer, run.device, run.dtype, True, args.lora_rank, args.seed, flag
-    )
+        source, tokenizer, run.device, run.dtype, flag, True,
+        lora_rank=args.lora_rank, seed=args.seed,
+    )  # fmt: skip
     critic = Critic(scorer.model.base_model, run.dtype)
     if not fresh:  # in the unit of the scores
         critic.head.weight.data.copy_(scorer.model.score.weight / reward.std)

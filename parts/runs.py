@@ -73,7 +73,7 @@ def lr_factor(step, steps, warmup, schedule):
     rising = math.ceil(warmup * steps)
     if step <= rising:
         return step / rising
-    done = (step - rising - 1) / max(1, steps - rising)
+    done = (step - rising - 1) / (steps - rising)
     if schedule == "cosine":
         return 0.5 * (1 + math.cos(math.pi * done))
     return 1 - done if schedule == "linear" else 1.0
@@ -202,7 +202,9 @@ class Run:
         self.open()  # logs are cut to the step that was resumed
         last = self.step if self.state["ended"] else self.planned
         before = {n: signal.signal(n, self._catch) for n in (signal.SIGINT, signal.SIGTERM)}
-        self.bar = parallel.progress(range(self.step + 1, last + 1), "training", last, self.step)
+        self.bar = parallel.progress(
+            range(self.step + 1, last + 1), "training", last, initial=self.step
+        )
         self.last = time.perf_counter()
         for step in self.bar:
             self.step = step
@@ -255,8 +257,8 @@ class Run:
         norms = [getattr(norm, "full_tensor", norm.clone)().item() for norm in norms]
         if not math.isfinite(loss + sum(norms)):
             if self.loss_scale <= 1:
-                wrong = f"loss {loss:g}, gradient norm {norms[0]:g}: not finite; rows {rows}"
-                raise UserError(f"{wrong}. Lower --lr, or look at these rows")
+                raise UserError(f"loss {loss:g}, gradient norm {norms[0]:g}: not finite; rows "
+                                f"{rows}. Lower --lr, or look at these rows")  # fmt: skip
             self.loss_scale /= 2
             self.optimizer.zero_grad()
         return loss, norms[0]

@@ -19,11 +19,11 @@ from torch.nn.utils.rnn import pad_sequence
 from parts.parallel import autocast
 
 
-def shared_hidden(model, dtype, ids, attention_mask, answer_mask, wanted):
+def shared_hidden(trunk, wanted, ids, attention_mask, answer_mask):
     """(N, H) hidden states at the N places of the rows that are wanted; each prompt passes once.
 
+    trunk                              a `common.Trunk`;  wanted  (2b, T) bool
     ids, attention_mask, answer_mask   (2b, T) of `pad_rows`: b chosen rows, then b rejected
-    wanted                             (2b, T) bool
     """
     b = len(ids) // 2
     taken, part = attention_mask.clone(), answer_mask.long()  # (2b, T) each
@@ -36,9 +36,9 @@ def shared_hidden(model, dtype, ids, attention_mask, answer_mask, wanted):
     place = pad_sequence(order.split(taken.view(2, b, -1).sum((0, 2)).tolist()), True)  # (b, S)
     row_ids, position, row_part = (x[taken][place] for x in (ids, column, part))  # (b, S) each
     sees = (row_part[:, None] == 0) | (row_part[:, None] == row_part[..., None])  # (b, query, key)
-    masks = layer_masks(model, sees.tril(), position)
-    with autocast(ids.device, dtype):
-        hidden = model.base_model(
+    masks = layer_masks(trunk.model, sees.tril(), position)
+    with autocast(ids.device, trunk.dtype):
+        hidden = trunk.model.base_model(
             input_ids=row_ids, attention_mask=masks, position_ids=position, use_cache=False
         )[0]  # (b, S, H)
     pair = wanted.nonzero()[:, 0] % b  # (N,)

@@ -61,7 +61,7 @@ def test_a_batch_keeps_pairs_together():
     int32, and read as int64, which older versions of torch want of an index."""
     sides = [[1], [2, 2], [3]], [[11], [12, 12], [13]], [[21, 21], [22], [23]]
     sides = [[array("i", ids) for ids in side] for side in sides]
-    given = SimpleNamespace(**dict(zip(("prompts", "chosen", "rejected"), sides)))
+    given = SimpleNamespace(encoded=[*zip(*sides)])
     found = pairs.Pairs.batch(given, [2, 0, 1], torch.device("cpu"))
     answers = [13], [11], [12, 12], [23], [21, 21], [22]
     torch.testing.assert_close(found, common.pad_rows([[3], [1], [2, 2]] * 2, answers))
@@ -91,7 +91,7 @@ def test_metrics_of_a_step_are_sums_divided_once():
     2 over 3·2 + 4 tokens. Three equal pairs count as half."""
     keys = "pair", "rewards/chosen", "logps/chosen", "rewards/accuracies"
     parts = t([0, 1, 2], [0] * 3, [-6] * 3, [0.5] * 3), t([3], [4], [-2], [1])
-    given = SimpleNamespace(keys="abcd", lengths=np.array([[9] * 4, [2, 2, 2, 4]]))
+    given = SimpleNamespace(keys=np.array([*"abcd"]), lengths=np.array([[9] * 4, [2, 2, 2, 4]]))
     means = dpo.means([dict(zip(keys, part)) for part in parts], given)
     assert means["rewards/chosen"] == 1 and means["nll"] == 2
     assert means["rewards/accuracies"] == 0.625  # (3·½ + 1)/4
