@@ -37,7 +37,7 @@ from parts import runs
 from parts.answers import Answers, add_answer_arguments, check_policy, identity, load_policy
 from parts.files import OUT_OF_MEMORY, UserError, command, number, trainer_parser
 from parts.pairs import Pairs, add_pair_arguments, share_interval
-from parts.parallel import add_up, gather
+from parts.parallel import gather
 
 RATES = 3e-4, 1e-5, 2e-4  # --lr below 100 M parameters (data/tiny-base), above (SmolLM2), with LoRA
 # printed at each evaluation; val/cut is the share of answers without an end token
@@ -114,7 +114,6 @@ def parse_args(argv=None):
     add_pair_arguments(parser)
     add("--loss-type", choices=LOSS_TYPES, default="sigmoid", help="which loss; ipo, sigmoid_norm and simpo compare means per token")
     add("--beta", type=number(above=0), help="β of the paper: larger stays closer to the start, 0.01 to 0.5 (default: 0.1; simpo 2)")
-    add("--label-smoothing", type=number(at_least=0, below=0.5), default=0.0, help="chance that a label is wrong, for sigmoid and robust")
     add("--simpo-gamma", type=number(at_least=0), default=1.0, help="target margin γ of simpo")
     add("--nll-coef", type=number(at_least=0), help="weight of −log π per chosen token beside the loss (default: 1 for sigmoid, else 0)")
     # fmt: on
@@ -128,58 +127,49 @@ def parse_args(argv=None):
     return args
 
 
-# ---- log-probs and loss of pairs ----
+# ---- log-probs, loss and metrics of pairs ----
 
 
 def pair_logps(policy, pairs, part):
-    """(2, b) each: log π of the chosen and the rejected answers of the pairs numbered `part`, summed
-    over their tokens, and the number of these tokens."""
-    ids, attention_mask, answer_mask = pairs.batch(part, policy.model.device)  # (2b, T) each
-    logps, _ = policy(ids, attention_mask, answer_mask, shared=pairs.shared)  # 0 outside answers
-    return logps.sum(1).view(2, -1), answer_mask.sum(1).view(2, -1)  # all chosen rows come first
+    """(2, b): log π of the chosen and the rejected answers of the pairs numbered `part`, summed over
+    their tokens."""
+    logps, _ = policy(*pairs.batch(part, policy.model.device), shared=pairs.shared)  # (2b, T)
+    return logps.sum(1).view(2, -1)  # 0 outside answers; all chosen rows come first
 
 
-@torch.no_grad()
 def reference_logps(run, policy, pairs):
     """(2, n): `pair_logps` of all pairs under the start; 0 for simpo, which has no reference."""
-    logps = torch.zeros(2, len(pairs.rows))
-    if run.args.loss_type != "simpo":
-        for part in run.micro_batches(range(len(pairs.rows)), pairs.tokens):  # of this rank
-            logps[:, part] = pair_logps(policy, pairs, part)[0].cpu()
-        add_up([logps])  # over the ranks, each of which read its share
-    return logps
+    rows = range(len(pairs.rows))
+    if run.args.loss_type == "simpo":
+        return torch.zeros(2, len(rows))
+    return pairs.collect(run, rows, pair_logps, policy)
 
 
-def forward(run, policy, pairs, part):
-    """Steps (3) and (4) for the pairs in `part`: losses (b,), log-probs of the chosen answers (b,),
-    and what is logged of each pair, without gradient, see `means`."""
-    logps, lengths = pair_logps(policy, pairs, part)  # (2, b) each
-    args, ref_logps = run.args, run.state["reference"][:, part].to(logps)  # (2, b)
-    losses, chosen_rewards, rejected_rewards = dpo_loss(
-        *logps, *ref_logps, args.beta, args.loss_type, args.label_smoothing,
-        *lengths, args.simpo_gamma,
+def pair_loss(run, pairs, part, logps):
+    """`dpo_loss` of the pairs in `part`, of their log-probs (2, b)."""
+    args, lengths = run.args, torch.from_numpy(pairs.lengths[1:, part])  # (2, b)
+    return dpo_loss(
+        *logps, *run.state["reference"][:, part].to(logps), args.beta, args.loss_type,
+        args.label_smoothing, *lengths.to(logps), args.simpo_gamma,
     )  # fmt: skip
+
+
+def pair_metrics(run, pairs, part, logps):
+    """Means over the pairs in `part`, of their log-probs (2, B), under TRL's names; the interval of
+    the accuracy counts pairs of one prompt as one."""
+    losses, chosen_rewards, rejected_rewards = pair_loss(run, pairs, part, logps)
     margins = chosen_rewards - rejected_rewards
     # at the start the two rewards differ by rounding only, which counts as equal: half right
     equal = margins.abs() <= 1e-6 * logps.abs().sum(0)
+    right = torch.where(equal, 0.5, (margins > 0).float())
+    low, high = share_interval(right.double(), pairs.keys[[*part]])
     columns = {
-        "pair": torch.tensor(part), "pair_loss": losses, "rewards/chosen": chosen_rewards,
-        "rewards/rejected": rejected_rewards, "rewards/margins": margins,
-        "rewards/accuracies": torch.where(equal, 0.5, (margins > 0).float()),
+        "pair_loss": losses, "rewards/chosen": chosen_rewards, "rewards/rejected": rejected_rewards,
+        "rewards/margins": margins, "rewards/accuracies": right,
         "logps/chosen": logps[0], "logps/rejected": logps[1],
     }  # fmt: skip
-    return losses, logps[0], {key: x.detach().cpu().double() for key, x in columns.items()}
-
-
-def means(stats, pairs):
-    """Means over all pairs of an update or evaluation, of all ranks, under TRL's names; the interval
-    of the accuracy counts pairs of one prompt as one."""
-    stats = gather(stats)
-    columns = {key: torch.cat([part[key] for part in stats]) for key in stats[0]}  # (B,) each
-    rows = columns.pop("pair").long().tolist()
-    low, high = share_interval(columns["rewards/accuracies"], pairs.keys[rows])
-    return {key: column.mean().item() for key, column in columns.items()} | {
-        "nll": -columns["logps/chosen"].sum().item() / pairs.lengths[1, rows].sum(), "n": len(rows),
+    return {key: x.double().mean().item() for key, x in columns.items()} | {
+        "nll": -logps[0].double().sum().item() / pairs.lengths[1, part].sum(), "n": len(part),
         "rewards/accuracies_low": low, "rewards/accuracies_high": high,
     }  # fmt: skip
 
@@ -188,12 +178,10 @@ def means(stats, pairs):
 def evaluate(run, policy, reference, pairs, answers):
     """Log held-out loss and accuracy; sample answers, their score and their KL."""
     metrics, samples = answers(policy, reference)
-    stats = [
-        forward(run, policy, pairs, part)[2] for part in run.micro_batches(pairs.held, pairs.tokens)
-    ]
     if len(pairs.held):
-        metrics |= {f"eval/{key}": x for key, x in means(stats, pairs).items()}
-        metrics["eval/loss"] = metrics.pop("eval/pair_loss")
+        logps = pairs.collect(run, pairs.held, pair_logps, policy)
+        held = pair_metrics(run, pairs, pairs.held, logps)
+        metrics |= {"eval/loss": held.pop("pair_loss")} | {f"eval/{k}": x for k, x in held.items()}
     run.evaluation(metrics, samples)
 
 
@@ -213,49 +201,54 @@ def main(argv=None):
     # `reference` serves val/kl only, of answers to --prompts; the loss reads run.state["reference"],
     # which is computed once and kept in checkpoints
     policy, reference = load_policy(run, reference=args.prompts)
-    longest = pairs.share_prompts(
-        policy
-    )  # is each prompt computed once? the longest pair, which tells it
-    per_epoch = len(pairs.train) / args.batch_size
+    # is each prompt computed once for both answers? The longest pair tells it
+    longest = pairs.share_prompts(policy)
     # the ids are hashed: --resume needs the same
-    optimizer = run.start({"policy": policy}, tokenizer, RATES, per_epoch, pairs.ids)
+    optimizer = run.start(
+        {"policy": policy}, tokenizer, RATES, len(pairs.train) / args.batch_size, pairs.ids
+    )
     if run.step == 0:
         check_policy(policy, tokenizer, *longest, f"--model {args.model}")
         # (2) reference: log-probs of both answers under the frozen start, once
         run.state["reference"] = reference_logps(run, policy, pairs)
         # before step one policy and reference are equal: h = 0, and the sigmoid loss is log 2
+        some = pairs.train[:4]
         with torch.no_grad():
-            losses, _, columns = forward(run, policy, pairs, pairs.train[:4])
+            before = pair_metrics(run, pairs, some, pair_logps(policy, pairs, some))
         # these were forwards of so many pairs; a step, with its backward, is three of its pairs
         forwards = 4 + len(pairs.rows) * (args.loss_type != "simpo")
         run.forecast(forwards / args.batch_size / 3)
         if args.loss_type != "simpo":
-            h = columns["rewards/margins"].mean().item() / args.beta  # an error if it is not 0
+            h = before["rewards/margins"] / args.beta  # an error if it is not 0
             identity("h before step one", h, 2e-4, run.dtype, f"--model {args.model}")
-        print(f"preflight  log-probs are the model's, loss before step one {losses.mean():.4f}: ok")
+        print("preflight  log-probs are the model's, "
+              f"loss before step one {before['pair_loss']:.4f}: ok")  # fmt: skip
         evaluate(run, policy, reference, pairs, answers)
 
     for step in run.steps():
         indices, epoch = batch_indices(len(pairs.train), args.batch_size, args.seed, step)
-        batch, stats, total = pairs.train[indices], [], 0.0
+        batch, scored, total = pairs.train[indices], [], 0.0
         optimizer.zero_grad()
         # of the whole step; the rows of `lengths` are prompt, chosen, rejected
         chosen_tokens = pairs.lengths[1, batch].sum()
-        for part in run.micro_batches(batch, pairs.tokens):  # this rank's share, as memory allows
-            # (3) policy: log-probs of both answers; (4) loss and implicit rewards
-            losses, chosen_logps, columns = forward(run, policy, pairs, part)  # (b,) each
+        for part in run.micro_batches(batch, pairs.tokens):  # this rank's rows, as memory allows
+            # (3) policy: log-probs of both answers
+            logps = pair_logps(policy, pairs, part)  # (2, b)
+            # (4) loss and implicit rewards
+            losses, *_ = pair_loss(run, pairs, part, logps)  # (b,)
             # (5) update: L = mean loss + c·NLL, sums over this part ÷ counts of the whole step
-            nll = -chosen_logps.sum() / chosen_tokens
+            nll = -logps[0].sum() / chosen_tokens
             loss = losses.sum() / len(batch) + args.nll_coef * nll
             (run.loss_scale * loss).backward()  # the scale is 1 but in fp16
             total += loss.item()
-            stats.append(columns)
+            scored += zip(part, *logps.tolist())
         # loss and gradients are summed over the ranks, gradients clipped to norm 1; an error names
         # these rows if they are not finite
         loss, grad_norm = run.clip(total, [pairs.lines[i] for i in batch[:4]])
         lr = run.set_lr(step)  # warm-up, then --schedule
         optimizer.step()
-        run.log(means(stats, pairs) | {
+        part, *logps = zip(*gather(scored))  # of all ranks
+        run.log(pair_metrics(run, pairs, part, torch.tensor(logps)) | {
             "loss": loss, "lr": lr, "grad_norm": grad_norm, "epoch": epoch,
             "tokens": pairs.tokens[batch].sum(),
         })  # fmt: skip

@@ -18,7 +18,7 @@ Run          python reward_train.py --pairs data/prefs_train.jsonl data/rank_tra
              python reward_train.py --model Qwen/Qwen2.5-0.5B-Instruct --pairs mine.jsonl
              torchrun --nproc-per-node 8 reward_train.py --fsdp --model Qwen/Qwen2.5-7B-Instruct
 Writes       an AutoModelForSequenceClassification folder, args.json, metrics.jsonl, checkpoint/
-Read with    parts/reward_models.py (`Scorer`, `pair_scores`) and parts/pairs.py (`Pairs`)
+Read with    parts/reward_models.py (`Scorer`) and parts/pairs.py (`Pairs`)
 To copy      `bradley_terry_loss` needs torch alone; scores for it come from `Scorer`, rows from
              `encode_pair` in common.py
 Reference    Bradley & Terry 1952; Ouyang et al. 2022, arXiv 2203.02155, eq. 1; centring: Eisenstein
@@ -37,7 +37,7 @@ from parts.answers import identity, show_row
 from parts.files import OUT_OF_MEMORY, UserError, command, number, trainer_parser
 from parts.pairs import Pairs, add_pair_arguments, share_interval
 from parts.parallel import gather
-from parts.reward_models import load_scorer, pair_scores, score_pairs
+from parts.reward_models import load_scorer
 
 RATES = 5e-4, 3e-5, 3e-4  # below 100 M parameters (data/tiny-base), above (SmolLM2), with LoRA
 LEAST_STEPS = 6  # a small file is repeated to make so many: five passes learn 162 pairs by heart
@@ -118,7 +118,6 @@ def parse_args(argv=None):
     parser.set_defaults(pairs=["data/prefs_train.jsonl", "data/rank_train.jsonl"])
     add("--margin", help="column that says how much better the chosen answer is: a number, 0 or more (default: no margin)")
     add("--margin-scale", type=number(at_least=0), default=1.0, help="score difference per unit of that column, 0.1 to 1")
-    add("--label-smoothing", type=number(at_least=0, below=0.5), default=0.0, help="chance that a label is wrong, 0 to 0.2")
     add("--center-coef", type=number(at_least=0), default=0.0, help="weight of the pull of scores towards 0, 0.001 to 0.1")
     # fmt: on
     return parser.parse_args(argv)
@@ -138,7 +137,13 @@ def read_labels(args, pairs):
     return margins, ties
 
 
-# ---- evaluation ----
+# ---- scores and evaluation ----
+
+
+def pair_scores(scorer, pairs, part):
+    """(2, b) scores of the chosen and the rejected answers of `part`, read at their last token."""
+    rows = pairs.batch(part, scorer.model.device)  # (2b, T) each
+    return scorer(*rows, shared=pairs.shared).view(2, -1)  # all chosen rows come first
 
 
 def evaluate(run, scorer, pairs, ties):
@@ -146,7 +151,7 @@ def evaluate(run, scorer, pairs, ties):
     if not len(pairs.held):
         return
     labels = ties[pairs.held], pairs.keys[pairs.held]
-    scores = score_pairs(run, scorer, pairs, pairs.held)
+    scores = pairs.collect(run, pairs.held, pair_scores, scorer)
     metrics = pair_metrics(*scores, *labels)
     metrics["loss"] = bradley_terry_loss(*scores, tie=labels[0]).mean().item()
     tokens = torch.from_numpy(pairs.lengths[1:, pairs.held])  # of both answers
@@ -171,14 +176,15 @@ def main(argv=None):
         lora_rank=args.lora_rank, seed=args.seed,
     )  # fmt: skip
     pairs.share_prompts(scorer)
-    per_epoch = len(pairs.train) / args.batch_size
     own_lr = {scorer.model.score: HEAD_LR} if fresh else {}
     optimizer = run.start(
-        {"scorer": scorer}, tokenizer, RATES, per_epoch, pairs.ids, own_lr, least_steps=LEAST_STEPS
-    )
+        {"scorer": scorer}, tokenizer, RATES, len(pairs.train) / args.batch_size, pairs.ids,
+        own_lr, LEAST_STEPS,
+    )  # fmt: skip
     if run.step == 0:
         first = pairs.train[: args.batch_size]
-        loss = bradley_terry_loss(*score_pairs(run, scorer, pairs, first)).mean().item()
+        losses = bradley_terry_loss(*pairs.collect(run, first, pair_scores, scorer))
+        loss = losses.mean().item()
         run.forecast(1 / 3)  # a backward takes two forwards
         if fresh:
             gap = loss - math.log(2)
@@ -220,7 +226,7 @@ def main(argv=None):
 
     # (6) mean and deviation of the scores, for PPO, into args.json; of pairs from all files
     some = pairs.train[:: math.ceil(len(pairs.train) / SCALE_PAIRS)]
-    scores = score_pairs(run, scorer, pairs, some)
+    scores = pairs.collect(run, some, pair_scores, scorer)
     run.record["scale"] = [scores.mean().item(), max(scores.std().item(), 1e-6)]
     # (7) does it prefer answers that nobody wants: chosen ones that are cut off, or loop?
     some = (pairs.held if len(pairs.held) else pairs.train)[:200]

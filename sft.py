@@ -87,8 +87,8 @@ def check_row(row):
         row["completion"] = row["chosen"]
     elif isinstance(row.get("text"), str):
         row["prompt"] = row["text"]
-        if isinstance(row.get("group"), list):
-            check_text(row, "group")
+        if words(row["text"]):  # else nothing to train, and dropped
+            check_prompt(row)
     else:
         raise ValueError(
             'expected "prompt" and "completion", "messages", "text", or "chosen" and "rejected", '
@@ -146,8 +146,9 @@ class Rows(EncodedRows):
     tokens, trained: how many these are."""
 
     def __init__(self, args, tokenizer, config):
-        files = {"--data": args.data}
-        super().__init__(args, tokenizer, config, files, check_row, encode_row, conversations)
+        super().__init__(
+            args, tokenizer, config, {"--data": args.data}, check_row, encode_row, conversations
+        )
         self.ids, self.masks = zip(*self.encoded)
         self.tokens = np.array([*map(len, self.ids)])
         self.trained = np.array([*map(sum, self.masks)])

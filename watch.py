@@ -303,7 +303,7 @@ def main(argv=None):
     found = alarms(rows, args)
     stop = next((alarm for alarm in found if alarm.level == "stop"), None)
     # (4) the answer first
-    answer, folder = f"Stop: {stop}." if stop else "No reason to stop.", path.parent
+    folder, answer = path.parent, f"Stop: {stop}." if stop else "No reason to stop."
     sentences = [answer, *facts(folder, rows, stop)]
     if not args.html:
         print(*sentences, "", *found, sep="\n")

@@ -8,14 +8,14 @@ side of the split.
 import math
 from array import array
 from collections import Counter
-from functools import partial
 
 import numpy as np
+import torch
 
 from common import Refused, encode_pair, max_positions, micro_batches, pad_rows
 from parts.files import UserError, counts_in_words, existing_file, number, read_jsonl
 from parts.messages import as_chat, check_answer, check_prompt, hash_fraction, prompt_key
-from parts.parallel import world
+from parts.parallel import add_up, world
 from parts.shared_prompt import can_share
 
 
@@ -25,6 +25,7 @@ def add_pair_arguments(parser):
     add("--pairs", nargs="+", type=existing_file, default=["data/prefs_train.jsonl"], help="JSONL files of prompt, chosen, rejected")
     add("--eval-pairs", nargs="+", type=existing_file, default=[], help="held-out pairs, in place of a share of --pairs")
     add_split_arguments(parser)
+    add("--label-smoothing", type=number(at_least=0, below=0.5), default=0.0, help="chance of wrong labels, 0 to 0.2; DPO: sigmoid, robust")
     # fmt: on
 
 
@@ -148,19 +149,6 @@ def share_interval(right, keys, worth=1.0):
 # ---- pairs ----
 
 
-def encode_sides(row, tokenizer, max_length, keep_ties):
-    """[ids of prompt, chosen and rejected answer, four bytes each]: the one element of a row."""
-    sides = encode_pair(
-        tokenizer, row["prompt"], row["chosen"], row["rejected"],
-        max_length=max_length, tools=row.get("tools"),
-    )  # fmt: skip
-    if sides[1] == sides[2]:
-        raise Refused("equal answers")
-    if row.get("tie") and not keep_ties:
-        raise Refused("tie")
-    return [[array("i", ids) for ids in sides]]
-
-
 class Pairs(EncodedRows):
     """Encoded pairs: of each the arrays of ids of prompt, chosen and rejected answer.
 
@@ -169,13 +157,25 @@ class Pairs(EncodedRows):
     """
 
     def __init__(self, args, tokenizer, config, keep_ties=False):
+        self.keep_ties = keep_ties
         files = {"--pairs": args.pairs, "--eval-pairs": args.eval_pairs}
-        encode = partial(encode_sides, keep_ties=keep_ties)
-        super().__init__(args, tokenizer, config, files, check_pair, encode)
+        super().__init__(args, tokenizer, config, files, check_pair, self.encode)
         self.ids = sum(zip(*self.encoded), ())
         self.lengths = np.array([[*map(len, sides)] for sides in self.encoded]).T
         self.shared = False
         self.say_what_is_cut(self.tokens // 2)
+
+    def encode(self, row, tokenizer, max_length):
+        """The one element of a row: ids of prompt, chosen and rejected answer, four bytes each."""
+        sides = encode_pair(
+            tokenizer, row["prompt"], row["chosen"], row["rejected"],
+            max_length=max_length, tools=row.get("tools"),
+        )  # fmt: skip
+        if sides[1] == sides[2]:
+            raise Refused("equal answers")
+        if row.get("tie") and not self.keep_ties:
+            raise Refused("tie")
+        return [[array("i", ids) for ids in sides]]
 
     @property
     def tokens(self):
@@ -195,3 +195,13 @@ class Pairs(EncodedRows):
         """(ids, attention_mask, answer_mask), (2b, T) each: b chosen rows, then b rejected."""
         prompts, chosen, rejected = zip(*(self.encoded[i] for i in indices))
         return pad_rows(prompts + prompts, chosen + rejected, device)
+
+    @torch.no_grad()
+    def collect(self, run, rows, forward, trunk):
+        """(2, len(rows)): forward(trunk, self, part), (2, b), of the pairs numbered `rows`, of which
+        each rank computes some."""
+        found = torch.zeros(2, len(self.rows))
+        for part in run.micro_batches(rows, self.tokens):
+            found[:, part] = forward(trunk, self, part).cpu()
+        add_up([found])
+        return found[:, rows]

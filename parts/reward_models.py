@@ -18,7 +18,7 @@ import common
 from common import Policy, Trunk, encode_pair, end_ids, micro_batches, pad_rows
 from parts.files import UserError, read_record
 from parts.messages import as_chat
-from parts.parallel import add_up, progress, say
+from parts.parallel import progress, say
 
 # ---- scores ----
 
@@ -33,22 +33,6 @@ class Scorer(Trunk):
         last = attention_mask & (counted == counted[:, -1:])  # (B, T)
         hidden = self.hidden(last, ids, attention_mask, answer_mask, shared)  # (B, H)
         return self.model.score(hidden.float()).squeeze(-1)
-
-
-def pair_scores(scorer, pairs, part):
-    """(2, b) scores of the chosen and the rejected answers of `part`, read at their last token."""
-    rows = pairs.batch(part, scorer.model.device)  # (2b, T) each
-    return scorer(*rows, shared=pairs.shared).view(2, -1)  # all chosen rows come first
-
-
-@torch.no_grad()
-def score_pairs(run, scorer, pairs, indices):
-    """(2, len(indices)): `pair_scores` of these pairs, on the CPU."""
-    scores = torch.zeros(2, len(pairs.rows))
-    for part in run.micro_batches(indices, pairs.tokens):
-        scores[:, part] = pair_scores(scorer, pairs, part).cpu()
-    add_up([scores])  # over the ranks, each of which scored its share
-    return scores[:, indices]
 
 
 def pad_id(tokenizer):

@@ -86,14 +86,14 @@ def test_kl_of_sample_answers(tokenizer, llama_folder):
     assert kl == pytest.approx(expected, rel=1e-5) and abs(expected) > 0.1
 
 
-def test_metrics_of_a_step_are_sums_divided_once():
-    """Parts of 3 and 1 pairs, rewards 0, 0, 0 and 4: the mean is 1, a mean of means 2. `nll`: 3·6 +
-    2 over 3·2 + 4 tokens. Three equal pairs count as half."""
-    keys = "pair", "rewards/chosen", "logps/chosen", "rewards/accuracies"
-    parts = t([0, 1, 2], [0] * 3, [-6] * 3, [0.5] * 3), t([3], [4], [-2], [1])
-    given = SimpleNamespace(keys=np.array([*"abcd"]), lengths=np.array([[9] * 4, [2, 2, 2, 4]]))
-    means = dpo.means([dict(zip(keys, part)) for part in parts], given)
-    assert means["rewards/chosen"] == 1 and means["nll"] == 2
+def test_metrics_are_sums_divided_once():
+    """Rewards 0, 0, 0 and 4: the mean is 1. `nll`: −4 over 3·2 + 4 tokens. Three equal pairs count
+    as half."""
+    state, lengths = {"reference": torch.zeros(2, 4)}, np.array([[2, 2, 2, 4]] * 3)
+    run = SimpleNamespace(args=dpo.parse_args(["--beta=1"]), state=state)
+    given = run, SimpleNamespace(keys=np.array([*"abcd"]), lengths=lengths)
+    means = dpo.pair_metrics(*given, range(4), t([0, 0, 0, 4], [0] * 4))
+    assert means["rewards/chosen"] == 1 and means["nll"] == -0.4
     assert means["rewards/accuracies"] == 0.625  # (3·½ + 1)/4
     low, high = (means[f"rewards/accuracies_{end}"] for end in ("low", "high"))
     assert (low, high) == pairs.share_interval([0.5, 0.5, 0.5, 1], "abcd")

@@ -13,6 +13,7 @@ import itertools
 import math
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
 
@@ -151,9 +152,10 @@ def at_the_start(kind):
 
 
 class FourAnswers:
-    pad, batch = END, Pairs.batch
+    batch = Pairs.batch
     sides = zip(CHOSEN.tolist(), REJECTED.tolist())
     encoded = [([PROMPT], [i, END], [j, END]) for i, j in sides]
+    lengths = np.full((3, 12), 2)
     shared = False
 
 
@@ -175,12 +177,16 @@ def test_where_the_objectives_land(flags, share, expected):
     for an answer of one token; two have twice that, and half of β."""
     args = dpo.parse_args(f"--beta {BETA} {flags}".split())
     model, policy, reference, _ = at_the_start(Policy)
-    four, everything = FourAnswers(), list(range(12))
+    four, everything = FourAnswers(), range(12)
     with torch.no_grad():
-        ref_logps, _ = dpo.pair_logps(reference, four, everything)
-    given = SimpleNamespace(args=args, state={"reference": ref_logps}), policy, four, everything
+        ref_logps = dpo.pair_logps(reference, four, everything)
+    given = SimpleNamespace(args=args, state={"reference": ref_logps}), four, everything
+
+    def loss_of(_):
+        return (share * dpo.pair_loss(*given, dpo.pair_logps(policy, *given[1:]))[0]).sum()
+
     # an expectation: the shares sum to 1
-    train(lambda _: (share * dpo.forward(*given)[0]).sum(), model.weight, steps=250)
+    train(loss_of, model.weight, steps=250)
     lands_on(model.policy(), expected)
 
 

@@ -39,7 +39,6 @@ each_stage = pytest.mark.parametrize("stage", STAGES, ids=lambda stage: stage.__
 LOG2 = math.log(2)
 CURE = "--schedule constant --warmup 0 --eval-every 1000"
 CPU = torch.device("cpu")
-BOUNDLESS = SimpleNamespace(get_text_config=dict)  # a config that names no limit
 pytestmark = pytest.mark.usefixtures("quiet_process")
 
 
@@ -78,7 +77,8 @@ def encoded(tmp_path, tokenizer):
     def encoded(rows, *flags, tokenizer=tokenizer, max_length=1000):
         data = write_rows(tmp_path / "rows.jsonl", rows)
         limit = f"--eval-fraction 0 --max-length {max_length} --data"
-        return sft.Rows(sft.parse_args(words(limit, data, *flags)), tokenizer, BOUNDLESS)
+        boundless = SimpleNamespace(get_text_config=dict)  # a config that names no limit
+        return sft.Rows(sft.parse_args(words(limit, data, *flags)), tokenizer, boundless)
 
     return encoded
 

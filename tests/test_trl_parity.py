@@ -100,7 +100,7 @@ def test_dpo_loss_and_gradients(kind, loss_type, beta, smoothing, world, tokeniz
     run.state["reference"] = torch.zeros(2, N)
     if kind == "DPO":
         run.state["reference"] = dpo.reference_logps(run, frozen, pairs)
-    losses = dpo.forward(run, policy, pairs, range(N))[0]
+    losses, *_ = dpo.pair_loss(run, pairs, range(N), dpo.pair_logps(policy, pairs, range(N)))
     options = {"beta": beta, "label_smoothing": smoothing, "per_device_train_batch_size": N}
     if kind == "DPO":
         options["loss_type"] = [loss_type]
