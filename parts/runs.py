@@ -202,9 +202,8 @@ class Run:
         self.open()  # logs are cut to the step that was resumed
         last = self.step if self.state["ended"] else self.planned
         before = {n: signal.signal(n, self._catch) for n in (signal.SIGINT, signal.SIGTERM)}
-        self.bar = parallel.progress(
-            range(self.step + 1, last + 1), "training", last, initial=self.step
-        )
+        self.bar = parallel.progress(range(self.step + 1, last + 1), "training", last,
+                                     initial=self.step)  # fmt: skip
         self.last = time.perf_counter()
         for step in self.bar:
             self.step = step
@@ -242,8 +241,7 @@ class Run:
     def clip(self, loss, rows):
         """(loss, gradient norm): both summed over the ranks; the gradients of each module are
         clipped to norm 1, and the first one's norm before is returned. A UserError names the rows
-        if one is not finite; but in fp16 that step has no gradient, and the scale is halved, down to
-        1."""
+        if one is not finite; but in fp16 that step has no gradient, and a scale above 1 is halved."""
         loss = all_sum(loss)
         gradients = [w.grad for w in self.modules.parameters() if w.grad is not None]
         if not self.args.fsdp:  # which has summed its shards already
