@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 import torch.nn.functional as F
-from transformers.cache_utils import DynamicCache, DynamicLayer
+from transformers import DynamicCache
 
 from common import end_ids, head_logits, hidden_states, pack, pad_rows, same_shape
 from parts.parallel import autocast, decoding, gather, progress, rank, world
@@ -78,34 +78,6 @@ def rollout_of(tokenizer, prompt_ids, n, ids, logps):
     return Rollout(prompts, ids, logps, finished, texts)
 
 
-class RoomyLayer(DynamicLayer):
-    """DynamicLayer copies all keys and values at every token. This one, made of such a layer, takes
-    the memory for `more` tokens at once and writes them into it; rows that leave move no other.
-
-    keys, values   (R, heads, tokens so far, dimension), views of that memory
-    """
-
-    def __init__(self, layer, more):
-        super().__init__()
-        self.lazy_initialization(layer.keys, layer.values)
-        self.memory = [F.pad(x, (0, 0, 0, more)) for x in (layer.keys, layer.values)]
-        self.keys, self.values = (memory[:, :, :-more] for memory in self.memory)
-
-    def update(self, keys, values, *args, **kwargs):
-        start, end = self.keys.shape[2], self.keys.shape[2] + keys.shape[2]
-        for memory, new in zip(self.memory, (keys, values)):
-            memory[: len(new), :, start:end] = new
-        self.keys, self.values = (memory[: len(keys), :, :end] for memory in self.memory)
-        return self.keys, self.values
-
-    def batch_select_indices(self, indices):
-        n = len(indices)
-        moved = (indices != torch.arange(n, device=indices.device)).nonzero().squeeze(1)
-        for states in (self.keys, self.values):
-            states[moved] = states[indices[moved]]
-        self.keys, self.values = self.keys[:n], self.values[:n]
-
-
 def decode(policy, prompts, n, uniform, ends, temperature):
     """(ids, logps) of R = n·len(prompts) answers, lists of R lists.
 
@@ -120,9 +92,6 @@ def decode(policy, prompts, n, uniform, ends, temperature):
     hidden = hidden_states(model, ids, mask, policy.dtype, cache)[:, -1]  # (P, H)
     hidden, mask = hidden.repeat_interleave(n, 0), mask.repeat_interleave(n, 0)  # (R, …)
     cache.batch_repeat_interleave(n)
-    cache.layers = [  # those of a sliding window stay
-        RoomyLayer(layer, most) if type(layer) is DynamicLayer else layer for layer in cache.layers
-    ]
     row = torch.arange(len(hidden), device=device)  # which answer lives in which row
     answers, scores = [[] for _ in row], [[] for _ in row]
     for t in progress(range(most), "drawing answers", delay=3):
@@ -136,14 +105,11 @@ def decode(policy, prompts, n, uniform, ends, temperature):
         for i, token_id, logp in zip(row.tolist(), token.tolist(), logps.tolist()):
             answers[i].append(token_id)
             scores[i].append(logp)
-        # (3) rows that have ended leave; the last ones take their places
-        is_live = ~torch.isin(token, stops)
-        n_live = int(is_live.sum())
-        if not n_live or t == most - 1:
+        # (3) rows that have ended leave
+        live = (~torch.isin(token, stops)).nonzero().squeeze(1)
+        if not len(live) or t == most - 1:
             break
-        if n_live < len(row):
-            live = torch.arange(n_live, device=device)
-            live[~is_live[:n_live]] = is_live[n_live:].nonzero().squeeze(1) + n_live
+        if len(live) < len(row):
             row, token, mask = row[live], token[live], mask[live]
             cache.batch_select_indices(live)
         mask = torch.cat([mask, mask.new_ones(len(row), 1)], 1)
