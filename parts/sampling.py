@@ -42,30 +42,31 @@ def draw_token(logits, uniform):
 @torch.no_grad()
 def sample(
     policy, tokenizer, prompt_ids, n=1, max_new_tokens=128, temperature=1.0, seed=0, rows=128,
-    numbers=None, alone=False,
+    numbers=None,
 ):  # fmt: skip
     """A `Rollout` of n answers to each prompt from softmax(logits / temperature): no top-k, no
     top-p. temperature 0 is greedy.
 
     One uniform number per (answer, position), drawn from (seed, number of the answer), picks the
-    token, so an answer is the same in every batch. rows: answers decoded together. numbers: one int
-    per answer in place of 0 … N − 1. With several processes each decodes its share and receives all
-    answers, unless `alone`.
+    token, so an answer is the same in every batch. rows: answers decoded together. With several
+    processes each decodes its share and receives all answers.
+
+    numbers   one int per answer in place of 0 … N − 1; each process then decodes what it asks for
     """
     ends, drawn = end_ids(tokenizer), []
     order = sorted(range(len(prompt_ids)), key=lambda p: -len(prompt_ids[p]))
-    order = order if alone else order[rank() :: world()]
+    order = order[rank() :: world()] if numbers is None else order
     per_batch = max(1, rows // n)  # prompts, of similar length
     # one context for all tokens, so that each weight is cast once
     with decoding(policy), autocast(policy.model.device, policy.dtype):
         for start in range(0, len(order), per_batch):
             part = order[start : start + per_batch]
             index = [p * n + g for p in part for g in range(n)]
-            keys = [numbers[i] if numbers else i for i in index]
+            keys = index if numbers is None else [numbers[i] for i in index]
             uniform = [np.random.default_rng([seed, key]).random(max_new_tokens) for key in keys]
             prompts, uniform = [prompt_ids[p] for p in part], torch.from_numpy(np.stack(uniform))
             drawn += zip(index, *decode(policy, prompts, n, uniform, ends, temperature))
-    answers = sorted(drawn if alone else gather(drawn))
+    answers = sorted(gather(drawn) if numbers is None else drawn)
     ids, logps = [ids for _, ids, _ in answers], [logps for *_, logps in answers]
     return rollout_of(tokenizer, prompt_ids, n, ids, logps)
 
@@ -123,9 +124,12 @@ ROWS = "ids", "attention_mask", "mask"  # of a rollout, what a forward takes
 
 
 def rollout_tensors(rollout, device):
-    """{"ids", "attention_mask", "mask", "logps"}, each (N, T), of a `Rollout`."""
+    """{"ids", "attention_mask", "mask", "logps", "sampler_logps"}, each (N, T), of a `Rollout`;
+    "finished", (N,); and "texts", a list."""
     draws = zip(rollout.prompt_ids, rollout.answer_ids, rollout.logps)
-    return tensors([row for draw in draws for row in training_rows([draw])], device)
+    b = tensors([row for draw in draws for row in training_rows([draw])], device)
+    finished = torch.tensor(rollout.finished, device=device)
+    return b | {"finished": finished, "texts": rollout.texts}
 
 
 def training_rows(draws):
@@ -153,9 +157,10 @@ def training_rows(draws):
 
 
 def tensors(rows, device):
-    """The same of rows {"ids", "mask", "logps"}, lists of T."""
+    """The same of rows {"ids", "mask", "logps"}, lists of T; "sampler_logps" are the logps."""
     columns = zip(*(row.values() for row in rows))
-    return dict(zip((*ROWS, "logps"), pack(*columns, device=device)))
+    b = dict(zip((*ROWS, "logps"), pack(*columns, device=device)))
+    return b | {"sampler_logps": b["logps"]}
 
 
 def kl_estimates(logps, ref_logps, mask):

@@ -84,7 +84,7 @@ def test_answers_are_those_of_our_sampler(temperature, servers, base, policy, tm
         assert [getattr(theirs, key) for key in keys] == [getattr(ours, key) for key in keys]
         assert sum(theirs.logps, []) == pytest.approx(sum(ours.logps, []), abs=1e-5)
         # as grpo_agent.py asks: each episode draws by its own number, whoever else is alive
-        given, more = (*given[:3], 1, *given[4:]), {"numbers": [4, 0, 9, 2, 3], "alone": True}
+        given, more = (*given[:3], 1, *given[4:]), {"numbers": [4, 0, 9, 2, 3]}
     asked = [server.prompts for server in servers]
     assert all(asked), "one server has answered nothing"
     assert all(prompt in sum(asked, []) for prompt in PROMPTS)
