@@ -31,7 +31,6 @@ import json
 import math
 import random
 import shlex
-from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from itertools import compress
@@ -192,9 +191,11 @@ class Episode:
 
     def rows_to_imitate(self, history):
         """Rows for sft.py: each turn, after what the policy saw of the episode then."""
-        turns = [i for i, m in enumerate(self.messages) if m["role"] == "assistant"]
-        shown = [shown_messages(self.messages[:i], history) for i in turns]
-        return [{"prompt": p, "completion": [self.messages[i]]} for p, i in zip(shown, turns)]
+        return [
+            {"prompt": shown_messages(self.messages[:i], history), "completion": [message]}
+            for i, message in enumerate(self.messages)
+            if message["role"] == "assistant"
+        ]
 
 
 def shown_messages(messages, history):
@@ -285,7 +286,7 @@ def draw_turns(args, sample, policy, tokenizer, live, temperature, seed):
     }
     drawn = sample(
         policy, tokenizer, [*prompts.values()], 1, args.max_new_tokens, temperature, seed,
-        numbers=[episode.number for episode in prompts], alone=True,
+        numbers=[episode.number for episode in prompts],
     )  # fmt: skip
     for i, (episode, ids) in enumerate(prompts.items()):
         episode.draws.append((ids, drawn.answer_ids[i], drawn.logps[i]))
@@ -300,11 +301,11 @@ def draw_turns(args, sample, policy, tokenizer, live, temperature, seed):
 def rule(args, judge, episodes):
     """Put RULER's score in the place of each episode's reward: None where the judge failed, for a
     whole group. Returns the judge's metrics. Rank 0 asks for all."""
-    before, talks = Counter(judge.counts), [episode.messages for episode in episodes]
+    talks = [episode.messages for episode in episodes]
     grades = gather([] if rank() else grpo.ruler_grades(args, judge, talks))
     for episode, grade in zip(episodes, grades, strict=True):
         episode.reward, episode.reason = grade.score, grade.reason or grade.error
-    row = judge.metrics(before) | {"judge/order_disagreement": order_difference(grades)}
+    row = judge.metrics() | {"judge/order_disagreement": order_difference(grades)}
     return gather([row])[0]
 
 
@@ -385,7 +386,7 @@ def main(argv=None):
     tokenizer = load_tokenizer(args.model)
     policy, reference = load_policy(run, reference=args.beta)
     opening = encode_prompt(tokenizer, env.reset(VAL_SEEDS))
-    optimizer = run.start({"policy": policy}, tokenizer, RATES, STEPS, [opening])
+    run.start({"policy": policy}, tokenizer, RATES, STEPS, [opening])
     print(f"step       {args.groups_per_batch} seeds × {g} episodes of {env.name}, each of at most "
           f"{env.max_turns} turns")  # fmt: skip
     run.watch(args.val_episodes)
@@ -415,9 +416,8 @@ def main(argv=None):
         # (4) update: clipped policy gradient over the policy's own tokens, see parts/grpo.py
         rows = [training_rows(episode.draws) for episode in episodes]
         places = np.repeat(range(len(rows)), [*map(len, rows)])  # of each row, its episode
-        b, names = tensors(sum(rows, []), run.device), [f"seed {seeds[i]}" for i in places]
-        groups, advantages = places // g, advantages_PG.view(-1)[places]
-        metrics = grpo.update(args, run, policy, reference, optimizer, b, groups, advantages, names)
+        b, names = tensors(sum(rows, []), run.device), [f"seed {seed}" for seed in seeds]
+        metrics = grpo.update(run, policy, reference, b, places, advantages_PG, names)
         metrics |= grpo.group_row(rewards_PG, advantages_PG) | episode_row(episodes) | spent
         metrics |= rollouts.length_row(*lengths(episodes), int(b["attention_mask"].sum()))
         if getattr(env, "prose", True):

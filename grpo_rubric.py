@@ -43,8 +43,10 @@ Axes         P prompts, G answers per prompt, N = P·G, T tokens
 """
 
 import random
+from argparse import ArgumentTypeError
 from dataclasses import asdict
 from functools import partial
+from statistics import fmean
 
 import numpy as np
 import torch
@@ -61,13 +63,15 @@ from parts.files import (
     shown_value,
     trainer_parser,
 )
-from parts.grading import order_difference
-from parts.messages import prompt_key
-from parts.pairs import read_texts
+from parts.grading import add_ruler_arguments, order_difference
+from parts.judging import add_judge_arguments
+from parts.pairs import read_texts, share_interval
 from parts.rubrics import SPLITS, read_rubrics
+from parts.sampling import rollout_tensors
 
 RATES = 3e-4, 1e-5, 2e-4  # below 100 M parameters, above (both run: reports/), with LoRA (a guess)
 HEADLINE = "val/score", "val/gold", "reward/mean"  # printed at each evaluation
+REWARDS = "rubric", "checks", "ruler", "model"
 
 # ---- the arguments ----
 
@@ -85,13 +89,43 @@ def parse_args(argv=None):
     add("--chat", action="store_true", help="make a prompt given as text a user's message; otherwise it is continued")
     add("--system", help="system message before every prompt")
     add("--eval-temperature", type=number(at_least=0), default=0.0, help="temperature of validation answers; 0 is greedy")
+    add("--reward", type=weighted, action="append", metavar="NAME[:WEIGHT]", help="rubric (default), checks, ruler, model; repeat to mix")
+    add("--reward-model", metavar="MODEL", help="for --reward model: folder of a reward model, or FILE:FUNCTION as for --gold")
+    add("--allow-code-execution", action="store_true", help="run the code in answers for code:tests: with limits, but in no sandbox")
+    add("--gold", help="FILE:FUNCTION that scores validation answers alone, such as data/recruiter.py:reward")
     # fmt: on
     grpo.add_group_arguments(parser)  # --group-size, --beta, --scale …
-    grpo.add_reward_arguments(parser)
+    add_ruler_arguments(parser)
+    add_judge_arguments(parser)
     args = parser.parse_args(argv)
     grpo.check_groups(args)
-    args.reward = grpo.reward_weights(args)
+    args.reward = reward_weights(args)
     return args
+
+
+def weighted(text):
+    """An argparse type: "rubric:3" → ("rubric", 3.0); "rubric" has weight 1."""
+    name, _, weight = text.partition(":")
+    if name not in REWARDS:
+        raise ArgumentTypeError(f"{text!r} given, expected NAME or NAME:WEIGHT of {REWARDS}")
+    return name, number(above=0)(weight or 1)
+
+
+def reward_weights(args):
+    """{name: weight} of --reward, divided by their sum, so that rewards keep their range; UserError
+    for flags that contradict them.
+
+    >>> from argparse import Namespace
+    >>> rest = {"reward_model": None, "ruler_rubric": None, "judge_passes": 1}
+    >>> reward_weights(Namespace(reward=[("rubric", 3.0), ("ruler", 1.0)], **rest))
+    {'rubric': 0.75, 'ruler': 0.25}
+    """
+    weights = dict(args.reward or [("rubric", 1.0)])
+    if ("model" in weights) != bool(args.reward_model):
+        raise UserError("--reward model and --reward-model FOLDER go together")
+    if "ruler" not in weights and (args.ruler_rubric or args.judge_passes > 1):
+        raise UserError("--ruler-rubric, --judge-passes: only --reward ruler compares answers")
+    return {name: weight / sum(weights.values()) for name, weight in weights.items()}
 
 
 # ---- the data ----
@@ -106,9 +140,11 @@ def load_data(args, tokenizer):
     {"prompt": as the policy reads it, text or messages, "ids": its tokens, of a long one the end,
     "group": rows that stay on one side of the split, "rubric": a `rubrics.Row`}
     """
-    room, rows = prompt_room(args, load_config(args.model)), []
-    for row in read_rubrics(args.data, args.allow_code_execution):
-        rows.append({"prompt": row.prompt, "group": row.raw.get("group"), "rubric": row})
+    room = prompt_room(args, load_config(args.model))
+    rows = [
+        {"prompt": row.prompt, "group": row.raw.get("group"), "rubric": row}
+        for row in read_rubrics(args.data, args.allow_code_execution)
+    ]
     read_texts(tokenizer, rows, args.chat)
     if not rows[0]["rubric"].split:
         random.Random(args.data_seed).shuffle(rows)
@@ -120,8 +156,7 @@ def load_data(args, tokenizer):
         raise UserError(f"--train-ratio: {args.data} has a split of its own")
     else:
         train, *held_out = ([r for r in rows if r["rubric"].split == name] for name in SPLITS)
-    trained = {*map(prompt_key, train)}
-    val, test = ([row for row in part if prompt_key(row) not in trained] for part in held_out)
+    val, test = (rollouts.without(part, train) for part in held_out)
     left_out = sum(map(len, held_out)) - len(val) - len(test)
     print(f"rows       training {len(train)}, validation {len(val)}, "
           f"test {len(test)}; left out, for they are trained on: {left_out}")  # fmt: skip
@@ -145,48 +180,70 @@ def load_data(args, tokenizer):
 # ---- rollouts and evaluation ----
 
 
-def total_reward(weights, grades):
+def total_reward(weights, scores):
     """(N,) the weighted sum of the scores, NaN where one is missing.
 
     weights   {name: weight}; a reward that is used for validation only has weight 1
-    grades    {name: N `Grade`s}
+    scores    {name: (N,)}
     """
-    scores = grpo.scores_of(grades).items()  # (N,) each
-    return sum(weights.get(name, 1.0) * column for name, column in scores)
+    return sum(weights.get(name, 1.0) * column for name, column in scores.items())
 
 
 def answer(run, draw, graders, rows, n, names, temperature, seed):
-    """Steps (1) and (2): n answers to the prompt of each row, graded by each reward in `names`.
-    draw: our sampler, or servers, of the policy; it returns a `sampling.Rollout`.
+    """Steps (1) to (3): n answers to the prompt of each row, graded by each reward in `names`, and
+    compared: (b, rewards, advantages), the last two (P, n). b is
 
     ids, attention_mask, mask, logps   (N, T)
-    rows, texts, finished   lists of N: the rubric of each answer, its text, did it end by itself?
+    finished, texts, rows   N: did it end by itself? the text of each answer, its rubric
     grades                  {name: N `Grade`s}
-    rewards                 (N,) `total_reward`
+    scores                  {name: (N,)}, NaN where grading failed
+
+    draw: our sampler, or servers, of the policy; it returns a `sampling.Rollout`
     """
+    # (1) rollout: n answers to each prompt, log-probs kept
     prompts = [row["ids"] for row in rows]
     drawn = draw(prompts, n, run.args.max_new_tokens, temperature, seed)
+    # (2) grade: programs and the judge decide each criterion; one reward per answer
     rows = [row for row in rows for _ in range(n)]
     grades = graders.grade(rows, drawn.texts, names)
-    return rollouts.rollout_tensors(drawn, run.device) | {
-        "rows": [row["rubric"] for row in rows], "texts": drawn.texts,
-        "finished": drawn.finished, "grades": grades,
-        "rewards": total_reward(run.args.reward, grades),
-    }  # fmt: skip
+    scores = {name: np.array([g.score for g in x], np.float32) for name, x in grades.items()}
+    rewards_PG = torch.from_numpy(total_reward(run.args.reward, scores)).view(-1, n)
+    # (3) advantages: reward − mean of the group
+    advantages_PG = grpo.group_advantages(rewards_PG, run.args.scale)
+    graded = {"rows": [row["rubric"] for row in rows], "grades": grades, "scores": scores}
+    return rollout_tensors(drawn, run.device) | graded, rewards_PG, advantages_PG
+
+
+def mean_row(key, scores):
+    """{key: mean, key_low and key_high: `share_interval`} of shares of rubrics, one of each prompt;
+    None is in no mean. A prompt is worth p(1 − p)/variance studies, where one of the prompts counts
+    with the largest variance there is: p(1 − p).
+
+    >>> [round(x, 2) for x in mean_row("val/score", [0.4, 0.6, None] * 20).values()]
+    [0.5, 0.46, 0.54]
+    """
+    rated = [x for x in scores if x is not None]
+    if not rated:
+        return {key: None}
+    n, mean, variance = len(rated), fmean(rated), np.var(rated).item()
+    most = mean * (1 - mean)
+    worth = n * most / ((n - 1) * variance + most) if most > 1e-12 else 1
+    low, high = share_interval(rated, range(n), worth)
+    return {key: mean, f"{key}_low": low, f"{key}_high": high}
 
 
 def evaluate(run, draw, graders, rows, name):
     """({name/…: metric} of one answer to each of the rows, two samples)"""
     settings = [graders.metric], run.args.eval_temperature, run.args.seed
-    b = answer(run, draw, graders, rows, 1, *settings)
+    b, *numbers = answer(run, draw, graders, rows, 1, *settings)
     scores = [grade.score for grade in b["grades"][graders.metric]]
-    metrics = rollouts.val_row(*rollouts.lengths_of(b)) | grpo.mean_row("val/score", scores)
+    metrics = rollouts.val_row(*rollouts.lengths_of(b)) | mean_row("val/score", scores)
     metrics["val/n"] -= scores.count(None)  # answers that were graded
     if graders.gold:
-        scores = score_answers(graders.gold, "--gold", *grpo.rows_and_prompts(rows), b["texts"])
+        scores = score_answers(graders.gold, "--gold", grpo.raw_rows(rows), b["texts"])
         metrics |= scored("val/gold", scores)
-    write_answers(run, name, b)
-    shown = [*zip(b["rows"], b["texts"])][:2]
+    write_answers(run, name, b, *numbers)
+    shown = zip(b["rows"][:2], b["texts"])
     samples = [{"prompt": row.prompt, "answer": text} for row, text in shown]
     # of the test rows they are called "test/…"
     metrics = {key.replace("val/", f"{name}/"): x for key, x in metrics.items()}
@@ -205,17 +262,27 @@ def rollout_row(b):
     return metrics
 
 
-def write_answers(run, split, b, advantages=None):
-    """Write each answer, with verdict and reason of every criterion, to rollouts.jsonl.
+def write_answers(run, split, b, rewards_PG, advantages_PG):
+    """Write each answer, with verdict and reason of every criterion, to rollouts.jsonl."""
+    numbers = rewards_PG.view(-1), advantages_PG.view(-1)
+    answers = zip(b["rows"], b["texts"], b["finished"], *numbers, *b["grades"].values())
+    for row, answer, finished, reward, advantage, *grades in answers:
+        line = dict(
+            split=split, task_id=row.task_id, prompt=row.prompt, answer=answer,
+            finished=finished, reward=reward, advantage=advantage,
+        )  # fmt: skip
+        run.write("rollouts.jsonl", [line | dict(zip(b["grades"], map(asdict, grades)))])
 
-    advantages   a list of N, or None
-    """
-    for i, row in enumerate(b["rows"]):
-        line = {"step": run.step, "split": split, "task_id": row.task_id, "prompt": row.prompt,
-                "answer": b["texts"][i], "finished": b["finished"][i], "reward": b["rewards"][i],
-                "advantage": advantages and advantages[i]}  # fmt: skip
-        line |= {name: asdict(grades[i]) for name, grades in b["grades"].items()}
-        run.write("rollouts.jsonl", [line])
+
+def show_group(b, rewards_PG, advantages_PG):
+    """How the answers to one prompt become numbers: scores, their weighted sum, centred."""
+    n = rewards_PG.shape[1]
+    table = b["scores"] | {
+        "reward, weighted": rewards_PG[0], "advantage, centred": advantages_PG[0],
+    }  # fmt: skip
+    print(f"one group  {n} answers to the first prompt; nan: could not be graded")
+    for name, column in table.items():
+        print(f"  {name:<20}" + "".join(f"{x:>7.2f}" for x in column[:n].tolist()))
 
 
 # ---- the run ----
@@ -232,36 +299,33 @@ def main(argv=None):
     draw = partial(engine.sampler(args, run), policy, tokenizer)
     p, g = min(args.groups_per_batch, len(train)), args.group_size
     per_epoch, encoded = len(train) / p, [row["ids"] for row in train]
-    optimizer = run.start({"policy": policy}, tokenizer, RATES, per_epoch, encoded)
+    run.start({"policy": policy}, tokenizer, RATES, per_epoch, encoded)
     print(f"step       {p} prompts × {g} answers = {p * g}, in {min(args.num_substeps, p)} optimiser steps; "
           f"validation by {graders.metric}")  # fmt: skip
     run.watch(len(val))
     if run.step == 0:
-        b = answer(run, draw, graders, train[:2], g, args.reward, args.temperature, args.seed)
+        settings = args.reward, args.temperature, args.seed
+        b, *numbers = answer(run, draw, graders, train[:2], g, *settings)
         rollouts.preflight(run, policy, reference, tokenizer, b)
         run.forecast(min(2, p) / p)  # two of the step's p groups, without their update
-        rewards_PG = torch.from_numpy(b["rewards"]).view(-1, g)
-        advantages_PG = grpo.group_advantages(rewards_PG, args.scale)
-        grpo.show_group(g, b["grades"], b["rewards"], advantages_PG[0])
+        show_group(b, *numbers)
         if val:
             run.evaluation(*evaluate(run, draw, graders, val, "val"))
 
     for step in run.steps():
         # (1) rollout: G answers to each of P prompts, log-probs kept
         # (2) grade: programs and the judge decide each criterion; one reward per answer
+        # (3) advantages: reward − mean of the group
         places, epoch = batch_indices(len(train), p, args.seed, step)
         rows, seed = [train[i] for i in places], args.seed * 10**6 + step
-        b = answer(run, draw, graders, rows, g, args.reward, args.temperature, seed)
-        # (3) advantages: reward − mean of the group
-        rewards_PG = torch.from_numpy(b["rewards"]).view(-1, g)
-        advantages_PG = grpo.group_advantages(rewards_PG, args.scale)
+        settings = args.reward, args.temperature, seed
+        b, rewards_PG, advantages_PG = answer(run, draw, graders, rows, g, *settings)
         # (4) update: clipped policy gradient, --num-substeps optimiser steps: parts/grpo.py
-        groups, names = np.arange(len(b["rows"])) // g, [row.task_id for row in b["rows"]]
-        advantages = advantages_PG.view(-1)
-        metrics = grpo.update(args, run, policy, reference, optimizer, b, groups, advantages, names)
+        answers, names = np.arange(len(b["rows"])), [row.task_id for row in b["rows"]]
+        metrics = grpo.update(run, policy, reference, b, answers, advantages_PG, names)
         metrics |= grpo.group_row(rewards_PG, advantages_PG) | rollout_row(b)
         run.log({"epoch": epoch, **metrics, **graders.spent()})
-        write_answers(run, "train", b, advantages.tolist())
+        write_answers(run, "train", b, rewards_PG, advantages_PG)
         # (5) every --eval-every steps: answers to held-out prompts; the alarms of watch.py
         if val and run.evaluates(step):
             run.evaluation(*evaluate(run, draw, graders, val, "val"))

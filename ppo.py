@@ -30,7 +30,7 @@ Run          python ppo.py --reward-model runs/reward
              python ppo.py --prompts my.jsonl --reward-fn my.py:score --critic shared --lora-rank 16
              torchrun --nproc-per-node 8 ppo.py --fsdp --reward-model runs/reward
 Writes       a model folder, args.json, metrics.jsonl, samples.jsonl, rollouts.jsonl, checkpoint/
-Read with    parts/rollouts.py (a rollout is a dict `b` of (B, T) tensors: `draw`, `teacher_forced`)
+Read with    parts/rollouts.py (a rollout is a dict `b` of (B, T) tensors: `rescore`, `teacher_forced`)
              and parts/reward_models.py (`Critic`, `RewardFunction`)
 To copy      the math needs torch, KL_GAIN, `kl_estimates` of parts/sampling.py and `same_shape` of
              common.py. examples/ppo_minimal.py is PPO in 120 lines: a shared critic that
@@ -66,7 +66,7 @@ from parts.files import (
 )
 from parts.pairs import add_split_arguments
 from parts.reward_models import PolicyWithValues, RewardFunction, load_critic, start_at
-from parts.sampling import is_weights, kl_estimates
+from parts.sampling import kl_estimates, rollout_tensors
 
 # --lr below 100 M parameters (3e-4: twice the KL, less reward), above (tried once), LoRA (not tried)
 RATES = 1e-4, 5e-6, 1e-4
@@ -259,20 +259,20 @@ class Models:
     def encode(self, row):
         return encode_prompt(self.tokenizer, row["prompt"], self.room, row.get("tools"))
 
-    def forward(self, mb, temperature):
-        """(log-probs, entropies, values), each (n, T), of rows `mb`; a shared trunk passes once."""
-        rows = [mb[key] for key in rollouts.ROWS]
-        # a shared critic's values are the third output of the policy itself
-        values = () if self.critic is self.policy else self.critic(*rows)
-        return *self.policy(*rows, temperature), *values
+    def draw(self, run, rows, seed):
+        """The tensors of `rollout` but for values and scores, of one answer to each of the rows."""
+        ids, limits = map(self.encode, rows), (run.args.max_new_tokens, run.args.temperature)
+        drawn = self.sample(self.policy, self.tokenizer, [*ids], 1, *limits, seed)
+        b = rollout_tensors(drawn, run.device)
+        rollouts.rescore(run, self.policy, b)
+        return b | {"ref_logps": rollouts.reference_logps(run, self.reference, b)}
 
 
 # ---- the rollout ----
 
 
 def rollout(args, run, models, rows, seed):
-    """Steps (1) to (3) for the prompts in `rows`: the tensors of `rollouts.draw`, without the
-    answers that cannot be scored, and
+    """Steps (1) to (3) for the prompts in `rows`, without the answers that cannot be scored:
 
     ids, attention_mask, mask, logps, ref_logps   (B, T); without β ref_logps are logps
     finished           (B,) ended by an end token, not cut
@@ -282,10 +282,10 @@ def rollout(args, run, models, rows, seed):
     """
     # (1) rollout: one answer to each prompt. log π_old is the sampler's; in half precision, and of
     # servers, a forward computes it again
-    answers, b = rollouts.draw(run, models, rows, seed)
+    b = models.draw(run, rows, seed)
     # (2) score: the reward model, or a function, reads the whole answer
-    prompts, flag = [row["prompt"] for row in rows], reward_flag(args)
-    scores = score_answers(models.reward, flag, rows, prompts, answers.texts)
+    flag, texts = reward_flag(args), b.pop("texts")
+    scores = score_answers(models.reward, flag, rows, texts)
     kept = [i for i, score in enumerate(scores) if score is not None]
     if 2 * len(kept) < len(rows):
         missing = len(rows) - len(kept)
@@ -295,7 +295,7 @@ def rollout(args, run, models, rows, seed):
     return b | {
         "values": rollouts.teacher_forced(run, models.critic, b, output=-1),  # its last output
         "scores": torch.tensor([scores[i] for i in kept], dtype=torch.float64),
-        "prompts": [prompts[i] for i in kept], "texts": [answers.texts[i] for i in kept],
+        "prompts": [rows[i]["prompt"] for i in kept], "texts": [texts[i] for i in kept],
     }  # fmt: skip
 
 
@@ -338,14 +338,15 @@ def evaluate(args, run, models, gold, rows):
     which the KL needs, and with the same random numbers each time."""
     if not rows:
         return
-    answers, b = rollouts.draw(run, models, rows, args.seed)
-    answered = rows, [row["prompt"] for row in rows], answers.texts
-    metrics = scored("val/score", score_answers(models.reward, reward_flag(args), *answered))
+    b = models.draw(run, rows, args.seed)
+    scores = score_answers(models.reward, reward_flag(args), rows, b["texts"])
+    metrics = scored("val/score", scores)
     if gold:
-        metrics |= scored("val/gold", score_answers(gold, "--gold", *answered))
+        metrics |= scored("val/gold", score_answers(gold, "--gold", rows, b["texts"]))
     if args.beta:
         metrics["val/kl"] = (b["logps"] - b["ref_logps"]).sum(1).mean().item()
-    samples = [{"prompt": p, "answer": a} for _, p, a in list(zip(*answered))[:2]]
+    shown = zip(rows[:2], b["texts"])
+    samples = [{"prompt": row["prompt"], "answer": text} for row, text in shown]
     run.evaluation(metrics | rollouts.val_row(*rollouts.lengths_of(b)), samples)
 
 
@@ -411,16 +412,18 @@ def main(argv=None):
             for part in run.micro_batches(batch, lengths):  # rows that fit into memory
                 mb = rollouts.cut(b, part)
                 mask, old_logps = mb["mask"], mb["logps"]
-                logps, entropies, values = models.forward(mb, args.temperature)
+                # log-probs, entropies, values, (n, T) each; a shared trunk passes once
+                given = mb["ids"], mb["attention_mask"], mask, args.temperature
+                logps, entropies, *values = policy(*given)
+                (values,) = values or critic(*given)
                 policy_losses, clipped = ppo_policy_loss(
                     logps, old_logps, mb["advantages"], mask, CLIP_LOW, args.clip_high
                 )
                 value_losses, value_clipped = ppo_value_loss(
                     values, mb["values"], mb["returns"], mask, VALUE_CLIP
                 )
-                if args.rollouts_from:  # drawn by servers: weight min(π_old/π_server, C)
-                    drawn = old_logps, rollouts.drawn_logps(mb), mask
-                    policy_losses = is_weights(*drawn, args.is_clip) * policy_losses
+                # 1, but min(π_old/π_server, C) where servers drew
+                policy_losses = rollouts.server_weights(args, mb, old_logps) * policy_losses
                 # a sum over this part, divided by the actions of the whole optimiser step
                 loss = (policy_losses + VALUE_COEF * value_losses).sum() / actions
                 (run.loss_scale * loss).backward()  # the scale is 1 but in fp16

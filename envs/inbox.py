@@ -109,7 +109,7 @@ def read_call(text):
 class Inbox:
     """listed, opened: ids of messages that a search showed and that were read."""
 
-    name, val_key, reward_range, history, prose = "inbox", "correct", (-0.5, 1), "all", False
+    name, val_key, history, prose = "inbox", "correct", "all", False
 
     def __init__(self, mailbox=MAILBOX, max_turns=8):
         self.messages, self.index, self.questions = read_mailbox(mailbox)

@@ -95,7 +95,7 @@ def read_turn(bank, text):
 class Interview:
     """heard {competency: item told}, denied, outlined: what the candidate has said so far."""
 
-    name, val_key, reward_range, history = "interview", "correct", (-1, 1), "all"
+    name, val_key, history = "interview", "correct", "all"
 
     def __init__(self, k=4, text="short", bank=BANK):
         self.bank, self.k, self.text = read_bank(bank), k, text

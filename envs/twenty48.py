@@ -57,7 +57,7 @@ class TwentyFortyEight:
     """board: rows of tiles, 0 is empty; moves: how many were read; invalid: 1 if the last was not
     legal or could not be read."""
 
-    name, val_key, reward_range, history, prose = "2048", "win", (-1, 1), 0, False
+    name, val_key, history, prose = "2048", "win", 0, False
 
     def __init__(self, size=3, target=32, show_legal=False, max_turns=40):
         self.size, self.target = size, target

@@ -82,17 +82,16 @@ def generate(policy, tokenizer, prompt_ids, max_new_tokens, temperature, seed=0,
     return answers
 
 
-def score_answers(function, flag, rows, prompts, texts):
+def score_answers(function, flag, rows, texts):
     """Scores of answers by a function of the user's: see `scores_by`. Asked on rank 0 alone."""
-    return parallel.gather(
-        [] if parallel.rank() else scores_by(function, flag, rows, prompts, texts)
-    )
+    return parallel.gather([] if parallel.rank() else scores_by(function, flag, rows, texts))
 
 
-def scores_by(function, flag, rows, prompts, texts):
-    """A finite number for each answer, or None for what the function cannot score; it reads what is
-    graded, see `visible`. UserError for anything else, naming the flag."""
-    given = function(prompts, [visible(text) for text in texts], rows)
+def scores_by(function, flag, rows, texts):
+    """function(prompts, answers, rows) of the answers to rows {"prompt": …, …}: a finite number for
+    each, or None for what the function cannot score; it reads what is graded, see `visible`.
+    UserError for anything else, naming the flag."""
+    given = function([row["prompt"] for row in rows], [visible(text) for text in texts], rows)
     try:
         # [:] refuses a dict and a set, which would be read by key; + 0.0 a text such as "1"
         scores = [x if x is None else float(x + 0.0) for x in given[:]]
@@ -170,9 +169,7 @@ class Answers:
             return {}, samples
         metrics = {"val/n": len(ids), "val/cut": np.mean([a[-1] not in ends for a in answers])}
         if self.gold:
-            prompts = [row["prompt"] for row in self.rows]
-            scores = score_answers(self.gold, "--gold", self.rows, prompts, texts)
-            metrics |= scored("val/gold", scores)
+            metrics |= scored("val/gold", score_answers(self.gold, "--gold", self.rows, texts))
         if reference and args.eval_temperature:
             metrics["val/kl"] = self.kl(policy, reference, answers)
         return metrics, samples

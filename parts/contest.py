@@ -136,7 +136,7 @@ def load_scorers(args, rows):
         function = RewardFunction(args.reward_model, *parallel.pick(args.device, "auto"))
         scorers["reward"] = function, f"--reward-model {args.reward_model}"
     for scorer in scorers.values():
-        score_answers(*scorer, rows[:1], [rows[0]["prompt"]], ["(no answer)"])
+        score_answers(*scorer, rows[:1], ["(no answer)"])
     if not scorers:
         raise UserError(
             "nothing to score with: pass --gold or --reward-model, or let people compare them: "
@@ -152,8 +152,7 @@ def score(function, flag, answers, rows):
     """
     once = answers[["p", "response"]].drop_duplicates()
     every = [rows[p] for p in once.p]
-    prompts = [row["prompt"] for row in every]
-    once["score"] = score_answers(function, flag, every, prompts, list(once.response))
+    once["score"] = score_answers(function, flag, every, list(once.response))
     return answers.merge(once, "left").score.astype(float).round(9)
 
 

@@ -75,7 +75,7 @@ class Engine:
 
     def __call__(
         self, policy, tokenizer, prompt_ids, n=1, max_new_tokens=128, temperature=1.0, seed=0,
-        rows=None, numbers=None, alone=False,
+        rows=None, numbers=None,
     ):  # fmt: skip
         """As `sampling.sample`, with the servers' log-probs; one request for each prompt.
 
@@ -88,15 +88,15 @@ class Engine:
             self.check(policy, tokenizer, prompt_ids[0])
 
         def ask(p):
-            key = numbers[p] if numbers else p * n
+            key = p * n if numbers is None else numbers[p]
             body = self.request(prompt_ids[p], ends, n, max_new_tokens, temperature)
             return p, self.post(body | {"seed": request_seed(seed, key)})
 
         every = range(len(prompt_ids))
-        mine = every if alone else every[parallel.rank() :: parallel.world()]
+        mine = every[parallel.rank() :: parallel.world()] if numbers is None else every
         with ThreadPoolExecutor(IN_FLIGHT * len(self.urls)) as pool:
             drawn = list(parallel.progress(pool.map(ask, mine), "asking", len(mine), delay=3))
-        drawn = sorted(drawn if alone else parallel.gather(drawn))
+        drawn = sorted(parallel.gather(drawn) if numbers is None else drawn)
         ids, logps = zip(*(answer for _, answers in drawn for answer in answers))
         return sampling.rollout_of(tokenizer, prompt_ids, n, [*ids], [*logps])
 

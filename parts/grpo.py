@@ -6,10 +6,6 @@ Programs decide checks, a judge reads the other criteria, RULER compares the ans
 reward model scores them. A score that could not be found is None, and NaN in an array; never 0.
 """
 
-from argparse import ArgumentTypeError
-from collections import Counter
-from statistics import fmean
-
 import numpy as np
 import torch
 
@@ -17,15 +13,13 @@ from common import same_shape
 from parts import parallel, rollouts
 from parts.answers import scores_by
 from parts.files import UserError, load_function, number
-from parts.grading import ALONE, add_ruler_arguments, grade_answers, ruler_groups
-from parts.judging import Judge, add_judge_arguments, conversation
-from parts.pairs import share_interval
+from parts.grading import ALONE, grade_answers, ruler_groups
+from parts.judging import Judge, conversation
 from parts.parallel import adapter_off
 from parts.reward_models import RewardFunction
 from parts.rubrics import Grade
-from parts.sampling import is_weights, kl_estimates
+from parts.sampling import kl_estimates
 
-REWARDS = ("rubric", "checks", "ruler", "model")
 UNSCORED = "no score: longer than the reward model reads, or the function has none"
 
 # ---- the math ----
@@ -125,13 +119,13 @@ def check_groups(args):
 # ---- the update ----
 
 
-def update(args, run, policy, reference, optimizer, b, groups, advantages, names):
+def update(run, policy, reference, b, places, advantages, names):
     """--num-substeps optimiser steps on a rollout; returns the metrics of the update.
 
     b            the rollout's (N, T) tensors, see parts/rollouts.py
-    groups       (N,) numpy, the number of each row's group; a group is never split
-    advantages   (N,); a row of NaN is left out
-    names        N texts, for an error message
+    places       (N,) numpy: of each row the answer p·G + g; a group is never split
+    advantages   (P, G) of the answers; those of NaN are left out
+    names        P·G texts, for an error message
 
     Without a KL term a row of advantage 0 has no gradient: it counts in the normaliser, but needs no
     forward; and a step of such rows is left out, for AdamW would move the weights by its moments
@@ -139,6 +133,8 @@ def update(args, run, policy, reference, optimizer, b, groups, advantages, names
     the sampler: ρ is exactly 1; with several they are the rollout's. What is logged per token is of
     the rows that needed a forward.
     """
+    args, groups = run.args, places // run.args.group_size
+    advantages = advantages.view(-1)[places]  # (N,)
     lengths, valid = b["attention_mask"].sum(1).tolist(), ~advantages.isnan()  # (N,)
     learns = valid & ((advantages != 0) | (args.beta > 0))  # (N,) rows that have a gradient
     means = rollouts.UpdateMeans()
@@ -154,30 +150,28 @@ def update(args, run, policy, reference, optimizer, b, groups, advantages, names
             active = rows
         active = active.nonzero().view(-1).tolist()
         tokens, total = b["mask"][rows].sum().item(), 0.0  # of the whole optimiser step
-        optimizer.zero_grad()
+        run.optimizer.zero_grad()
         for part in run.micro_batches(active, lengths):
             mb = rollouts.cut(b, part)
             given = mb["ids"], mb["attention_mask"], mb["mask"], args.temperature
             logps, entropies = policy(*given)  # (n, T)
             old_logps = logps.detach() if args.num_substeps == 1 else mb["logps"]
-            weights = ref_logps = None
-            if args.rollouts_from:
-                drawn = old_logps, rollouts.drawn_logps(mb), mb["mask"]
-                weights = is_weights(*drawn, args.is_clip)  # (n, T)
+            ref_logps = None
             if args.beta:
                 with torch.no_grad(), adapter_off():
                     ref_logps, _ = reference(*given)
             loss, columns = grpo_loss(
                 logps, old_logps, advantages[part].to(logps), mb["mask"], ref_logps,
-                clip_high=args.clip_high, beta=args.beta, normalizer=tokens, weights=weights,
+                clip_high=args.clip_high, beta=args.beta, normalizer=tokens,
+                weights=rollouts.server_weights(args, mb, old_logps),
             )  # fmt: skip
             (run.loss_scale * loss).backward()  # the scale is 1 but in fp16
             total += loss.item()
             means.add(mb, logps, entropy=entropies, **columns)
         # summed over the processes; the gradient is clipped to norm 1
-        loss, grad_norm = run.clip(total, [names[i] for i in active[:4]])
+        loss, grad_norm = run.clip(total, [names[places[i]] for i in active[:4]])
         lr = run.set_lr(run.step)  # warm-up, then --schedule
-        optimizer.step()
+        run.optimizer.step()
         means.steps.append({"loss": loss, "grad_norm": grad_norm, "lr": lr})
     row = means.row() | {"updates": len(means.steps)}
     if "kl/token" in row:  # per row, as a sum over its tokens, in nats
@@ -208,44 +202,6 @@ def group_row(rewards_PG, advantages_PG):
 # ---- who grades ----
 
 
-def add_reward_arguments(parser):
-    """The flags of rewards, of RULER and of the judge."""
-    add = parser.add_argument
-    # fmt: off
-    add("--reward", type=weighted, action="append", metavar="NAME[:WEIGHT]", help="rubric (default), checks, ruler, model; repeat to mix")
-    add("--reward-model", metavar="MODEL", help="for --reward model: folder of a reward model, or FILE:FUNCTION as for --gold")
-    add("--allow-code-execution", action="store_true", help="run the code in answers for code:tests: with limits, but in no sandbox")
-    add("--gold", help="FILE:FUNCTION that scores validation answers alone, such as data/recruiter.py:reward")
-    # fmt: on
-    add_ruler_arguments(parser)
-    add_judge_arguments(parser)
-
-
-def weighted(text):
-    """An argparse type: "rubric:3" → ("rubric", 3.0); "rubric" has weight 1."""
-    name, _, weight = text.partition(":")
-    if name not in REWARDS:
-        raise ArgumentTypeError(f"{text!r} given, expected NAME or NAME:WEIGHT of {REWARDS}")
-    return name, number(above=0)(weight or 1)
-
-
-def reward_weights(args):
-    """{name: weight} of --reward, divided by their sum, so that rewards keep their range; UserError
-    for flags that contradict them.
-
-    >>> from argparse import Namespace
-    >>> rest = {"reward_model": None, "ruler_rubric": None, "judge_passes": 1}
-    >>> reward_weights(Namespace(reward=[("rubric", 3.0), ("ruler", 1.0)], **rest))
-    {'rubric': 0.75, 'ruler': 0.25}
-    """
-    weights = dict(args.reward or [("rubric", 1.0)])
-    if ("model" in weights) != bool(args.reward_model):
-        raise UserError("--reward model and --reward-model FOLDER go together")
-    if "ruler" not in weights and (args.ruler_rubric or args.judge_passes > 1):
-        raise UserError("--ruler-rubric, --judge-passes: only --reward ruler compares answers")
-    return {name: weight / sum(weights.values()) for name, weight in weights.items()}
-
-
 def has_checks(row):  # to earn points by: faults alone have no score
     return any(c.kind == "check" and c.weight > 0 for c in row["rubric"].criteria)
 
@@ -269,7 +225,7 @@ class Graders:
     """
 
     def __init__(self, args, run, train, held_out):
-        self.args, self.judge, self.before = args, None, Counter()
+        self.args, self.judge = args, None
         self.metric = "checks" if all(map(has_checks, held_out)) else "rubric"
         self.gold = load_function(args.gold, "--gold")
         rows = train * ("rubric" in args.reward) + held_out * (self.metric == "rubric")
@@ -287,13 +243,13 @@ class Graders:
         """{name: N `Grade`s}, whose score is None where grading failed. Rank 0 grades for all.
 
         rows, texts   N rows and the answers to them; for RULER whole groups
-        names         of REWARDS
+        names         "rubric", "checks", "ruler", "model"
         """
         grades, rubrics = {}, [row["rubric"] for row in rows]
         for name in () if parallel.rank() else names:
             if name == "model":
                 # a model has none for an answer that it does not read to its end
-                scores = scores_by(self.model, "--reward-model", *rows_and_prompts(rows), texts)
+                scores = scores_by(self.model, "--reward-model", raw_rows(rows), texts)
                 grades[name] = [Grade(x, error=UNSCORED if x is None else None) for x in scores]
             elif name == "ruler":
                 talks = [conversation(row["prompt"], text) for row, text in zip(rows, texts)]
@@ -304,46 +260,11 @@ class Graders:
         return parallel.gather([grades])[0]
 
     def spent(self):
-        """The judge's metrics since the last call."""
-        if not self.judge:
-            return {}
-        before, self.before = self.before, Counter(self.judge.counts)
-        return parallel.gather([self.judge.metrics(before)])[0]  # of rank 0, which asks for all
+        """The judge's metrics since the last call, of rank 0, which asks for all."""
+        return parallel.gather([self.judge.metrics()])[0] if self.judge else {}
 
 
-def rows_and_prompts(rows):
-    """What a function that scores gets of rows: themselves as they stood in the file, and their
-    prompts as the policy reads them."""
-    return [row["rubric"].raw for row in rows], [row["prompt"] for row in rows]
-
-
-def scores_of(grades):
-    """{name: (N,) scores}, NaN where grading failed."""
-    scores = {name: [grade.score for grade in group] for name, group in grades.items()}
-    return {name: np.array(column, np.float32) for name, column in scores.items()}
-
-
-def mean_row(key, scores):
-    """{key: mean, key_low and key_high: `share_interval`} of shares of rubrics, one of each prompt;
-    None is in no mean. A prompt is worth p(1 − p)/variance studies, where one of the prompts counts
-    with the largest variance there is: p(1 − p).
-
-    >>> [round(x, 2) for x in mean_row("val/score", [0.4, 0.6, None] * 20).values()]
-    [0.5, 0.46, 0.54]
-    """
-    rated = [x for x in scores if x is not None]
-    if not rated:
-        return {key: None}
-    n, mean, variance = len(rated), fmean(rated), np.var(rated).item()
-    most = mean * (1 - mean)
-    worth = n * most / ((n - 1) * variance + most) if most > 1e-12 else 1
-    low, high = share_interval(rated, range(n), worth)
-    return {key: mean, f"{key}_low": low, f"{key}_high": high}
-
-
-def show_group(size, grades, total, advantages):
-    """How the answers to one prompt become numbers: scores, their weighted sum, centred."""
-    table = scores_of(grades) | {"reward, weighted": total, "advantage, centred": advantages}
-    print(f"one group  {size} answers to the first prompt; nan: could not be graded")
-    for name, column in table.items():
-        print(f"  {name:<20}" + "".join(f"{x:>7.2f}" for x in column[:size].tolist()))
+def raw_rows(rows):
+    """What a function that scores gets of rows: themselves as they stood in the file, with the
+    prompt as the policy reads it."""
+    return [row["rubric"].raw | {"prompt": row["prompt"]} for row in rows]

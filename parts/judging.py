@@ -128,7 +128,7 @@ class Judge:
         )  # fmt: skip
         self.settings = {key: value for key, value in settings.items() if value is not None}
         self.args, self.budget = args, budget
-        self.counts, self.lock = Counter(), threading.Lock()
+        self.counts, self.logged, self.lock = Counter(), Counter(), threading.Lock()
         self.enforces = True  # has the server not yet refused a schema?
         self.cache = Path(folder) / "judge_cache.jsonl"
         self.known = read_cache(self.cache)
@@ -249,9 +249,9 @@ class Judge:
         price_in, price_out = self.args.judge_price
         return (counts["tokens_in"] * price_in + counts["tokens_out"] * price_out) / 1e6
 
-    def metrics(self, since):
-        """The judge/ keys of metrics.jsonl since an earlier copy of `counts`."""
-        c = self.counts - since
+    def metrics(self):
+        """The judge/ keys of metrics.jsonl since the last call."""
+        c, self.logged = self.counts - self.logged, Counter(self.counts)
         row = {f"judge/{name}": c[name] for name in ("calls", "cached", "tokens_in", "tokens_out")}
         row["judge/failed_frac"] = c["failed"] / c["questions"] if c["questions"] else None
         return row | {"judge/usd": self.usd(c)}

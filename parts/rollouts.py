@@ -7,9 +7,9 @@ token        p0     p1     p2     a0     a1     end
 mask                              ✓      ✓      ✓       the actions: what the policy chose
 logps                             of a0  of a1  of end  at the sampling temperature, 0 elsewhere
 
-`logps` are log π_old, by the sampler. In half precision the sampler differs from a forward by
-tenths on single tokens, enough to clip by rounding alone; `rescore` then puts those of a forward in
-their place and keeps the others as `sampler_logps`.
+`logps` are log π_old, at first the `sampler_logps` of the draws. In half precision the sampler
+differs from a forward by tenths on single tokens, enough to clip by rounding alone; `rescore` then
+puts those of a forward in their place.
 """
 
 import copy
@@ -32,7 +32,7 @@ from parts.messages import hash_fraction, prompt_key
 from parts.pairs import read_texts
 from parts.parallel import adapter_off
 from parts.runs import Run
-from parts.sampling import ROWS, rollout_tensors
+from parts.sampling import ROWS, is_weights
 
 MANY_CUT = 0.05  # share of cut answers beyond which the limit should be raised
 LEAST_VALIDATION = 8  # answers; fewer are no ground to choose weights by
@@ -68,12 +68,17 @@ def split_prompts(args, tokenizer):
         n = max(least, sum(hash_fraction(key) < args.eval_fraction for key in each))
         val = some_prompts(each.values(), n)
     val = some_prompts(val, MOST_PROMPTS)
-    held = [*map(prompt_key, val)]
-    train = [row for row in train if prompt_key(row) not in held]
+    train = without(train, val)
     if not train:
         raise UserError(f'--prompts {args.prompts}: none to train on; "split" must be train or val')
     print(f"data       {len(rows)} prompts; training {len(train)}, validation {len(val)}")
     return train, val
+
+
+def without(rows, others):
+    """The rows whose prompt is not one of the others', whatever its form."""
+    keys = {*map(prompt_key, others)}
+    return [row for row in rows if prompt_key(row) not in keys]
 
 
 def prompts_of_step(rows, size, seed, step):
@@ -84,19 +89,7 @@ def prompts_of_step(rows, size, seed, step):
     return [rows[order[e][place]] for e, place in zip(passes, places)], passes[0]
 
 
-# ---- models, answers and log-probs ----
-
-
-def draw(run, models, rows, seed):
-    """(a `sampling.Rollout` of one answer to the prompt of each row; its tensors `b`, with
-    `ref_logps` and `finished` (N,): ended by itself, not cut). models: those of ppo.py"""
-    ids, limits = map(models.encode, rows), (run.args.max_new_tokens, run.args.temperature)
-    rollout = models.sample(models.policy, models.tokenizer, [*ids], 1, *limits, seed)
-    b = rollout_tensors(rollout, run.device)
-    rescore(run, models.policy, b)
-    b["ref_logps"] = reference_logps(run, models.reference, b)
-    b["finished"] = torch.tensor(rollout.finished, device=run.device)
-    return rollout, b
+# ---- log-probs ----
 
 
 def cut(b, part):
@@ -127,16 +120,20 @@ def reference_logps(run, reference, b):
 
 
 def rescore(run, policy, b):
-    """In half precision, or where servers drew, make `logps` those of `teacher_forced` and keep the
-    sampler's. Our own sampler's are equal to 1e-6 in fp32, and no forward is spent."""
+    """In half precision, or where servers drew, make `logps` those of `teacher_forced`. Our own
+    sampler's are equal to 1e-6 in fp32, and no forward is spent."""
     if run.dtype != torch.float32 or run.args.rollouts_from:
-        b["sampler_logps"] = b["logps"]
         b["logps"] = teacher_forced(run, policy, b)
 
 
-def drawn_logps(b):
-    """(N, T) the log-probs that the sampler, or a server, gave its own draws."""
-    return b.get("sampler_logps", b["logps"])
+def server_weights(args, mb, logps):
+    """(n, T) factors of the losses of a micro-batch: `is_weights` where servers drew it, else 1.
+
+    logps   (n, T) log π_old of the policy that drew, by our own forward
+    """
+    if not args.rollouts_from:
+        return torch.ones_like(logps)
+    return is_weights(logps, mb["sampler_logps"], mb["mask"], args.is_clip)
 
 
 def preflight(run, policy, reference, tokenizer, b):
@@ -144,7 +141,7 @@ def preflight(run, policy, reference, tokenizer, b):
     reference (None: there is none); shows one answer with its actions marked."""
     flag = f"--model {run.args.model}"
     check_policy(policy, tokenizer, *(b[key] for key in ROWS), flag)
-    logps, sampled = teacher_forced(run, policy, b), drawn_logps(b)
+    logps, sampled = teacher_forced(run, policy, b), b["sampler_logps"]
     start = reference_logps(run, reference, b)
     for name, other in (("sampler and forward", sampled), ("policy and reference", start)):
         gap = (logps - other)[b["mask"]].abs().mean().item()
@@ -169,7 +166,7 @@ class UpdateMeans:
         sums = {key: column.detach().float().sum().item() for key, column in columns.items()}
         self.tokens.append((mb["mask"].sum().item(), columns["ratio"].max().item(), sums))
         if not self.steps:  # later the policy is another
-            self.mismatch += (logps.detach() - drawn_logps(mb))[mb["mask"]].abs().tolist()
+            self.mismatch += (logps.detach() - mb["sampler_logps"])[mb["mask"]].abs().tolist()
 
     def row(self):
         """{key: mean}, "ratio/max" and "rollout/mismatch"; nothing if no token was updated."""
@@ -186,7 +183,7 @@ class UpdateMeans:
 
 def lengths_of(b):
     """Of each answer of a rollout: its tokens; was it cut?"""
-    return b["mask"].sum(1).tolist(), [not ended for ended in b["finished"]]
+    return b["mask"].sum(1).tolist(), (~b["finished"]).tolist()
 
 
 def length_row(lengths, is_cut, tokens):

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 import torch.nn.functional as F
-from transformers.cache_utils import DynamicCache, DynamicLayer
+from transformers import DynamicCache
 
 from common import end_ids, head_logits, hidden_states, pack, pad_rows, same_shape
 from parts.parallel import autocast, decoding, gather, progress, rank, world
@@ -42,30 +42,31 @@ def draw_token(logits, uniform):
 @torch.no_grad()
 def sample(
     policy, tokenizer, prompt_ids, n=1, max_new_tokens=128, temperature=1.0, seed=0, rows=128,
-    numbers=None, alone=False,
+    numbers=None,
 ):  # fmt: skip
     """A `Rollout` of n answers to each prompt from softmax(logits / temperature): no top-k, no
     top-p. temperature 0 is greedy.
 
     One uniform number per (answer, position), drawn from (seed, number of the answer), picks the
-    token, so an answer is the same in every batch. rows: answers decoded together. numbers: one int
-    per answer in place of 0 … N − 1. With several processes each decodes its share and receives all
-    answers, unless `alone`.
+    token, so an answer is the same in every batch. rows: answers decoded together. With several
+    processes each decodes its share and receives all answers.
+
+    numbers   one int per answer in place of 0 … N − 1; each process then decodes what it asks for
     """
     ends, drawn = end_ids(tokenizer), []
     order = sorted(range(len(prompt_ids)), key=lambda p: -len(prompt_ids[p]))
-    order = order if alone else order[rank() :: world()]
+    order = order[rank() :: world()] if numbers is None else order
     per_batch = max(1, rows // n)  # prompts, of similar length
     # one context for all tokens, so that each weight is cast once
     with decoding(policy), autocast(policy.model.device, policy.dtype):
         for start in range(0, len(order), per_batch):
             part = order[start : start + per_batch]
             index = [p * n + g for p in part for g in range(n)]
-            keys = [numbers[i] if numbers else i for i in index]
+            keys = index if numbers is None else [numbers[i] for i in index]
             uniform = [np.random.default_rng([seed, key]).random(max_new_tokens) for key in keys]
             prompts, uniform = [prompt_ids[p] for p in part], torch.from_numpy(np.stack(uniform))
             drawn += zip(index, *decode(policy, prompts, n, uniform, ends, temperature))
-    answers = sorted(drawn if alone else gather(drawn))
+    answers = sorted(gather(drawn) if numbers is None else drawn)
     ids, logps = [ids for _, ids, _ in answers], [logps for *_, logps in answers]
     return rollout_of(tokenizer, prompt_ids, n, ids, logps)
 
@@ -76,34 +77,6 @@ def rollout_of(tokenizer, prompt_ids, n, ids, logps):
     finished = [row[-1] in ends for row in ids]
     texts = [tokenizer.decode(row, skip_special_tokens=True) for row in ids]
     return Rollout(prompts, ids, logps, finished, texts)
-
-
-class RoomyLayer(DynamicLayer):
-    """DynamicLayer copies all keys and values at every token. This one, made of such a layer, takes
-    the memory for `more` tokens at once and writes them into it; rows that leave move no other.
-
-    keys, values   (R, heads, tokens so far, dimension), views of that memory
-    """
-
-    def __init__(self, layer, more):
-        super().__init__()
-        self.lazy_initialization(layer.keys, layer.values)
-        self.memory = [F.pad(x, (0, 0, 0, more)) for x in (layer.keys, layer.values)]
-        self.keys, self.values = (memory[:, :, :-more] for memory in self.memory)
-
-    def update(self, keys, values, *args, **kwargs):
-        start, end = self.keys.shape[2], self.keys.shape[2] + keys.shape[2]
-        for memory, new in zip(self.memory, (keys, values)):
-            memory[: len(new), :, start:end] = new
-        self.keys, self.values = (memory[: len(keys), :, :end] for memory in self.memory)
-        return self.keys, self.values
-
-    def batch_select_indices(self, indices):
-        n = len(indices)
-        moved = (indices != torch.arange(n, device=indices.device)).nonzero().squeeze(1)
-        for states in (self.keys, self.values):
-            states[moved] = states[indices[moved]]
-        self.keys, self.values = self.keys[:n], self.values[:n]
 
 
 def decode(policy, prompts, n, uniform, ends, temperature):
@@ -120,9 +93,6 @@ def decode(policy, prompts, n, uniform, ends, temperature):
     hidden = hidden_states(model, ids, mask, policy.dtype, cache)[:, -1]  # (P, H)
     hidden, mask = hidden.repeat_interleave(n, 0), mask.repeat_interleave(n, 0)  # (R, …)
     cache.batch_repeat_interleave(n)
-    cache.layers = [  # those of a sliding window stay
-        RoomyLayer(layer, most) if type(layer) is DynamicLayer else layer for layer in cache.layers
-    ]
     row = torch.arange(len(hidden), device=device)  # which answer lives in which row
     answers, scores = [[] for _ in row], [[] for _ in row]
     for t in progress(range(most), "drawing answers", delay=3):
@@ -136,14 +106,11 @@ def decode(policy, prompts, n, uniform, ends, temperature):
         for i, token_id, logp in zip(row.tolist(), token.tolist(), logps.tolist()):
             answers[i].append(token_id)
             scores[i].append(logp)
-        # (3) rows that have ended leave; the last ones take their places
-        is_live = ~torch.isin(token, stops)
-        n_live = int(is_live.sum())
-        if not n_live or t == most - 1:
+        # (3) rows that have ended leave
+        live = (~torch.isin(token, stops)).nonzero().squeeze(1)
+        if not len(live) or t == most - 1:
             break
-        if n_live < len(row):
-            live = torch.arange(n_live, device=device)
-            live[~is_live[:n_live]] = is_live[n_live:].nonzero().squeeze(1) + n_live
+        if len(live) < len(row):
             row, token, mask = row[live], token[live], mask[live]
             cache.batch_select_indices(live)
         mask = torch.cat([mask, mask.new_ones(len(row), 1)], 1)
@@ -157,9 +124,12 @@ ROWS = "ids", "attention_mask", "mask"  # of a rollout, what a forward takes
 
 
 def rollout_tensors(rollout, device):
-    """{"ids", "attention_mask", "mask", "logps"}, each (N, T), of a `Rollout`."""
+    """{"ids", "attention_mask", "mask", "logps", "sampler_logps"}, each (N, T), of a `Rollout`;
+    "finished", (N,); and "texts", a list."""
     draws = zip(rollout.prompt_ids, rollout.answer_ids, rollout.logps)
-    return tensors([row for draw in draws for row in training_rows([draw])], device)
+    b = tensors([row for draw in draws for row in training_rows([draw])], device)
+    finished = torch.tensor(rollout.finished, device=device)
+    return b | {"finished": finished, "texts": rollout.texts}
 
 
 def training_rows(draws):
@@ -187,9 +157,10 @@ def training_rows(draws):
 
 
 def tensors(rows, device):
-    """The same of rows {"ids", "mask", "logps"}, lists of T."""
+    """The same of rows {"ids", "mask", "logps"}, lists of T; "sampler_logps" are the logps."""
     columns = zip(*(row.values() for row in rows))
-    return dict(zip((*ROWS, "logps"), pack(*columns, device=device)))
+    b = dict(zip((*ROWS, "logps"), pack(*columns, device=device)))
+    return b | {"sampler_logps": b["logps"]}
 
 
 def kl_estimates(logps, ref_logps, mask):

@@ -64,7 +64,7 @@ class EngineServer:
             self.prompts.append(body["prompt"])
             drawn = sampling.sample(
                 policy, self.tokenizer, [body["prompt"]], body["n"], body["max_tokens"],
-                body["temperature"], seed, numbers=range(number, number + body["n"]), alone=True,
+                body["temperature"], seed, numbers=range(number, number + body["n"]),
             )  # fmt: skip
         reply = {
             "choices": [

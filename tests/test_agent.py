@@ -1,7 +1,6 @@
 """grpo_agent.py with tiny random models: what was drawn is what is trained, and nothing else."""
 
 import re
-from collections import Counter
 from statistics import fmean
 from types import SimpleNamespace
 
@@ -29,7 +28,7 @@ from tiny import (
 
 ECHO = """
 class Echo:
-    name, val_key, reward_range, history, max_turns = "echo", "vowels", (-0.5, 1), "all", 3
+    name, val_key, history, max_turns = "echo", "vowels", "all", 3
     baselines = {"a": lambda env, rng: "a", "b": lambda env, rng: rng.choice("bc")}
 
     def reset(self, seed):
@@ -216,7 +215,7 @@ def test_what_ruler_returns_is_what_is_trained(monkeypatch):
     monkeypatch.setattr(grpo, "ruler_groups", ruled)
     texts = "good bad same same lost lost".split()
     episodes = [g.Episode(1, i, None, None, [said(x)], reward=7) for i, x in enumerate(texts)]
-    judge = SimpleNamespace(counts=Counter(), metrics=lambda spent: {})
+    judge = SimpleNamespace(metrics=lambda: {})
     g.rule(arguments("--reward ruler"), judge, episodes)
     assert [episode.reward for episode in episodes] == [0.9, 0.1, 0, 0, None, None]
     assert [episodes[i].reason for i in (0, 4)] == ["it is", "HTTP 503"]
@@ -229,7 +228,7 @@ def test_a_budget_ends_the_run_and_more_of_it_goes_on(folder, tmp_path, monkeypa
     def ruled(groups, *rest):
         return [[Grade(len(str(m)) % 7 / 7, reason="") for m in group] for group in groups]
 
-    judge = SimpleNamespace(counts=Counter(), metrics=lambda spent: {"judge/usd": 1.0})
+    judge = SimpleNamespace(metrics=lambda: {"judge/usd": 1.0})
     monkeypatch.setattr(grpo, "ruler_groups", ruled)
     monkeypatch.setattr(g, "Judge", lambda *given: judge)
     given = folder, echo(tmp_path), tmp_path / "run", "--reward ruler --judge-price 1,1 --steps 9"

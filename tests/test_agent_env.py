@@ -51,13 +51,13 @@ def changed(path, folder, change):
 @pytest.mark.parametrize("make", [Interview, Inbox, TwentyFortyEight])
 def test_what_an_environment_promises(make):
     """An episode is a function of its seed, also in an object that has played before; its reward
-    lies in reward_range; info is flat numbers, and "invalid" counts the turns since the start."""
+    lies between −1 and 1; info is flat numbers, and "invalid" counts the turns since the start."""
     env = make()
     for seed in (0, 1, VALIDATION, TEST + 5):
         for policy in (*env.baselines.values(), lambda env, rng: "What"):
             (one,), (two,) = play(lambda: env, policy, seed), play(make, policy, seed)
             assert vars(one) | {"rng": None} == vars(two) | {"rng": None}
-            assert env.reward_range[0] <= one.reward <= env.reward_range[1]
+            assert -1 <= one.reward <= 1
             assert {*map(type, one.metrics.values())} <= {int, float} and env.val_key in one.metrics
         missing = make is Interview  # its summary
         assert one.metrics["invalid"] == len(one.texts()) - missing

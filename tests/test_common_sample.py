@@ -122,7 +122,7 @@ def test_a_row_depends_on_the_seed_and_its_number_alone(family, folders, tokeniz
     assert draw(seed=5).answer_ids != ids and draw([]).texts == []
     assert ids[3:6] != ids[9:12], "equal prompts, other numbers"
     assert len({*map(tuple, ids[3:6])}) > 1, "answers of one prompt differ"
-    numbered = draw([PROMPTS[2]], numbers=[6, 7, 8], alone=True)
+    numbered = draw([PROMPTS[2]], numbers=[6, 7, 8])
     assert numbered.answer_ids == ids[6:9], "numbers name the rows"
 
 

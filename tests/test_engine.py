@@ -21,7 +21,7 @@ import ppo
 from case_rows import each
 from conftest import REPO
 from engine_server import EngineServer
-from parts import engine, grpo, sampling
+from parts import engine, grpo, rollouts, sampling
 from parts.files import UserError, read_jsonl
 from tiny import error_of, tiny_model, words
 
@@ -84,7 +84,7 @@ def test_answers_are_those_of_our_sampler(temperature, servers, base, policy, tm
         assert [getattr(theirs, key) for key in keys] == [getattr(ours, key) for key in keys]
         assert sum(theirs.logps, []) == pytest.approx(sum(ours.logps, []), abs=1e-5)
         # as grpo_agent.py asks: each episode draws by its own number, whoever else is alive
-        given, more = (*given[:3], 1, *given[4:]), {"numbers": [4, 0, 9, 2, 3], "alone": True}
+        given, more = (*given[:3], 1, *given[4:]), {"numbers": [4, 0, 9, 2, 3]}
     asked = [server.prompts for server in servers]
     assert all(asked), "one server has answered nothing"
     assert all(prompt in sum(asked, []) for prompt in PROMPTS)
@@ -188,7 +188,9 @@ def test_the_estimate_is_unbiased_where_c_is_large(clip, biased):
     logps, mask = logits.log_softmax(0)[:, None], torch.ones(4, 1, dtype=torch.bool)
     shares = logps[:, 0].detach().exp()
     expected = shares * (rewards - shares @ rewards)
-    weights = sampling.is_weights(logps, server[:, None], mask, clip)
+    args = SimpleNamespace(rollouts_from=["http://a"], is_clip=clip)
+    mb = {"sampler_logps": server[:, None], "mask": mask}
+    weights = rollouts.server_weights(args, mb, logps)
     # each token as often as the server draws it: its probability multiplies the token's loss
     shares = weights * server.exp()[:, None]
     loss, _ = grpo.grpo_loss(logps, logps.detach(), rewards, mask, normalizer=1, weights=shares)

@@ -13,7 +13,7 @@ from jobs import files_of_jobs, job
 from parts import grpo, rollouts, runs
 from parts.answers import load_policy
 from parts.files import UserError
-from parts.sampling import sample
+from parts.sampling import rollout_tensors, sample
 from tiny import (
     error_of,
     log_of,
@@ -31,14 +31,12 @@ pytestmark = pytest.mark.usefixtures("quiet_process")
 
 
 def test_a_mixture_is_the_weighted_sum():
-    grades = {"rubric": [1.0, 0.5, None], "model": [-2.0, None, 1.0]}
-    grades = {name: [SimpleNamespace(score=x) for x in scores] for name, scores in grades.items()}
+    scores = {"rubric": np.array([1.0, 0.5, NAN]), "model": np.array([-2.0, NAN, 1.0])}
     args = grpo_rubric.parse_args("--reward rubric:3 --reward model --reward-model m".split())
-    weights = grpo.reward_weights(args)
-    assert weights == {"rubric": 0.75, "model": 0.25}
-    total = grpo_rubric.total_reward(weights, grades)
+    assert args.reward == {"rubric": 0.75, "model": 0.25}
+    total = grpo_rubric.total_reward(args.reward, scores)
     assert total[0] == 0.25 and np.isnan(total[1:]).all()
-    alone = grpo_rubric.total_reward({"model": 0.25}, {"checks": grades["rubric"]})
+    alone = grpo_rubric.total_reward({"model": 0.25}, {"checks": scores["rubric"]})
     assert alone[:2].tolist() == [1, 0.5], "what only validates has no weight"
 
 
@@ -65,15 +63,15 @@ def opened(world, *flags):
     args = grpo_rubric.parse_args(command(world, "runs/none", *flags))
     run, tokenizer = runs.Run("grpo_rubric", args, ()), common.load_tokenizer(world["MODEL"])
     policy, reference = load_policy(run, args.beta)
-    optimizer = run.start({"policy": policy}, tokenizer, (1e-3,) * 3, 5, [[1]])
+    run.start({"policy": policy}, tokenizer, (1e-3,) * 3, 5, [[1]])
     run.step = 1
     prompts = [tokenizer.encode(f"Ask {i}.") for i in range(4)]
-    b = rollouts.rollout_tensors(sample(policy, tokenizer, prompts, 4, 7, seed=3), run.device)
+    b = rollout_tensors(sample(policy, tokenizer, prompts, 4, 7, seed=3), run.device)
     generator = torch.Generator().manual_seed(7)
     advantages = grpo.group_advantages(torch.rand(4, 4, generator=generator)).view(-1)
     return SimpleNamespace(
-        args=args, run=run, policy=policy, reference=reference, optimizer=optimizer, b=b,
-        groups=np.arange(16) // 4, advantages=advantages, names=[f"ask {i}" for i in range(16)],
+        run=run, policy=policy, reference=reference, b=b, places=np.arange(16),
+        advantages=advantages, names=[f"ask {i}" for i in range(16)],
     )  # fmt: skip
 
 
@@ -89,7 +87,7 @@ def gradient(gradients, monkeypatch):
     def gradient(made):
         gradients.clear()
         real, read = made.run.micro_batches, []
-        monkeypatch.setattr(made.optimizer, "step", lambda: None)
+        monkeypatch.setattr(made.run.optimizer, "step", lambda: None)
         with monkeypatch.context() as patch:
             spy = lambda rows, *rest: read.extend(rows) or real(rows, *rest)  # noqa: E731
             patch.setattr(made.run, "micro_batches", spy)
@@ -169,7 +167,7 @@ def test_the_kl_is_to_the_start(lora, world, gradient):
             weight.data += 0.05 * torch.randn(weight.shape, generator=generator)
     row = gradient(made)[1]
     start = policy_of(world["MODEL"])
-    given = *(made.b[key] for key in rollouts.ROWS), made.args.temperature
+    given = *(made.b[key] for key in rollouts.ROWS), made.run.args.temperature
     with torch.no_grad():
         k1 = made.policy(*given)[0] - start(*given)[0]
     assert row["kl/ref"] == pytest.approx(k1.sum().item() / 16, rel=1e-3, abs=1e-4)

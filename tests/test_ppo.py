@@ -232,7 +232,7 @@ def test_first_minibatch_has_ratio_one_and_kl_zero(family, kind, temperature, dt
         assert row["rollout/mismatch"] == pytest.approx(gaps.mean(), abs=1e-5)
         assert gaps.max() > 1e-4
         return
-    assert "sampler_logps" not in b, "in fp32 the sampler's log-probs are π_old"
+    assert torch.equal(b["logps"], b["sampler_logps"]), "in fp32 the sampler's log-probs are π_old"
     expected |= {"rollout/mismatch": 0, "kl/ref": 0}
     expected["value_loss"] = ((b["values"] - b["returns"])[mask] ** 2).mean().item() / 2
     assert near(row, expected, rel=1e-4, abs=1e-5)

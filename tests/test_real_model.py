@@ -158,7 +158,7 @@ def test_draws_are_scored_alike(dtype, real):
     prompts = [[{"role": "user", "content": question}] for question in QUESTIONS]
     ids = [common.encode_prompt(tokenizer, prompt) for prompt in prompts]
     rollout = sampling.sample(policy, tokenizer, ids, 2, 12, temperature=0.7)
-    b = rollouts.rollout_tensors(rollout, CPU)
+    b = sampling.rollout_tensors(rollout, CPU)
     logps, _ = policy(*(b[key] for key in rollouts.ROWS), 0.7)
     gaps = (logps - b["logps"])[b["mask"]].abs()
     assert b["logps"][b["mask"]].mean() < -0.1, "certain tokens would prove nothing"

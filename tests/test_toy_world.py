@@ -227,16 +227,12 @@ def test_grpo_update_lands_on_the_optimum(substeps, steps, bound, monkeypatch, t
     monkeypatch.setattr(runs, "MAX_GRAD_NORM", 100.0)
     model, policy, reference, generator = at_the_start(Policy)
     run = runs.Run("toy", args, ())
-    optimizer = run.start(
-        {"policy": policy}, SimpleNamespace(pad_token_id=END), (0.03,) * 3, steps, []
-    )
-    groups = torch.arange(512).numpy() // 8
+    run.start({"policy": policy}, SimpleNamespace(pad_token_id=END), (0.03,) * 3, steps, [])
     for run.step in range(1, steps + 1):
         letters, rows = model.draw(generator)
         b = dict(zip(("ids", "attention_mask", "mask"), rows))
         with torch.no_grad():
-            b["logps"] = policy(*rows)[0]
-        advantages = grpo.group_advantages(REWARD.float()[letters].view(64, 8)).flatten()
-        given = b, groups, advantages, ["toy"] * 512
-        grpo.update(args, run, policy, reference, optimizer, *given)
+            b["logps"] = b["sampler_logps"] = policy(*rows)[0]
+        advantages = grpo.group_advantages(REWARD.float()[letters].view(64, 8))
+        grpo.update(run, policy, reference, b, np.arange(512), advantages, ["toy"] * 512)
     assert kl(model.policy(), optimum()) < bound
