@@ -81,7 +81,8 @@ def test_log_probs_and_entropies_are_those_of_each_row_alone(family, made):
 @pytest.mark.parametrize("family", ["llama", "gemma2", "qwen3"])  # tied, capped, a head of its own
 def test_chunks_of_the_head_change_nothing(family, made, monkeypatch):
     """A border in the wrong place, Gemma 2's cap or a tied head's gradient forgotten: all show. Only
-    answer tokens enter the head; the backward computes each chunk again."""
+    answer tokens enter the head; the backward computes each chunk again, and adds its gradient of the
+    head before the next one has its own."""
     n, generator = 200, torch.Generator().manual_seed(0)
     policy, heads, head_logits = policy_of(made(family)), [], common.head_logits
     spy = lambda model, hidden: heads.append(len(hidden)) or head_logits(model, hidden)  # noqa: E731
@@ -93,16 +94,20 @@ def test_chunks_of_the_head_change_nothing(family, made, monkeypatch):
     plain = F.log_softmax(logits, -1).gather(-1, ids[:, 1:, None]).squeeze(-1)
     plain = F.pad(plain, (1, 0)) * mask
     (plain * weight).sum().backward()
-    expected = gradients(policy)
+    expected, added = gradients(policy), []
+    head = policy.model.get_output_embeddings().weight
+    head.register_post_accumulate_grad_hook(lambda _: added.append(len(heads)))
     for most, chunks in ((1, [64, 64, 64, 8]), (300 * 100, [100, 100]), (2**21, [200])):
         monkeypatch.setitem(common.CHUNK, "cpu", most)
-        ours, _ = policy(ids, attention_mask, mask, 0.8)
-        assert heads == chunks
+        ours, entropies = policy(ids, attention_mask, mask, 0.8)
+        assert heads == chunks and not entropies.requires_grad
         torch.testing.assert_close(ours, plain, atol=2e-5, rtol=0)
         (ours * weight).sum().backward()
         assert sum(heads) == 2 * n
+        assert added[: len(chunks)] == [*range(len(chunks) + 1, 2 * len(chunks) + 1)]
         same_gradients(gradients(policy), expected)
         heads.clear()
+        added.clear()
 
 
 @torch.no_grad()
