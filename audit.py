@@ -132,7 +132,8 @@ def read_people(args):
     read = [name for name in (what, args.within) if name]  # without one of them a row says nothing
     decided = table[known(table[read], args).notna().all(axis=1)]
     tables.check_last_rows(decided, args.group, path)
-    people = pd.DataFrame({"role": decided[args.within] if args.within else ""}, decided.index)
+    roles = decided[args.within] if args.within else ""
+    people = pd.DataFrame({"role": roles}, decided.index, dtype="category")
     people["person"] = pd.factorize(decided[args.id])[0] if args.id else np.arange(len(decided))
     if args.y_pred:
         people["hit"], yes = tables.yes_or_no(decided[what], args.favourable, "--favourable", path)
@@ -171,17 +172,17 @@ def known(cells, args):
 
 def group_labels(args, table):
     """{column: (n,) labels, None where unknown}; two columns are crossed, too."""
-    labels = {name: known(table[name], args) for name in args.group}
+    labels = {name: known(table[name], args).astype("category") for name in args.group}
     for name, label in labels.items():
-        if not 2 <= label.nunique() <= MOST_GROUPS:
+        if not 2 <= len(label.cat.categories) <= MOST_GROUPS:
             raise UserError(
-                f"--group {name}: {label.nunique()} groups; expected 2 to {MOST_GROUPS}; of ages, "
+                f"--group {name}: {len(label.cat.categories)} groups; expected 2 to {MOST_GROUPS}; of ages, "
                 "write bands"
             )
     if len(labels) == 2:
         one, two = labels.values()
-        labels[" × ".join(labels)] = one.str.cat(two, sep=" ")
-    there = set().union(*(label.dropna() for label in labels.values()))
+        labels[" × ".join(labels)] = one.str.cat(two, sep=" ").astype("category")
+    there = {group for label in labels.values() for group in label.cat.categories}
     if args.reference and args.reference not in there:
         raise UserError(f"--reference {args.reference}: expected one of {sorted(there)}")
     return labels

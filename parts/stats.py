@@ -59,7 +59,8 @@ def regress(y, x=None, clusters=None, within=None):
     n_clusters = int(np.max(codes, 1).min()) + 1
     rounding = abs(y).max() * 1e-12 + 1e-300  # a standard error below it is rounding
     if within is not None:
-        means = pd.DataFrame(np.c_[y, x]).groupby(np.asarray(within)).transform("mean").to_numpy()
+        labels = pd.factorize(within)[0]
+        means = pd.DataFrame(np.c_[y, x]).groupby(labels).transform("mean").to_numpy()
         y, x = y - means[:, 0], x - means[:, 1:]
     inverse = np.linalg.inv(x.T @ x)
     values = (inverse @ x.T @ y).tolist()  # k

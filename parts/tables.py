@@ -38,7 +38,8 @@ def read_csv(path, needed=(), flag="table"):
         }
         mark = max(heads, key=lambda mark: len(heads[mark]))
         records = csv.reader(io.StringIO(text, newline=""), delimiter=mark, strict=True)
-        rows = {line: row for line, row in enumerate(records, 1) if any(row)}
+        # of tuples, which the garbage collector passes over
+        rows = {line: tuple(row) for line, row in enumerate(records, 1) if any(row)}
     except (OSError, UnicodeDecodeError, csv.Error) as error:
         raise UserError(
             f"{flag} {path}: {brief(error)}; expected a CSV in UTF-8 (a spreadsheet saves it as "
@@ -60,8 +61,11 @@ def read_csv(path, needed=(), flag="table"):
                 f"{flag} {path}:{line}: {len(row)} cells below a header of {len(header)}; remove "
                 "rows below the table, and quote cells that hold the separator"
             )
-    columns = dict(zip(header, zip(*rows.values())))
-    columns = {name: [*map(str.strip, columns[name])] for name in needed or filter(None, columns)}
+    columns = {
+        name: [row[place].strip() for row in rows.values()]
+        for place, name in enumerate(header)
+        if name and name in (needed or header)
+    }
     return pd.DataFrame(columns, index=[*rows], dtype=object)
 
 
@@ -168,7 +172,7 @@ def write_csv(path, frame, empty=""):
     frame = pd.DataFrame(frame)
     for name, cells in frame.items():
         if not is_numeric_dtype(cells):
-            frame[name] = cells.map({cell: csv_cell(cell) for cell in cells.unique()})
+            frame[name] = cells.map(csv_cell)
     Path(path).parent.mkdir(parents=True, exist_ok=True)
     with replacing(path, PRIVATE) as file:
         frame.rename(columns=csv_cell).to_csv(file, index=False, lineterminator="\n", na_rep=empty)
