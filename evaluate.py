@@ -364,7 +364,6 @@ def human(args):
     (row,) = judged([preference(*models, votes.wins, votes.lengths, votes.prompt)])
     a, wins = row["a"], row["wins"]
     votes["wins"] = votes.wins if a == models[0] else 1 - votes.wins
-    others = for_other_people(votes, wins["value"])
     people = [
         {"annotator": person, "votes": len(part), "wins": stats.mean_share(part.wins, part.prompt)}
         for person, part in votes.groupby("annotator")
@@ -372,8 +371,7 @@ def human(args):
     page.answer(
         f"By {len(people)} people: {headline([row])}",
         f"{len(votes)} votes on {wins['clusters']} prompts prefer {a} in {show(wins, '.1%')}. At equal "
-        f"length: {show(row['equal_length'] or 'not measured', '.1%')}. For other people like these: "
-        f"{show(others, '.1%')}.",
+        f"length: {show(row['equal_length'] or 'not measured', '.1%')}.",
         *[to_see_more(wins)] * (row["verdict"] == VERDICTS[OPEN]),
     )
     lines = [(person["annotator"], person["wins"], row["b"]) for person in people]
@@ -381,21 +379,13 @@ def human(args):
     page.table("The comparison, winner first", [row], COMPARED, NOTE)
     page.table("Each annotator", people, "annotator, votes, wins", f"Preferred: {a}.")
     page.limit(
-        "The verdict is on these people. The interval for others, which one person alone does not "
-        "have, counts annotators as a sample, too.",
+        "The verdict is on these people. Others may prefer the other model: see how far the rates of "
+        "annotators differ.",
         "Ties and both bad count one half. How far people agree: python annotate.py agreement",
         f"{len(every) - len(votes)} further votes do not count: on items whose better answer is known, "
         "or that do not name two models.",
     )
-    page.write(comparison=row, annotators=people, other_people=others)
-
-
-def for_other_people(votes, rate):
-    """The estimate of `rate`, the mean over prompts of each prompt's mean, with two kinds of cluster:
-    prompts and annotators are both samples. Of one annotator it has no interval."""
-    of_prompt = votes.groupby("prompt").wins
-    weight = len(votes) / (of_prompt.ngroups * of_prompt.transform("size"))  # mean 1
-    return stats.mean_share(rate + weight * (votes.wins - rate), [votes.prompt, votes.annotator])
+    page.write(comparison=row, annotators=people)
 
 
 def unblinded(votes, items):

@@ -4,10 +4,10 @@ Read from a run folder: args.json, and metrics.jsonl with its evaluations on val
 ("val/gold", "val/kl") and what each step cost. No model is loaded.
 
 Run      {"args", "curve", "total"};  total  {cost: of the whole run, NaN where it is unknown}
-Curve    a list of points in the order of the steps: {"step", "score", "error", "gain", "root_kl"}
-         and what had been spent by then. error is the standard error of the score; gain is the score
-         less that of step 0, NaN without one; root_kl is √KL from the model that the run started
-         from, in √nats per answer, NaN where it was not logged
+Curve    a frame with a row per evaluation: step, score, error, gain, root_kl, and a column per cost,
+         what had been spent by then. error is the standard error of the score; gain is the score less
+         that of step 0, NaN without one; root_kl is √KL from the model that the run started from, in
+         √nats per answer, NaN where it was not logged
 Source   Gao, Schulman & Hilton 2022, arXiv 2210.10760: score over √KL
 """
 
@@ -15,11 +15,14 @@ import itertools
 import math
 from pathlib import Path
 
+import numpy as np
+import pandas as pd
+
 from parts.files import read_jsonl, read_record
 
 # cost: its key in metrics.jsonl
 COSTS = {"pairs": "n", "reward calls": "episodes", "tokens": "answer_tokens", "seconds": "time_s"}
-READ = ("step", *COSTS.values(), "n_ties", "val/gold", "val/gold_low", "val/gold_high", "val/kl")
+READ = ["step", *COSTS.values(), "n_ties", "val/gold", "val/gold_low", "val/gold_high", "val/kl"]
 # columns of the tables of `equal_kl` and `efficiency`, and notes below them
 AT_KL = (
     "model, against, root_kl, gain",
@@ -32,57 +35,44 @@ COSTLY = (
 GOAL = 0.9  # share of the largest gain of any run that `efficiency` asks for
 
 
-def check_row(row):
-    for key in READ:
-        if not isinstance(row.get(key), (int, float, type(None))):
-            raise ValueError(f"{key} is {row[key]!r:.40}; expected a number")
-
-
 def read_run(folder):
     """The run of a folder; None for a folder that no trainer of ours wrote."""
-    record, log = read_record(folder), Path(folder) / "metrics.jsonl"
+    record, path = read_record(folder), Path(folder) / "metrics.jsonl"
     if record is None:
         return None
-    args, curve, start = record["args"], [], math.nan
-    rows = [*read_jsonl(log, check_row, log=True)] if log.is_file() else []
-    spent = dict.fromkeys(COSTS, 0 if rows else math.nan)  # without its log a cost is unknown
+    args, rows = record["args"], [*read_jsonl(path, log=True)] if path.is_file() else []
+    log = pd.DataFrame(rows, columns=READ, dtype=float)
+    is_step = [not any(key.startswith(("val/", "eval/", "test/")) for key in row) for row in rows]
+    steps = log.fillna(0).mul(is_step, axis="index")
+    steps["n"] = (steps.n + steps.n_ties) * bool(args.get("pairs"))
+    spent = steps[[*COSTS.values()]].cumsum().set_axis([*COSTS], axis="columns")
     if args.get("reward_model") and not args.get("pairs"):  # with pairs, in DPO, it only watches
         before = read_run(args["reward_model"])
         for cost in ("pairs", "seconds"):
             spent[cost] += before["total"][cost] if before else math.nan
-    for row in rows:
-        value = {key: row.get(key) or 0 for key in READ}
-        if row.get("val/gold") is not None:
-            start = start if curve or value["step"] else value["val/gold"]
-            error = (value["val/gold_high"] - value["val/gold_low"]) / (2 * 1.96)
-            kl = math.nan if row.get("val/kl") is None else max(row["val/kl"], 0)
-            point = {"step": value["step"], "score": value["val/gold"], "error": error}
-            point |= {"gain": point["score"] - start, "root_kl": math.sqrt(kl)}
-            curve.append(point | spent)
-        elif not any(key.startswith(("val/", "eval/", "test/")) for key in row):
-            value["n"] = (value["n"] + value["n_ties"]) * bool(args.get("pairs"))
-            spent = {cost: spent[cost] + value[key] for cost, key in COSTS.items()}
-    return {"args": args, "curve": curve, "total": spent}
+    curve = spent.assign(step=log.step, score=log["val/gold"], root_kl=log["val/kl"].clip(0) ** 0.5)
+    curve["error"] = (log["val/gold_high"] - log["val/gold_low"]) / (2 * 1.96)
+    curve["gain"] = curve.score - curve.score[curve.step == 0].mean()
+    total = spent[-1:].mean().to_dict()  # NaN without a row
+    return {"args": args, "curve": curve.dropna(subset="score"), "total": total}
 
 
-def gain_at(points, root_kl):
+def gain_at(curve, root_kl):
     """The gain when a run first came as far as root_kl, linear between the evaluations around it;
     None where these are more than half of root_kl apart, for then it was not evaluated near it.
 
-    points   of a curve, with a √KL and a gain each
+    curve   with a √KL and a gain in each row; it starts nearer than root_kl, and comes as far
 
     By hand: half of the way from √KL 1.0 to 1.5, half of the way from a gain of .2 to one of .4.
-    >>> curve = (0, 0), (.2, 1), (.4, 1.5)
-    >>> zero, one, two = ({"gain": gain, "root_kl": d} for gain, d in curve)
-    >>> round(gain_at([zero, one, two], 1.25), 6), gain_at([zero, two], 1.25)
+    >>> curve = pd.DataFrame({"gain": [0, 0.2, 0.4], "root_kl": [0, 1, 1.5]})
+    >>> round(gain_at(curve, 1.25), 6), gain_at(curve[::2], 1.25)
     (0.3, None)
     """
-    for a, b in itertools.pairwise(points):
-        low, high = a["root_kl"], b["root_kl"]
-        if low < root_kl <= high:
-            share = (root_kl - low) / (high - low)
-            is_near = high == root_kl or high - low <= root_kl / 2
-            return a["gain"] + share * (b["gain"] - a["gain"]) if is_near else None
+    after = np.argmax(curve.root_kl >= root_kl)
+    around = curve[after - 1 : after + 1]
+    low, high = around.root_kl
+    is_near = high == root_kl or high - low <= root_kl / 2
+    return float(np.interp(root_kl, around.root_kl, around.gain)) if is_near else None
 
 
 def equal_kl(runs):
@@ -95,11 +85,9 @@ def equal_kl(runs):
     for one, two in itertools.permutations(runs, 2):
         pair = [runs[one], runs[two]]
         settings = [[run["args"].get(key) for key in ("model", "prompts", "gold")] for run in pair]
-        own, other = (
-            [p for p in run["curve"] if math.isfinite(p["gain"] + p["root_kl"])] for run in pair
-        )
-        reach = min(max((p["root_kl"] for p in curve), default=0) for curve in (own, other))
-        if reach and settings[0] == settings[1]:
+        own, other = (run["curve"].dropna(subset=["gain", "root_kl"]) for run in pair)
+        reach = np.min([own.root_kl.max(), other.root_kl.max()])  # NaN of an empty curve
+        if reach > 0 and settings[0] == settings[1]:
             gain = gain_at(own, reach)
             rows.append({"model": one, "against": two, "root_kl": reach, "gain": gain})
     return rows
@@ -112,13 +100,12 @@ def efficiency(runs):
     runs   {name: run}. A gain must exceed its noise, 1.96 standard errors of the difference of the
            two scores; else no run is asked for a share of it.
     """
-    noise, rows = 1.96 * math.sqrt(2), []
-    points = [point for run in runs.values() for point in run["curve"]]
-    clear = [p["gain"] for p in points if p["gain"] > noise * p["error"] + 1e-9]
-    goal = GOAL * max(clear, default=math.inf)
+    rows, every = [], pd.concat([run["curve"] for run in runs.values()])
+    is_clear = every.gain > 1.96 * math.sqrt(2) * every.error.fillna(0) + 1e-9
+    goal = GOAL * every.gain[is_clear].max()  # NaN, and not reached, if none is
     for name, run in runs.items():
-        for point in [point for point in run["curve"] if point["gain"] >= goal][:1]:
-            until = f"a gain of {goal:.2f}, step {point['step']}"
+        for point in run["curve"][run["curve"].gain >= goal][:1].to_dict("records"):
+            until = f"a gain of {goal:.2f}, step {point['step']:.0f}"
             rows.append({"model": name, "until": until} | {cost: point[cost] for cost in COSTS})
         rows.append({"model": name, "until": "its end"} | run["total"])
     return rows
@@ -130,8 +117,7 @@ def draw(axes, runs, models, colour):
     models   [{"model", "gold", "kl"}], estimates;  colour  name → a colour of matplotlib
     """
     for name, run in runs.items():
-        line = [[point[key] for point in run["curve"]] for key in ("root_kl", "score")]
-        axes.plot(*line, color=colour(name), linewidth=1.2)
+        axes.plot(run["curve"].root_kl, run["curve"].score, color=colour(name), linewidth=1.2)
     for row in models:
         if "kl" in row:
             dot = max(0, row["kl"]["value"]) ** 0.5, row["gold"]["value"]
