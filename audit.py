@@ -277,7 +277,7 @@ def main(argv=None):
         reference, rates = args.reference, {}
         for kind, part in kinds.items():
             what = f"{kind}, {name}"
-            compared = comparisons[what] = compare(part.assign(group=label), reference)
+            compared = comparisons[what] = compare(part.assign(group=label), [reference])
             reference = compared[0]["reference"] if compared else reference
             rates[kind] = {row["group"]: row["rate"]["value"] for row in compared}
             tested += [(what, row) for row in compared if row["group"] != reference]

@@ -86,28 +86,24 @@ def parse_args(argv=None):
 # ---- (3) effects ----
 
 
-def study_models(args, names, people, rows):
+def study_models(args, models, names, people, rows):
     """Rows of `twins.effects` with "model", "what" and "row", which says both; writes decisions-*.csv
     of each policy.
 
-    names   {folder: name}
+    models   [(folder, its flag)], --before first;  names   {folder: name}
     """
     import common
     from parts.parallel import pick
     from parts.reward_models import RewardFunction
 
-    models = [(folder, "--reward-model") for folder in args.reward_model]
-    models += [(folder, "--before") for folder in [args.before] if folder]
-    models += [(folder, "--after") for folder in args.after]
     for folder, flag in models:  # a wrong name ends the command at once
         common.load_config(folder, flag, scores=flag == "--reward-model")
     texts = {what: twins.readings(rows, what, people, args.group) for what in FIELDS}
-    source, references = pick(args.device, "auto"), dict(zip(args.group, args.reference))
-    effects, before = [], None
+    source, effects, before = pick(args.device, "auto"), [], None
 
     def add(folder, what, scores, missing=None, before=None):
         whose = {"model": names[folder], "what": what}
-        for row in twins.effects(scores, people, args.group, references, before, missing):
+        for row in twins.effects(scores, people, args.group, args.reference, before, missing):
             whose["row"] = (
                 f"{names[folder]}’s {what}, {row['group']} compared with {row['reference']}"
             )
@@ -220,9 +216,8 @@ def compared(path, frame, columns, references=()):
     rows, file = [], Path(path).name
     for what, part in frame.groupby("what", sort=False):
         for column in columns:
-            known = [group for group in references if (part[column] == group).any()]
             if part[column].nunique() > 1:
-                for row in groups.compare(part.assign(group=part[column], role=""), *known[:1]):
+                for row in groups.compare(part.assign(group=part[column], role=""), references):
                     whose = {
                         "model": file,
                         "what": what,
@@ -272,12 +267,14 @@ def effect_sentence(row):
 
 def main(argv=None):
     args = parse_args(argv)
-    models = [*filter(None, [args.before]), *args.after, *args.reward_model]
+    models = [(folder, "--before") for folder in [args.before] if folder]
+    models += [(folder, "--after") for folder in args.after]
+    models += [(folder, "--reward-model") for folder in args.reward_model]
     if not (models or args.prefs or args.answers):
         raise UserError(
             "nothing to read: give --reward-model, --before and --after, --prefs, or --answers"
         )
-    names = names_of([*dict.fromkeys(models)], args.name)
+    names = names_of([*dict(models)], args.name)
     page = Report(TITLE, args, [args.twins, args.people, *args.prefs, *args.answers])
     # (1) read people, résumés, votes and answers: a broken row ends it before a model is loaded
     rates, effects, risky, quotes = [], [], [], []
@@ -301,7 +298,7 @@ def main(argv=None):
         if unknown and args.reference != REFERENCES:
             raise UserError(f"--reference {min(unknown)}: no such group in {args.people}")
         rows = twins.load_twins(args.twins, args.resumes, people, args.chat)
-        effects = study_models(args, names, people, rows)
+        effects = study_models(args, models, names, people, rows)
     # (5) the answer first; what a model did before its training is no finding of it, and comes last
     before = names.get(args.before)
     effects.sort(key=lambda row: (row["model"] == before, *clearness(row)))

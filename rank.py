@@ -63,31 +63,30 @@ def load_candidates(args):
     path, place = args.candidates, f"--candidates {args.candidates}"
     if Path(path).suffix.lower() == ".csv":
         frame = read_csv(path, flag="--candidates")
-        rows = dict(zip(frame.index, frame.to_dict("records")))
     else:
         rows = dict(files.read_jsonl(path, numbered=True, flag="--candidates"))
-    there = {name for row in rows.values() for name in row}
-    if missing := [name for name in ("id", args.text_column) if name not in there]:
-        held = ", ".join(sorted(there)) or "nothing"
+        frame = pd.DataFrame([*rows.values()], [*rows], dtype=object)
+        frame = frame.where(frame.notna(), None)
+    if missing := [name for name in ("id", args.text_column) if name not in frame]:
+        held = ", ".join(sorted(frame)) or "nothing"
         raise UserError(f"{place}: expected a column {missing[0]!r}; there is {held}")
-    if taken := {"rank", "of", "score"} & there:
+    if taken := {"rank", "of", "score"} & {*frame}:
         raise UserError(f"{place}: rename the column {min(taken)!r}, which ranked.csv writes")
     prompts, ids = [], {""}
-    for line, row in rows.items():
+    for line, row in frame.to_dict("index").items():
         try:
             own = None if args.role else row.get("prompt")
             row["prompt"] = own or role_prompt(args.role or as_text(row.get("role")))
             check_prompt(row)
         except ValueError as error:
             raise UserError(f"{place}:{line}: {error}") from None
-        prompts.append(row.pop("prompt"))
-        if (name := as_text(row.get("id"))) in ids:
+        prompts.append(row["prompt"])
+        if (name := as_text(row["id"])) in ids:
             raise UserError(f"{place}:{line}: the id is empty or there twice; give each its own")
         ids.add(name)
-    frame = pd.DataFrame([*rows.values()], dtype=object)
-    frame = frame.where(frame.notna(), None).map(as_text)
     asked = [plain_text(prompt) for prompt in prompts]
-    frame = frame.assign(prompt=prompts, asked=asked, role=args.role or frame.get("role", asked))
+    frame = frame.map(as_text).assign(prompt=prompts, asked=asked)
+    frame["role"] = args.role or frame.get("role", frame.asked)
     return frame.sort_values(["asked", args.text_column, "id"])
 
 

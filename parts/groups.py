@@ -53,11 +53,11 @@ SAID = {  # of the verdicts
 FOUR_FIFTHS = 0.8  # "none larger": the interval of the ratio lies between 4/5 and 5/4
 
 
-def compare(frame, reference=None):
+def compare(frame, references=()):
     """[row] of every group, the largest first: its rate, and its test against the reference.
 
     frame  columns "group" (None: unknown, in no comparison), "hit" 0 or 1, "role", "person"
-    reference  a group; the largest if none is called so
+    references  groups, of which one is the reference; the largest if none is called so
     row    {"group", "people", "n" rows, "selected", "rate" (estimate), "of_highest" (ratio to the
            highest rate), "reference", "against" (its rate), "verdict" (with the reason, where
            nothing is tested)}, and but for the reference "p_holm" and the keys of `contrast`
@@ -70,7 +70,7 @@ def compare(frame, reference=None):
     rows.sort(key=lambda row: (-row["people"], row["group"]))
     if not rows:
         return []
-    base = next((row for row in rows if row["group"] == reference), rows[0])
+    base = next((row for row in rows if row["group"] in references), rows[0])
     large = [row for row in rows if row["n"] >= SMALL * frame.group.count()]
     n_tests = sum(row["people"] >= FEWEST_PEOPLE for row in rows) - 1
     top = max(large or rows, key=lambda row: row["selected"] / row["n"])

@@ -108,13 +108,13 @@ def share(k, n):
     return {"value": k / n if n else None, "low": low, "high": high, "n": n}
 
 
-def mean_share(values, clusters=None, null=0.5):
-    """The estimate of a mean of numbers from 0 to 1, such as wins; p is against `null`.
+def mean_share(values, clusters=None):
+    """The estimate of a mean of numbers from 0 to 1, such as wins; p is against ½.
 
     se is the clustered error; the rows are worth m = value·(1 − value)/se² independent ones (m =
     clusters where all are alike), made smaller by (1.96/t)² for few clusters. m may exceed the number
     of rows, for a row may be a mean of several answers, which vary less than wins and losses. Wilson's interval of m
-    holds every null with |value − null| ≤ 1.96·√(null·(1 − null)/m), and p is that test's.
+    holds ½ where |value − ½| ≤ 1.96·√(¼/m), and p is that test's.
 
     >>> row = mean_share([1.0, 0.0] * 50 + [1.0] * 10)  # 60 of 110 independent rows
     >>> print(*(round(row[key], 3) for key in ("value", "low", "high", "p")))
@@ -127,8 +127,8 @@ def mean_share(values, clusters=None, null=0.5):
     worth = value * (1 - value) / row["se"] ** 2 if row["se"] > 1e-9 else row["clusters"]
     worth *= (norm.isf(LEVEL / 2) / t.isf(LEVEL / 2, row["clusters"] - 1)) ** 2
     low, high = proportion_confint(value * worth, worth, LEVEL, "wilson")
-    z = (value - null) / np.sqrt(null * (1 - null) / worth)
-    return row | {"low": low, "high": high, "p": 2 * norm.sf(abs(z))}
+    z = abs(value - 0.5) / np.sqrt(0.25 / worth)
+    return row | {"low": low, "high": high, "p": 2 * norm.sf(z)}
 
 
 # ---- verdicts ----

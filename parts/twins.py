@@ -10,13 +10,12 @@ Axes         R résumés, N people
 Reference    Bertrand & Mullainathan 2004; Gaebler et al. 2024; Cohen 1988 (d)
 """
 
-import math
 import re
-import time
 from collections import Counter
 from statistics import NormalDist
 
 import numpy as np
+from tqdm import tqdm
 
 from parts.files import UserError, counts_in_words, read_jsonl
 from parts.messages import as_chat, check_text
@@ -49,8 +48,8 @@ def load_people(path, columns, per_cell):
     """
     read_csv(path, columns, "--people, --group")  # UserError unless each is there once
     people = read_csv(path, flag="--people")
-    sizes = people[people[columns].ne("").all(axis=1)].value_counts(columns)
-    if sizes.sum() < len(people):
+    sizes = people.value_counts(columns)
+    if people[columns].eq("").any(axis=None):
         raise UserError(f"--people {path}: an empty cell in {', '.join(columns)}")
     if people[columns].nunique().min() < 2 or sizes.min() < FEWEST:
         sizes = sizes.to_string().replace("\n", "; ")
@@ -127,21 +126,9 @@ def readings(rows, what, people, columns):
 # ---- what a model makes of them ----
 
 
-def timed(rows, name):
-    """The rows, with a bar; after the first of them a line says how long all will take."""
-    from parts.parallel import progress, say
-
-    start = time.perf_counter()
-    for n, row in enumerate(progress(rows, name)):
-        yield row
-        if n == 0:
-            minutes = math.ceil((time.perf_counter() - start) * len(rows) / 60)
-            say(f"time       {name}: about {minutes} min")
-
-
 def reward_matrix(score, texts, name):
     """(R, N) scores of a reward model, score(prompts, answers); texts: of `readings`."""
-    matrix = [score(*zip(*row)) for _, row in timed(texts, name)]
+    matrix = [score(*zip(*row)) for _, row in tqdm(texts, name)]
     if any(None in row for row in matrix):
         raise UserError(f"{name}: the reward model does not read a résumé to its end; shorten it")
     return np.array(matrix)
@@ -154,7 +141,7 @@ def decision_logps(policy, tokenizer, texts, words, name):
     from parts.reward_models import in_batches
 
     logps, most = [], common.max_positions(policy.model.config)
-    for row, twins in timed(texts, name):
+    for row, twins in tqdm(texts, name):
         prefix, firsts = decision_ids(tokenizer, row["prefix"], words)
 
         def forward(ids, mask, _, firsts=firsts):
@@ -208,7 +195,7 @@ def effects(scores, people, columns, references, before=None, missing=None):
     estimate, "p_holm", "verdict" and "places" (of 100).
 
     scores      (R, N)
-    references  {column: group}; of a column without that group, the largest
+    references  groups, one of a column; of a column without one, the largest
     before      (R, N) of the same twins: then an effect is the change of d, each in its own SD
     missing     why nothing is measured, or None
     """
@@ -217,8 +204,7 @@ def effects(scores, people, columns, references, before=None, missing=None):
     rows, x = [], []
     for column in columns:
         groups = [*people[column].value_counts().index]
-        reference = references.get(column)
-        reference = reference if reference in groups else groups[0]
+        reference = next((group for group in groups if group in references), groups[0])
         for group in sorted({*groups} - {reference}):
             rows.append({"group": group, "reference": reference, "d": None})
             x.append(people[column] == group)
