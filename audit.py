@@ -34,7 +34,6 @@ RACES = (
     "Native American or Alaska Native", "Two or More Races",
 )  # fmt: skip
 MOST_GROUPS = 20  # values of a column, above which it is no column of groups
-QUESTION = "Did decisions about people differ?"
 LIMITS = (
     "Not legal advice, and no independent bias audit. It sees who was selected in this table, not why.",
     "“Cannot tell” clears nobody: so few people show neither a difference nor its absence. “None "
@@ -256,7 +255,9 @@ def main(argv=None):
         return write_values(parse_args(argv[1:]))
     args = parse_args(argv)
     check_flags(args)
-    page = report.Report(QUESTION, args, [args.table, args.map], private=True)
+    page = report.Report(
+        "Did decisions about people differ?", args, [args.table, args.map], private=True
+    )
     # (1) read the table
     table, people, rule = read_people(args)
     rows, within = table.loc[people.index], bool(args.within)
@@ -289,7 +290,7 @@ def main(argv=None):
         )
     # (3) the report: what was found, then what is open, then the rest
     tested.sort(key=lambda pair: clearness(pair[1]))
-    (what, first), verdicts = tested[0], Counter(row["verdict"] for _, row in tested)
+    what, verdicts = tested[0][0], Counter(row["verdict"] for _, row in tested)
     counted = f"of {people.person.nunique():,} people" if args.id else "each a person (no --id)"
     counted += f", compared within each {args.within}" * within
     page.answer(
@@ -326,7 +327,7 @@ def main(argv=None):
     left_out = f"{len(table) - len(people):,} rows without decision or role are left out."
     page.limit(left_out, *LIMITS, f"{file} has the layout that BiasGuard reads.")
     page.write()
-    return int(args.fail_on_difference and first["verdict"] == FOUND)
+    return int(args.fail_on_difference and FOUND in verdicts)
 
 
 # ---- 10. the guard ----

@@ -26,6 +26,7 @@ from pathlib import Path
 
 import numpy as np
 import pandas as pd
+from scipy.special import expit
 from statsmodels.genmod.families import Binomial
 from statsmodels.genmod.generalized_linear_model import GLM
 
@@ -43,7 +44,6 @@ VERDICTS = {  # of the first model of a row against the second
     FOUND: "better", NONE: "about equal", OPEN: "no difference shown", UNMEASURED: UNMEASURED,
 }  # fmt: skip
 ALIKE = 0.05  # models are about equal where the interval of the win rate lies within ½ ± this
-MOST = 8  # models, one colour each
 COMPARED = "a, verdict, b, wins, equal_length, p_holm"  # columns of comparisons
 NOTE = (
     "At equal length, –: prompts are few, one is longer nearly everywhere, or length alone decides."
@@ -91,14 +91,13 @@ def equal_length(wins, lengths, clusters):
     codes, labels = pd.factorize(clusters)
     fit = GLM(wins, x, family=Binomial()).fit(cov_type="cluster", cov_kwds={"groups": codes})
     theta = stats.estimate(fit.params[0], fit.bse[0], len(x), len(labels))
-    return {end: 1 / (1 + np.exp(-theta[end])) for end in ("value", "low", "high")}
+    return {end: expit(theta[end]) for end in ("value", "low", "high")}
 
 
 def judged(rows):
     """The rows of `preference` with "p_holm" and "verdict", the clearest first."""
     for row in stats.holm(rows):
-        estimate = row["wins"] | {"p": row.get("p_holm")}
-        row["verdict"] = VERDICTS[stats.verdict(estimate, 0.5 - ALIKE, 0.5 + ALIKE)]
+        row["verdict"] = VERDICTS[stats.verdict(row["wins"] | row, 0.5 - ALIKE, 0.5 + ALIKE)]
     return sorted(rows, key=lambda row: -round(row["wins"]["value"], 9))  # last bits order nothing
 
 
@@ -166,8 +165,8 @@ def compare(args):
     args.gold = args.gold or ("none" if args.prompts else "data/recruiter.py:reward")
     args.prompts = args.prompts or "data/prompts.jsonl"
     args.samples = args.samples if args.temperature else 1  # greedy answers are all the same
-    if not 2 <= len(args.model) <= MOST:
-        raise UserError(f"--model: name two or more models, {MOST} at most")
+    if not 2 <= len(args.model) <= report.N_COLOURS:
+        raise UserError(f"--model: name two or more models, {report.N_COLOURS} at most")
     names = report.names_of(args.model, args.name)
     if args.bon and (args.reward_model == "none" or not args.temperature):
         raise UserError("--bon: needs a --reward-model to choose, and a --temperature above 0")
@@ -268,22 +267,12 @@ def means(answers, scorers):
 
 
 def headline(comparisons):
-    """The first sentence: which model is best of all, or who is better than whom, of rows of
-    `judged`."""
-    better = [row["a"] for row in comparisons if row["verdict"] == "better"]
-    models, parts = {name for row in comparisons for name in (row["a"], row["b"])}, []
-    best = max(models, key=better.count)
-    if better.count(best) == len(models) - 1 > 1:
-        rate = np.mean([row["wins"]["value"] for row in comparisons if row["a"] == best])
-        parts.append(
-            f"{best} is the best of the {len(models)}: preferred in {show(rate, '.1%')} of "
-            "comparisons with the others"
-        )
-        comparisons = [row for row in comparisons if row["a"] != best]
+    """The first sentence: who is better than whom, of rows of `judged`."""
+    parts = []
     for row in comparisons:
+        rate = show(row["wins"]["value"], ".1%")
         parts.append(
-            f"{row['a']} is better than {row['b']}: preferred in {show(row['wins']['value'], '.1%')} "
-            "of comparisons"
+            f"{row['a']} is better than {row['b']}: preferred in {rate} of comparisons"
             if row["verdict"] == "better"
             else f"{row['a']} and {row['b']}: {row['verdict']}"
         )
@@ -330,9 +319,6 @@ def reward(args):
     lines = ("reward model", right, "model"), ("the longer answer", longer, "rule")
     page.intervals("Right on held-out pairs", lines, ".1%", null=0.5)
     page.table("Does it prefer what nobody wants?", checks, *KINDS)
-    record = files.read_record(args.reward_model)
-    if record and args.pairs in record["args"].get("pairs", ()):
-        page.limit("It was trained on this very file: these are no held-out pairs.")
     page.limit(
         "Policies may write answers of a kind that these pairs do not hold. To see whether it is "
         "right on those, let people vote on them: python annotate.py draw"

@@ -25,7 +25,6 @@ Axes         R résumés, N people, W decision words
 from collections import Counter
 from pathlib import Path
 
-import numpy as np
 import pandas as pd
 
 from parts import files, groups, twins
@@ -38,7 +37,6 @@ from parts.texts import plain_text, recommendation, risky_questions
 from parts.twins import ANSWER, DECISION, FIELDS, MARGIN, PROFILE
 
 REFERENCES = ["Male", "White"]
-TITLE = "Are people treated differently for who they are?"
 CHANGE = f"change of {DECISION}"
 LIMITS = (
     "Not legal advice. Names are proxies of what a reader may perceive; the bundled names and "
@@ -126,27 +124,30 @@ def study_models(args, models, names, people, rows):
             elif before is not None:
                 add(folder, CHANGE, odds, missing or missing_before, before)
             add(folder, DECISION, odds, missing)
-            decided = logps.argmax(-1) == 0
-            table = decisions(args, folder, decided, odds, texts[DECISION], people)
+            table = decisions(args, folder, logps, texts[DECISION], people)
             file = Path(args.out) / f"decisions-{Path(folder).name}.csv"
             write_csv(file, table, empty="unknown")
     return effects
 
 
-def decisions(args, folder, decided, odds, texts, people):
-    """The frame of decisions-*.csv, for BiasGuard: a row per twin.
-
-    decided, odds   (R, N) whether the mildest word is the most probable; its log-odds
-    """
-    R, N = odds.shape
-    ids = [row.get("id", r) for r, (row, _) in enumerate(texts)]
-    table = {"entity_id": [f"{i} {n}" for i in ids for n in range(N)]}
-    right = [row.get("expected_decision") for row, _ in texts]
-    if {*right} <= {*args.decision_words}:
-        table["label_value"] = np.repeat([int(x == args.decision_words[0]) for x in right], N)
-    table |= {"score": decided.astype(int).ravel(), "score_raw": odds.ravel()}
-    table |= {column: np.tile(people[column], R) for column in args.group}
-    return pd.DataFrame(table | {"model_id": folder, "prompt_id": np.repeat(ids, N)})
+def decisions(args, folder, logps, texts, people):
+    """The frame of decisions-*.csv, for BiasGuard: a row per twin. score: is the mildest word the most
+    probable? score_raw: its log-odds.  logps  (R, N, W)"""
+    mildest, odds = args.decision_words[0], twins.log_odds(logps)
+    table = pd.DataFrame(
+        {
+            "entity_id": f"{row.get('id', r)} {n}",
+            "label_value": int(row.get("expected_decision") == mildest),
+            "score": int(logps[r, n].argmax() == 0),
+            "score_raw": odds[r, n],
+        }
+        | person
+        | {"model_id": folder, "prompt_id": row.get("id", r)}
+        for r, (row, _) in enumerate(texts)
+        for n, person in enumerate(people[args.group].to_dict("records"))
+    )
+    is_known = {row.get("expected_decision") for row, _ in texts} <= {*args.decision_words}
+    return table if is_known else table.drop(columns="label_value")
 
 
 # ---- (4) votes, and answers ----
@@ -175,8 +176,8 @@ def study_votes(path, columns, words):
         elif sorted(str(who.get("in")) for who in people) == ["chosen", "rejected"]:
             counted += [(who, CHOSEN, who["in"] == "chosen", item) for who in people]
         elif len(people) == 1:
-            texts = (visible(plain_text(row[side])) for side in ("chosen", "rejected"))
-            verdicts = [recommendation(text, words) for text in texts]
+            texts = plain_text(row["chosen"]), plain_text(row["rejected"])
+            verdicts = [recommendation(visible(text), words) for text in texts]
             if None in verdicts:
                 counts["without two decisions"] += 1
             elif len({*verdicts}) == 2:
@@ -213,18 +214,14 @@ def study_answers(path, words):
 def compared(path, frame, columns, references=()):
     """[row] of `groups.compare` for each measure and column of a file, with "model" (the file),
     "what" and "row", which says both."""
-    rows, file = [], Path(path).name
-    for what, part in frame.groupby("what", sort=False):
-        for column in columns:
-            if part[column].nunique() > 1:
-                for row in groups.compare(part.assign(group=part[column], role=""), references):
-                    whose = {
-                        "model": file,
-                        "what": what,
-                        "row": f"{row['group']} in {file}: {what}",
-                    }
-                    rows.append(whose | row)
-    return rows
+    file = Path(path).name
+    return [
+        {"model": file, "what": what, "row": f"{row['group']} in {file}: {what}"} | row
+        for what, part in frame.groupby("what", sort=False)
+        for column in columns
+        if part[column].nunique() > 1
+        for row in groups.compare(part.assign(group=part[column], role=""), references)
+    ]
 
 
 # ---- (5) the report ----
@@ -239,13 +236,12 @@ def answer(rows, before):
         if row["verdict"] == FOUND
     ]
     counts = Counter(row["verdict"] for row in rows if row["verdict"] != "reference")
-    if not sentences and (OPEN in counts or NONE not in counts):
-        sentences = ["Cannot tell: no difference was found, and what was measured excludes none."]
-    elif not sentences:
-        sentences = ["No difference was found, and none larger than the margins is likely."]
+    nothing = "No difference was found, and none larger than the margins is likely."
+    if OPEN in counts or NONE not in counts:
+        nothing = "Cannot tell: no difference was found, and what was measured excludes none."
     but = f" but those of {before}" * bool(before)
     return [
-        *sentences,
+        *(sentences or [nothing]),
         f"All {counts.total()} comparisons{but}: {files.counts_in_words(counts)}. None larger: the "
         f"interval of d lies within ±{MARGIN}, {twins.places(MARGIN):.0f} places among 100, or a ratio's between 4/5 and 5/4.",
     ]
@@ -275,7 +271,8 @@ def main(argv=None):
             "nothing to read: give --reward-model, --before and --after, --prefs, or --answers"
         )
     names = names_of([*dict(models)], args.name)
-    page = Report(TITLE, args, [args.twins, args.people, *args.prefs, *args.answers])
+    read = args.twins, args.people, *args.prefs, *args.answers
+    page = Report("Are people treated differently for who they are?", args, read)
     # (1) read people, résumés, votes and answers: a broken row ends it before a model is loaded
     rates, effects, risky, quotes = [], [], [], []
     for path in args.prefs:

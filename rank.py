@@ -150,10 +150,8 @@ def main(argv=None):
     print(f"{len(some)} candidates ranked for {some.asked.nunique()} roles. The first of them:")
     print(some[["rank", "of", "id", "score"]][:TOP].to_string(index=False))
     if len(others):
-        reason = (
-            f"a link, fewer than --min-words {args.min_words} words, or longer than the model reads"
-        )
-        print(f"{len(others)} without a rank ({reason}): {', '.join(others['id'])}")
+        reasons = f"fewer than --min-words {args.min_words} words, or longer than the model reads"
+        print(f"{len(others)} without a rank (a link, {reasons}): {', '.join(others['id'])}")
     print(f"wrote {out}")
     print(f"next: python audit.py {shlex.quote(str(out))} {AUDIT} --group COLUMN")
 

@@ -183,14 +183,14 @@ def judge_pairs(path, function):
 # ---- may the judge decide? ----
 
 
-def repeated(tokens, n=4):
-    """Share of the n-grams of an answer (ids or words) that stand earlier in it.
+def repeated(tokens):
+    """Share of the 4-grams of an answer (ids or words) that stand earlier in it.
 
     By hand: three times "a b c d" has nine 4-grams, of which four are new.
     >>> round(repeated("a b c d a b c d a b c d".split()), 3), repeated("a b".split())
     (0.556, 0.0)
     """
-    grams = [tuple(tokens[i : i + n]) for i in range(len(tokens) - n + 1)]
+    grams = [tuple(tokens[i : i + 4]) for i in range(len(tokens) - 3)]
     return 1 - len(set(grams)) / len(grams) if grams else 0.0
 
 

@@ -101,15 +101,13 @@ def contrast(frame, group, reference, n_tests):
     k, n, l, m = table = shared.to_numpy(float).T  # (roles,) each
     N, selected, everybody = n + m, k + l, pair.person.nunique()
     row = {"compared": int(N.sum()), "of": len(pair), "ratio": {"value": None}, "p": None}
-    pair, reason = pair[pair.role.isin(shared.index)], None
+    pair = pair[pair.role.isin(shared.index)]
     rows_of = [pair.person[pair.group == side].value_counts() for side in (group, reference)]
     if min(map(len, rows_of)) < FEWEST_PEOPLE:
         same = " in the same roles" * (row["compared"] < row["of"])
-        reason = f"fewer than {FEWEST_PEOPLE} people{same}"
-    elif pair.hit.nunique() < 2:
-        reason = "nobody or everybody was selected"
-    if reason:
-        return row | {"verdict": f"{UNMEASURED}: {reason}"}
+        return row | {"verdict": f"{UNMEASURED}: fewer than {FEWEST_PEOPLE} people{same}"}
+    if pair.hit.nunique() < 2:
+        return row | {"verdict": f"{UNMEASURED}: nobody or everybody was selected"}
     root, freedom = 1.0, np.inf  # of the design effect
     if pair.person.nunique() < len(pair):
         x = pair.group == group

@@ -67,7 +67,7 @@ class Report:
         self.colours = {}
         self.record = {
             "command": [Path(sys.argv[0]).name, *sys.argv[1:]],
-            "args": {name: str(v) if isinstance(v, Path) else v for name, v in vars(args).items()},
+            "args": vars(args),
             "sha256": {
                 str(path): hashlib.sha256(Path(path).read_bytes()).hexdigest()
                 for path in inputs
@@ -124,8 +124,10 @@ class Report:
         of texts, on the page alone, before all numbers; the first column is what they answer.
         """
         columns = {key: COLUMNS.get(key, [key, ""]) for key in columns.split(", ")}
-        table = {"caption": caption, "rows": rows, "columns": columns, "note": note}
-        self.tables.append(table | {"side_by_side": side_by_side})
+        self.tables.append({
+            "caption": caption, "rows": rows, "columns": columns, "note": note,
+            "side_by_side": side_by_side,
+        })  # fmt: skip
 
     def write(self, **numbers):
         """Prints the report and writes report.html and report.json with `numbers` beside the rows
@@ -142,10 +144,10 @@ class Report:
 
     def render(self, name):
         """The report by a template, without characters that steer a terminal or turn a line."""
-        loader, escape = jinja2.FileSystemLoader(TEMPLATES), jinja2.select_autoescape()
         environment = jinja2.Environment(
-            loader=loader, autoescape=escape, trim_blocks=True, lstrip_blocks=True
-        )
+            loader=jinja2.FileSystemLoader(TEMPLATES), autoescape=jinja2.select_autoescape(),
+            trim_blocks=True, lstrip_blocks=True,
+        )  # fmt: skip
         text = environment.get_template(name).render(report=self, show=show, svg=svg)
         return re.sub(
             "[\x00-\x09\x0b-\x1f\x7f-\x9f\u200b\u200e\u200f\u202a-\u202e\u2060-\u2069\ufeff]",

@@ -84,8 +84,7 @@ def estimate(value, se, n, clusters):
     """value ± t·se, and p against 0; without a standard error neither."""
     row = {"value": value, "se": se, "low": None, "high": None, "p": None}
     if se is not None:
-        reach = t.isf(LEVEL / 2, clusters - 1) * se
-        row |= {"low": value - reach, "high": value + reach}
+        row["low"], row["high"] = t.interval(1 - LEVEL, clusters - 1, value, se)
         row["p"] = 2 * t.sf(abs(value) / se, clusters - 1)
     return row | {"n": n, "clusters": clusters}
 
@@ -104,8 +103,8 @@ def share(k, n):
     >>> print(*(round(share(55, 100)[key], 4) for key in ("value", "low", "high")))
     0.55 0.4524 0.6439
     """
-    low, high = proportion_confint(k, n, LEVEL, "wilson") if n else (None, None)
-    return {"value": k / n if n else None, "low": low, "high": high, "n": n}
+    low, high = proportion_confint(k, n, LEVEL, "wilson")
+    return {"value": k / n, "low": low, "high": high, "n": n}
 
 
 def mean_share(values, clusters=None):
