@@ -246,7 +246,6 @@ def law_tables(args, table, people):
 # ---- 9. the report ----
 
 SHOWN = "group, verdict, n, selected, rate, compared, ratio, p_holm, deviations, of_highest, needed"
-LAW = "category, # of applicants, # selected, rate, impact ratio"
 
 
 def main(argv=None):
@@ -310,10 +309,10 @@ def main(argv=None):
         page.table(title, compared, SHOWN, note)
     # (4) Local Law 144
     for title, cells in law_tables(args, rows, people).items() if args.ll144 else ():
-        page.table(title, cells, LAW)
-    page.table("Group metrics, over all groups", group_metrics, ", ".join(group_metrics[0]))
-    held = tables.column_values(table, [args.y_pred, args.y_true, args.within, *args.group])
-    page.table("What the columns hold", held, "column, value, rows")
+        page.table(title, cells)
+    page.table("Group metrics, over all groups", group_metrics)
+    columns = args.y_pred, args.y_true, args.within, *args.group
+    page.table("What the columns hold", tables.column_values(table, columns))
     # (5) files
     decisions = pd.DataFrame(labels)
     decisions["entity_id"] = rows[args.id] if args.id else "row " + people.person.astype(str)
@@ -324,8 +323,11 @@ def main(argv=None):
         decisions["score_raw"] = people.score
     file = Path(args.out) / "audit.csv"
     tables.write_csv(file, decisions, empty="unknown")
-    left_out = f"{len(table) - len(people):,} rows without decision or role are left out."
-    page.limit(left_out, *LIMITS, f"{file} has the layout that BiasGuard reads.")
+    page.limit(
+        f"{len(table) - len(people):,} rows without decision or role are left out.",
+        *LIMITS,
+        f"{file} has the layout that BiasGuard reads.",
+    )
     page.write()
     return int(args.fail_on_difference and FOUND in verdicts)
 

@@ -192,7 +192,7 @@ def compare(args):
         pairs = contest.judge_pairs(args.pairs, scorers["reward"][0])
         accuracy = stats.mean_share(pairs.right, pairs.label)
         is_chance = accuracy["clusters"] >= FEWEST_CLUSTERS and accuracy["low"] <= 0.5
-        distrust = distrust or (judge == "reward" and is_chance)
+        distrust |= judge == "reward" and is_chance
         chance = ", no better than chance" * is_chance
         remarks.append(
             f"The reward model is right on {show(accuracy, '.1%')} of {len(pairs)} held-out pairs "
@@ -215,16 +215,21 @@ def compare(args):
         row["verdict"] = NEVER
     of_models = [row for row in comparisons if {row["a"], row["b"]} <= {*names.values()}]
     scores = ", ".join(f"{row['model']} {show(row[judge]['value'], '.3f')}" for row in models)
-    next_steps = advice(args, of_models)
     page.answer(
-        headline(of_models), f"Mean score by {judge_flag}: {scores}.", *remarks, *next_steps
-    )
-    lines = [(f"{row['a']} over {row['b']}", row["wins"], row["a"]) for row in comparisons]
-    page.intervals("How often the first of two is preferred", lines, ".1%", null=0.5)
+        headline(of_models), f"Mean score by {judge_flag}: {scores}.",
+        *remarks, *advice(args, of_models),
+    )  # fmt: skip
+    page.intervals(
+        "How often the first of two is preferred",
+        [(f"{row['a']} over {row['b']}", row["wins"], row["a"]) for row in comparisons],
+        ".1%", null=0.5,
+    )  # fmt: skip
     page.table("Does the judge prefer what nobody wants?", checks, *KINDS)
-    common = f"{compared.p.nunique()} of {len(rows)} prompts where every model has a score"
-    page.table(f"Comparisons on {common}, winner first", comparisons, COMPARED, NOTE)
-    columns = ", ".join(["model", *scorers, "kl, length, finished, missing"])
+    page.table(
+        f"Comparisons on {compared.p.nunique()} of {len(rows)} prompts where every model has a score, "
+        "winner first", comparisons, COMPARED, NOTE,
+    )  # fmt: skip
+    columns = f"model, {', '.join(scorers)}, kl, length, finished, missing"
     page.table("Models, best first", models, columns)
     runs = {name: run for folder, name in names.items() if (run := curves.read_run(folder))}
     if judge == "gold" and args.temperature:
@@ -235,16 +240,15 @@ def compare(args):
         near = {n: run for n, run in runs.items() if run["args"].get("model") == args.model[0]}
         curves.draw(axes, near, models, page.colour)
     if equal := curves.equal_kl(runs):
-        page.table("Two policies at the smaller √KL of the two", equal, *curves.AT_KL)
+        page.table("Two policies at the smaller √KL of the two", equal, note=curves.AT_KL)
     if runs:
-        page.table("What it cost", curves.efficiency(runs), *curves.COSTLY)
+        page.table("What it cost", curves.efficiency(runs), note=curves.COSTLY)
     some = answers.drop_duplicates(["p", "model"])
     some = some[some.p.isin(some.groupby("p").response.nunique().nlargest(3).index)]
     some = some.assign(prompt=some.prompt.map(plain_text))
-    some = some.pivot(index="prompt", columns="model", values="response").reset_index()
-    columns = ", ".join(["prompt", *names.values()])
-    caption = "Answers side by side, where most differ"
-    page.table(caption, some.to_dict("records"), columns, side_by_side=True)
+    some = some.pivot(index="prompt", columns="model", values="response")[[*names.values()]]
+    beside = some.reset_index().to_dict("records")
+    page.table("Answers side by side, where most differ", beside, side_by_side=True)
     page.limit(
         f"{judge_flag} decided. It favours a policy that was trained with it.",
         "Each model was trained once; another seed of its training may give another order.",
@@ -258,24 +262,24 @@ def compare(args):
 
 def means(answers, scorers):
     """{"gold", "reward", "kl", "length", "finished": estimate} of a model's answers, over prompts."""
-    row, by_prompt = {}, answers.groupby("p")
-    for key in (*scorers, "kl", "length", "finished"):
-        if key in answers and answers[key].notna().any():
-            estimate = stats.mean_share if key == "finished" else stats.mean
-            row[key] = estimate(by_prompt[key].mean())
-    return row
+    estimates = dict.fromkeys([*scorers, "kl", "length"], stats.mean)
+    estimates["finished"] = stats.mean_share
+    return {
+        key: estimate(answers.groupby("p")[key].mean())
+        for key, estimate in estimates.items()
+        if key in answers and answers[key].notna().any()
+    }
 
 
 def headline(comparisons):
     """The first sentence: who is better than whom, of rows of `judged`."""
-    parts = []
-    for row in comparisons:
-        rate = show(row["wins"]["value"], ".1%")
-        parts.append(
-            f"{row['a']} is better than {row['b']}: preferred in {rate} of comparisons"
-            if row["verdict"] == "better"
-            else f"{row['a']} and {row['b']}: {row['verdict']}"
-        )
+    parts = [
+        f"{row['a']} is better than {row['b']}: preferred in {show(row['wins']['value'], '.1%')} of "
+        "comparisons"
+        if row["verdict"] == "better"
+        else f"{row['a']} and {row['b']}: {row['verdict']}"
+        for row in comparisons
+    ]
     return f"{'; '.join(parts)}."
 
 
@@ -285,13 +289,15 @@ def advice(args, comparisons):
         if row["verdict"] == VERDICTS[OPEN]:
             yield f"{row['a']} against {row['b']}: no difference shown. {to_see_more(row['wins'])}"
     if {row["verdict"] for row in comparisons} & {VERDICTS[OPEN], NEVER}:
-        models = f"--model {args.model[-1]} --model-b {args.model[-2]} --prompts {args.prompts}"
-        yield f"To let people compare them: python annotate.py draw {models} --out runs/ab"
+        yield (
+            f"To let people compare them: python annotate.py draw --model {args.model[-1]} "
+            f"--model-b {args.model[-2]} --prompts {args.prompts} --out runs/ab"
+        )
 
 
 def to_see_more(wins):
     """What would show a win rate of ½ + ALIKE, if prompts vary as these do."""
-    more = stats.needed(wins, ALIKE) - wins["clusters"]
+    more = stats.needed(wins["se"], wins["clusters"], ALIKE) - wins["clusters"]
     if more <= 0:
         return "A preference of 55 % would probably have been seen: the two are close."
     return f"To see a preference of 55 %, answer {more:,} more prompts, or ask people."
@@ -363,7 +369,7 @@ def human(args):
     lines = [(person["annotator"], person["wins"], row["b"]) for person in people]
     page.intervals(f"How often {a} is preferred", [("everyone", wins, a), *lines], ".1%", null=0.5)
     page.table("The comparison, winner first", [row], COMPARED, NOTE)
-    page.table("Each annotator", people, "annotator, votes, wins", f"Preferred: {a}.")
+    page.table("Each annotator", people, note=f"Preferred: {a}.")
     page.limit(
         "The verdict is on these people. Others may prefer the other model: see how far the rates of "
         "annotators differ.",

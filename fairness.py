@@ -206,9 +206,11 @@ def study_answers(path, words):
             cells.append((f"decided {words[0]}", int(decision == words[0]), *whose))
     risky = [risky_questions(visible(row["response"])) for row in rows]
     quotes = Counter(hit["sentence"] for hits in risky for hit in hits).most_common(MOST_QUOTES)
-    sentence = f"{sum(map(bool, risky))} of {len(risky)} answers in {file} ask a risky question."
-    frame = pd.DataFrame(cells, columns=["what", "hit", "person", "group"])
-    return frame, sentence, [{"question": quote, "of": file, "times": n} for quote, n in quotes]
+    return (
+        pd.DataFrame(cells, columns=["what", "hit", "person", "group"]),
+        f"{sum(map(bool, risky))} of {len(risky)} answers in {file} ask a risky question.",
+        [{"question": quote, "of": file, "times": n} for quote, n in quotes],
+    )
 
 
 def compared(path, frame, columns, references=()):
@@ -310,7 +312,7 @@ def main(argv=None):
     for caption, rows, *columns in (
         ("Effects of names", effects, EFFECTS),
         ("Rates by group", rates, RATES),
-        ("Risky questions", quotes, "question, of, times", ENGLISH),
+        ("Risky questions", quotes, "", ENGLISH),
     ):
         if rows:
             page.table(caption, rows, *columns)

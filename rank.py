@@ -29,7 +29,6 @@ from parts.texts import plain_text
 
 RANK_ORDER = "Which candidate fits this role?"  # first line of the task rank; data/README.md
 FIRST = ["rank", "of", "id", "role", "score"]  # columns of ranked.csv
-LINK = r"\s*(https?://|www\.)\S+\s*"  # and nothing else
 TOP = 10  # candidates that are printed
 AUDIT = "--score score --better higher --select 0.3 --within role"  # flags of audit.py
 
@@ -44,7 +43,7 @@ def parse_args(argv=None):
     add("--candidates", default="data/candidates.jsonl", help="CSV, or JSONL, with a column id")
     add("--text-column", default="profile", help="column of the profile")
     add("--role", help="title and must-haves (default: each row's own prompt or role)")
-    add("--min-words", type=files.number(int, at_least=1), default=20, help="a profile of fewer words, or a link alone, gets no rank")
+    add("--min-words", type=files.number(int, at_least=2), default=20, help="a profile of fewer words, such as a link, gets no rank")
     add("--out", default="runs/rank", help="folder of ranked.csv")
     add("--overwrite", action="store_true", help="replace ranked.csv")
     add("--device", default="auto", help="auto, cpu, cuda, cuda:1, mps")
@@ -68,8 +67,10 @@ def load_candidates(args):
         frame = pd.DataFrame([*rows.values()], [*rows], dtype=object)
         frame = frame.where(frame.notna(), None)
     if missing := [name for name in ("id", args.text_column) if name not in frame]:
-        held = ", ".join(sorted(frame)) or "nothing"
-        raise UserError(f"{place}: expected a column {missing[0]!r}; there is {held}")
+        raise UserError(
+            f"{place}: expected a column {missing[0]!r}; there is "
+            f"{', '.join(sorted(frame)) or 'nothing'}"
+        )
     if taken := {"rank", "of", "score"} & {*frame}:
         raise UserError(f"{place}: rename the column {min(taken)!r}, which ranked.csv writes")
     prompts, ids = [], {""}
@@ -128,7 +129,7 @@ def main(argv=None):
     # (1) candidates
     frame = load_candidates(args)
     texts = frame[args.text_column]
-    is_profile = (texts.str.split().str.len() >= args.min_words) & ~texts.str.fullmatch(LINK)
+    is_profile = texts.str.split().str.len() >= args.min_words
     if not is_profile.any():
         raise UserError(
             f"--candidates {args.candidates}: no profile of --min-words {args.min_words} words in "

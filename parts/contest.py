@@ -165,8 +165,11 @@ def judge_pairs(path, function):
     """
     import pandas as pd
 
-    rows = [*read_jsonl(path, check_pair, flag="--pairs")]
-    rows = [row for row in rows if not row.get("tie") and row["chosen"] != row["rejected"]]
+    rows = [
+        row
+        for row in read_jsonl(path, check_pair, flag="--pairs")
+        if not row.get("tie") and row["chosen"] != row["rejected"]
+    ]
     if not rows:
         raise UserError(f"--pairs {path}: no pair with a better answer")
     pairs = pd.DataFrame(rows)

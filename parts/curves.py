@@ -23,15 +23,9 @@ from parts.files import read_jsonl, read_record
 # cost: its key in metrics.jsonl
 COSTS = {"pairs": "n", "reward calls": "episodes", "tokens": "answer_tokens", "seconds": "time_s"}
 READ = ["step", *COSTS.values(), "n_ties", "val/gold", "val/gold_low", "val/gold_high", "val/kl"]
-# columns of the tables of `equal_kl` and `efficiency`, and notes below them
-AT_KL = (
-    "model, against, root_kl, gain",
-    "From each run's own curve on validation prompts. –: it was not evaluated near that √KL.",
-)
-COSTLY = (
-    f"model, until, {', '.join(COSTS)}",
-    "Pairs and seconds include those of the run's reward model.",
-)
+# notes below the tables of `equal_kl` and `efficiency`
+AT_KL = "From each run's own curve on validation prompts. –: it was not evaluated near that √KL."
+COSTLY = "Pairs and seconds include those of the run's reward model."
 GOAL = 0.9  # share of the largest gain of any run that `efficiency` asks for
 
 

@@ -119,8 +119,8 @@ def contrast(frame, group, reference, n_tests):
     up, down = (k * m / N).sum(), (l * n / N).sum()
     row |= {"ratio": {"value": up / down if down else None}, "shortfall": down - up}
     q = np.minimum(1, selected / (FOUR_FIFTHS * n + m))
-    variation = {"se": root * deviation(1.0, *table), "clusters": everybody}
-    enough = needed(variation, (1 - FOUR_FIFTHS) * (q * n * m / N).sum(), n_tests)
+    size = (1 - FOUR_FIFTHS) * (q * n * m / N).sum()
+    enough = needed(root * deviation(1.0, *table), everybody, size, n_tests)
     row["needed"] = max(everybody, enough) if down else None
     least, most = np.maximum(0, selected - m).sum(), np.minimum(n, selected).sum()
     expected = (n * selected / N).sum()
@@ -207,9 +207,9 @@ def sentence(row, did, source, within=False):
     'Of B 17.0 % were hired, of A 52.0 % (race): a difference was found: about 25 fewer of B than at the rate of both together.'
     """  # noqa: E501
     group, verdict = row["group"], row["verdict"]
-    rates = [show(rate, ".1%") for rate in (row["rate"]["value"], row["against"])]
     source += ", over all roles" * within
-    text = f"Of {group} {rates[0]} {did}, of {row['reference']} {rates[1]} ({source}): "
+    text = f"Of {group} {show(row['rate']['value'], '.1%')} {did}, "
+    text += f"of {row['reference']} {show(row['against'], '.1%')} ({source}): "
     text += "compared within roles, " * within + SAID.get(verdict, verdict)
     if verdict == FOUND:
         side = "fewer" if row["shortfall"] > 0 else "more"

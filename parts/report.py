@@ -117,13 +117,15 @@ class Report:
         if null is not None:
             axes.axvline(null, color=SOFT, linewidth=1, linestyle="--")
 
-    def table(self, caption, rows, columns, note="", side_by_side=False):
-        """rows: dicts with unrounded values;  columns: their keys, "model, wins, p_holm".
+    def table(self, caption, rows, columns="", note="", side_by_side=False):
+        """rows: dicts with unrounded values;  columns: the keys to show, "model, wins, p_holm", or all
+        of the first row.
 
         COLUMNS has the header of a key and the format of its numbers and estimates. `side_by_side`:
         of texts, on the page alone, before all numbers; the first column is what they answer.
         """
-        columns = {key: COLUMNS.get(key, [key, ""]) for key in columns.split(", ")}
+        keys = columns.split(", ") if columns else rows[0]
+        columns = {key: COLUMNS.get(key, [key, ""]) for key in keys}
         self.tables.append({
             "caption": caption, "rows": rows, "columns": columns, "note": note,
             "side_by_side": side_by_side,

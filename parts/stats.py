@@ -166,12 +166,12 @@ def verdict(row, least, most):
     return NONE if None not in ends and least <= ends[0] and ends[1] <= most else OPEN
 
 
-def needed(row, size, comparisons=1):
+def needed(se, clusters, size, comparisons=1):
     """Clusters (prompts, names, people) that would find an effect of `size` in 4 of 5 studies, if
     they vary as these do: G·(2.80·se/size)². An effect of 2.80 standard errors is found in 4 of 5
     studies; it is 3.24 where Holm's correction is for three comparisons."""
     reach = norm.isf(LEVEL / 2 / comparisons) + norm.ppf(0.80)
-    return int(np.ceil(row["clusters"] * (reach * row["se"] / size) ** 2))
+    return int(np.ceil(clusters * (reach * se / size) ** 2))
 
 
 def clearness(row):

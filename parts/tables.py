@@ -12,7 +12,6 @@ from pathlib import Path
 
 import numpy as np
 import pandas as pd
-from pandas.api.types import is_numeric_dtype
 
 from parts.files import PRIVATE, UserError, brief, replacing
 
@@ -169,13 +168,10 @@ def write_csv(path, frame, empty=""):
             "label_value" (what was right):
             biasguard audit FILE --y-true COL --y-pred COL --group COL --protected A --reference B
     """
-    frame = pd.DataFrame(frame)
-    for name, cells in frame.items():
-        if not is_numeric_dtype(cells):
-            frame[name] = cells.map(csv_cell)
+    frame = pd.DataFrame(frame).map(csv_cell).rename(columns=csv_cell)
     Path(path).parent.mkdir(parents=True, exist_ok=True)
     with replacing(path, PRIVATE) as file:
-        frame.rename(columns=csv_cell).to_csv(file, index=False, lineterminator="\n", na_rep=empty)
+        frame.to_csv(file, index=False, lineterminator="\n", na_rep=empty)
 
 
 def csv_cell(value):

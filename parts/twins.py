@@ -83,8 +83,10 @@ def load_twins(path, most, people, chat=False):
     if len(rows) < FEWEST:
         raise UserError(f"--twins {path}: {len(rows)} résumés; expected {FEWEST} or more")
     if outside:
-        words = counts_in_words(dict(outside.most_common(3)))
-        print(f"twins      outside slots, where no swap reaches it, the file holds: {words}")
+        print(
+            "twins      outside slots, where no swap reaches it, the file holds: "
+            f"{counts_in_words(dict(outside.most_common(3)))}"
+        )
     return rows
 
 
@@ -118,8 +120,10 @@ def readings(rows, what, people, columns):
             if (read.nunique() == 1).all(axis=None):
                 kept.append((row, texts))
     if len(kept) < len(rows):
-        reason = "a field is missing, or groups read the same text"
-        print(f"twins      {what}: {len(rows) - len(kept)} of {len(rows)} left out: {reason}")
+        print(
+            f"twins      {what}: {len(rows) - len(kept)} of {len(rows)} left out: a field is missing, "
+            "or groups read the same text"
+        )
     return kept
 
 

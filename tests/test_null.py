@@ -173,6 +173,6 @@ def test_the_people_needed_find_a_ratio_of_four_fifths(rate, of_group, groups):
 def test_the_prompts_needed_find_their_effect(rate, prompts):
     """As many prompts as `needed` names find a win rate in 4 of 5 studies."""
     rng, pilot = rng_of(1), mean_share(np.array([1.0, 0.0] * 50))
-    assert needed(pilot, rate - 0.5) == pytest.approx(prompts, rel=0.03)
+    assert needed(pilot["se"], 100, rate - 0.5) == pytest.approx(prompts, rel=0.03)
     found = sum(is_better((rng.random((prompts, 1)) < rate).astype(float)) for _ in range(RUNS))
     assert 0.73 <= found / RUNS <= 0.90

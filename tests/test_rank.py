@@ -76,8 +76,8 @@ def test_what_is_no_profile_gets_no_rank_and_is_listed(ranked, capsys):
     # a profile that the model does not read to its end has no score, and ended the command
     rows += people(g="w " * 100)
     assert ranks() == ([("a", "1", False), *unranked], 2)
-    found, _ = ranks("--min-words", "1")
-    assert [id for id, rank, _ in found if not rank] == ["c", "e", "g"]  # a link, and nothing
+    found, _ = ranks("--min-words", "2")
+    assert [id for id, rank, _ in found if not rank] == ["b", "c", "e", "g"]
     assert "--min-words" in error_of(ranked, people(a="cv.pdf", b=link))
 
 
