@@ -282,10 +282,9 @@ def main(argv=None):
             rates[kind] = {row["group"]: row["rate"]["value"] for row in compared}
             tested += [(what, row) for row in compared if row["group"] != reference]
         group_metrics.append({"groups": name} | metrics(pd.DataFrame(rates)))
-        reason = "by --reference" if reference == args.reference else "the largest group"
         page.limit(
-            f"{name}: the others are compared with {reference}, {reason}; {label.isna().sum():,} rows "
-            "of unknown group are in no comparison."
+            f"{name}: the others are compared with {reference} (by --reference, or the largest group); "
+            f"{label.isna().sum():,} rows of unknown group are in no comparison."
         )
     # (3) the report: what was found, then what is open, then the rest
     tested.sort(key=lambda pair: clearness(pair[1]))

@@ -170,8 +170,9 @@ def compare(args):
     names = report.names_of(args.model, args.name)
     if args.bon and (args.reward_model == "none" or not args.temperature):
         raise UserError("--bon: needs a --reward-model to choose, and a --temperature above 0")
-    read = args.prompts, args.pairs, args.gold.rpartition(":")[0]
-    page = report.Report("Which model is better?", args, read)
+    page = report.Report(
+        "Which model is better?", args, [args.prompts, args.pairs, args.gold.rpartition(":")[0]]
+    )
     rows = contest.load_prompts(args)
     ids = contest.encode_alike(args.model, [row["prompt"] for row in rows], args.max_new_tokens)
     scorers = contest.load_scorers(args, rows)  # {"gold", "reward": (function, its flag)}

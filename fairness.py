@@ -37,12 +37,12 @@ from parts.texts import plain_text, recommendation, risky_questions
 from parts.twins import ANSWER, DECISION, FIELDS, MARGIN, PROFILE
 
 REFERENCES = ["Male", "White"]
-CHANGE = f"change of {DECISION}"
 LIMITS = (
     "Not legal advice. Names are proxies of what a reader may perceive; the bundled names and "
     "résumés are synthetic, US-centric and English.",
     "“Cannot tell” clears nobody, and “none larger” is not zero.",
 )
+CHANGE = f"change of {DECISION}"
 CHOSEN, HARSHER = "were chosen", "got the harsher decision"  # what a vote said of a candidate
 MOST_QUOTES = 20  # of risky questions
 MOST_LINES = 12  # of the chart
@@ -100,12 +100,10 @@ def study_models(args, models, names, people, rows):
     source, effects, before = pick(args.device, "auto"), [], None
 
     def add(folder, what, scores, missing=None, before=None):
-        whose = {"model": names[folder], "what": what}
+        name = names[folder]
         for row in twins.effects(scores, people, args.group, args.reference, before, missing):
-            whose["row"] = (
-                f"{names[folder]}’s {what}, {row['group']} compared with {row['reference']}"
-            )
-            effects.append(whose | row)
+            words = f"{name}’s {what}, {row['group']} compared with {row['reference']}"
+            effects.append({"model": name, "what": what, "row": words} | row)
 
     for folder, flag in models:
         if flag == "--reward-model":
@@ -116,8 +114,9 @@ def study_models(args, models, names, people, rows):
         elif texts[DECISION]:
             tokenizer = common.load_tokenizer(folder, flag)
             policy = common.Policy(common.load_model(folder, *source, flag=flag), source[1])
-            given = texts[DECISION], args.decision_words, f"{folder}, {DECISION}"
-            logps = twins.decision_logps(policy, tokenizer, *given)  # (R, N, W)
+            logps = twins.decision_logps(  # (R, N, W)
+                policy, tokenizer, texts[DECISION], args.decision_words, f"{folder}, {DECISION}"
+            )
             odds, missing = twins.log_odds(logps), twins.undecided(logps)
             if flag == "--before":
                 before, missing_before = odds, missing
@@ -273,8 +272,10 @@ def main(argv=None):
             "nothing to read: give --reward-model, --before and --after, --prefs, or --answers"
         )
     names = names_of([*dict(models)], args.name)
-    read = args.twins, args.people, *args.prefs, *args.answers
-    page = Report("Are people treated differently for who they are?", args, read)
+    page = Report(
+        "Are people treated differently for who they are?", args,
+        [args.twins, args.people, *args.prefs, *args.answers],
+    )  # fmt: skip
     # (1) read people, résumés, votes and answers: a broken row ends it before a model is loaded
     rates, effects, risky, quotes = [], [], [], []
     for path in args.prefs:

@@ -29,8 +29,6 @@ from parts.texts import plain_text
 
 RANK_ORDER = "Which candidate fits this role?"  # first line of the task rank; data/README.md
 FIRST = ["rank", "of", "id", "role", "score"]  # columns of ranked.csv
-TOP = 10  # candidates that are printed
-AUDIT = "--score score --better higher --select 0.3 --within role"  # flags of audit.py
 
 # ---- the arguments ----
 
@@ -149,12 +147,15 @@ def main(argv=None):
     write_csv(out, pd.concat([some, others])[columns])
     print("This is no decision: a score is a reason to read a profile, and not to drop one.")
     print(f"{len(some)} candidates ranked for {some.asked.nunique()} roles. The first of them:")
-    print(some[["rank", "of", "id", "score"]][:TOP].to_string(index=False))
+    print(some[["rank", "of", "id", "score"]][:10].to_string(index=False))
     if len(others):
         reasons = f"fewer than --min-words {args.min_words} words, or longer than the model reads"
         print(f"{len(others)} without a rank (a link, {reasons}): {', '.join(others['id'])}")
     print(f"wrote {out}")
-    print(f"next: python audit.py {shlex.quote(str(out))} {AUDIT} --group COLUMN")
+    print(
+        f"next: python audit.py {shlex.quote(str(out))} --score score --better higher --select 0.3 "
+        "--within role --group COLUMN"
+    )
 
 
 if __name__ == "__main__":

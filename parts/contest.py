@@ -258,9 +258,9 @@ def check_scorer(scorer, prompts, answers):
     long = [(prompt, answer) for prompt, answer in zip(prompts, answers) if len(answer) >= 16]
     copies = [(prompt, copy) for prompt, x in long for copy in ([*x], *spoil(x))]
     scores = in_batches(scorer, copies, scorer.model.device, 2048)
-    which = np.arange(len(long)).repeat(3)
-    rows = check_judge(scores, which, [x for _, x in copies], [True, False, True] * len(long))
-    return rows[:2]  # copies say nothing of length
+    finished, which = [True, False, True] * len(long), np.arange(len(long)).repeat(3)
+    # copies say nothing of length
+    return check_judge(scores, which, [copy for _, copy in copies], finished)[:2]
 
 
 def sentences(rows):

@@ -99,8 +99,8 @@ def efficiency(runs):
     goal = GOAL * every.gain[is_clear].max()  # NaN, and not reached, if none is
     for name, run in runs.items():
         for point in run["curve"][run["curve"].gain >= goal][:1].to_dict("records"):
-            until = f"a gain of {goal:.2f}, step {point['step']:.0f}"
-            rows.append({"model": name, "until": until} | {cost: point[cost] for cost in COSTS})
+            reached = {"model": name, "until": f"a gain of {goal:.2f}, step {point['step']:.0f}"}
+            rows.append(reached | {cost: point[cost] for cost in COSTS})
         rows.append({"model": name, "until": "its end"} | run["total"])
     return rows
 

@@ -29,7 +29,7 @@ from parts.files import PRIVATE, UserError, parse_json, replacing, write_json
 TEMPLATES = Path(__file__).resolve().parent / "templates"  # measure.html and .txt, charts.mplstyle
 COLUMNS = parse_json((TEMPLATES / "columns.json").read_text("utf-8"))  # {key: [header, format]}
 N_COLOURS = 8  # --f0 … --f7 of measure.html
-INK, SOFT, RULE = "#0000e0", "#0000e1", "#0000e2"  # --e0, --e1, --e2 of it; so in charts.mplstyle
+INK, SOFT = "#0000e0", "#0000e1"  # --e0, --e1 of it; so in charts.mplstyle
 WIDTH = 5.0  # inches of a chart, 360 points: readable on a phone without scrolling
 warnings.filterwarnings("ignore", "Glyph")  # the browser has letters that matplotlib lacks
 matplotlib.style.use(TEMPLATES / "charts.mplstyle")
@@ -91,7 +91,7 @@ class Report:
     def chart(self, caption, height=2.6, x="", y=""):
         """matplotlib axes to draw on, in the page's style; the caption says what is to be seen.
 
-        Colours are `report.colour(name)`, INK, SOFT and RULE of this module, and no others.
+        Colours are `report.colour(name)`, INK and SOFT of this module, and no others.
         """
         figure = Figure(figsize=(WIDTH, height), layout="constrained")
         self.charts.append((caption, figure))

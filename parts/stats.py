@@ -82,11 +82,13 @@ def regress(y, x=None, clusters=None, within=None):
 
 def estimate(value, se, n, clusters):
     """value ± t·se, and p against 0; without a standard error neither."""
-    row = {"value": value, "se": se, "low": None, "high": None, "p": None}
+    low = high = p = None
     if se is not None:
-        row["low"], row["high"] = t.interval(1 - LEVEL, clusters - 1, value, se)
-        row["p"] = 2 * t.sf(abs(value) / se, clusters - 1)
-    return row | {"n": n, "clusters": clusters}
+        low, high = t.interval(1 - LEVEL, clusters - 1, value, se)
+        p = 2 * t.sf(abs(value) / se, clusters - 1)
+    return {
+        "value": value, "se": se, "low": low, "high": high, "p": p, "n": n, "clusters": clusters
+    }  # fmt: skip
 
 
 def mean(values, clusters=None):
@@ -162,8 +164,8 @@ def verdict(row, least, most):
         return UNMEASURED
     if p < LEVEL:
         return FOUND
-    ends = [row.get("low"), row.get("high")]
-    return NONE if None not in ends and least <= ends[0] and ends[1] <= most else OPEN
+    low, high = row.get("low"), row.get("high")
+    return NONE if None not in (low, high) and least <= low and high <= most else OPEN
 
 
 def needed(se, clusters, size, comparisons=1):

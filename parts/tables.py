@@ -46,7 +46,7 @@ def read_csv(path, needed=(), flag="table"):
         ) from None
     rows.pop(1, None)
     header = [" ".join(name.split()) for name in heads[mark]]
-    needed = [name for name in dict.fromkeys(needed) if name]
+    needed = [*dict.fromkeys(filter(None, needed))]
     if wrong := [name for name in needed if header.count(name) != 1]:
         raise UserError(
             f"{flag} {path}: expected one column {wrong[0]!r}; there is "
