@@ -283,7 +283,8 @@ def main(argv=None):
             tested += [(what, row) for row in compared if row["group"] != reference]
         group_metrics.append({"groups": name} | metrics(pd.DataFrame(rates)))
         page.limit(
-            f"{name}: the others are compared with {reference} (by --reference, or the largest group); "
+            f"{name}: the others are compared with {reference}, "
+            f"{'by --reference' if reference == args.reference else 'the largest group'}; "
             f"{label.isna().sum():,} rows of unknown group are in no comparison."
         )
     # (3) the report: what was found, then what is open, then the rest

@@ -122,11 +122,11 @@ def compare_answers(answers, score):
 
 def parse_args(argv=None):
     parser = files.parser("evaluate.py command [flags]", __doc__.splitlines()[0])
-    parser.epilog, form = "flags: python evaluate.py compare --help", parser.formatter_class
+    parser.epilog = "flags: python evaluate.py compare --help"
     commands, adders = parser.add_subparsers(dest="command", metavar="command", required=True), {}
     for name, (function, out) in COMMANDS.items():
         text = function.__doc__.splitlines()[0]
-        command = commands.add_parser(name, help=text, formatter_class=form)
+        command = commands.add_parser(name, help=text, formatter_class=parser.formatter_class)
         adders[name] = command.add_argument
         report.add_flags(command, out)
     whole, some = number(int, at_least=0), number(int, at_least=1)
