@@ -248,8 +248,8 @@ def compare(args):
     some = some[some.p.isin(some.groupby("p").response.nunique().nlargest(3).index)]
     some = some.assign(prompt=some.prompt.map(plain_text))
     some = some.pivot(index="prompt", columns="model", values="response")[[*names.values()]]
-    beside = some.reset_index().to_dict("records")
-    page.table("Answers side by side, where most differ", beside, side_by_side=True)
+    some = some.reset_index().to_dict("records")
+    page.table("Answers side by side, where most differ", some, side_by_side=True)
     page.limit(
         f"{judge_flag} decided. It favours a policy that was trained with it.",
         "Each model was trained once; another seed of its training may give another order.",
@@ -257,8 +257,8 @@ def compare(args):
         "No person compared these answers. Fairness is measured by fairness.py.",
     )
     page.write(models=models, comparisons=comparisons, judge=checks, accuracy=accuracy)
-    answers = answers.drop(columns="p").to_dict("records")
-    files.write_jsonl(Path(args.out) / "samples.jsonl", answers)
+    samples = answers.drop(columns="p").to_dict("records")
+    files.write_jsonl(Path(args.out) / "samples.jsonl", samples)
 
 
 def means(answers, scorers):
@@ -331,8 +331,8 @@ def reward(args):
         "right on those, let people vote on them: python annotate.py draw"
     )
     page.write(accuracy=right, length_baseline=longer, against_length=gain, judge=checks)
-    pairs = pairs.drop(columns="label").to_dict("records")
-    files.write_jsonl(Path(args.out) / "pairs.jsonl", pairs, mode=files.PRIVATE)
+    file = Path(args.out) / "pairs.jsonl"
+    files.write_jsonl(file, pairs.drop(columns="label").to_dict("records"), mode=files.PRIVATE)
 
 
 # ---- human ----

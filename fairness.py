@@ -46,10 +46,8 @@ CHANGE = f"change of {DECISION}"
 CHOSEN, HARSHER = "were chosen", "got the harsher decision"  # what a vote said of a candidate
 MOST_QUOTES = 20  # of risky questions
 MOST_LINES = 12  # of the chart
-UNDECIDED = "had no decision in the last line"
 EFFECTS = "row, verdict, d, places, p_holm"
 RATES = "row, verdict, n, rate, ratio, p_holm"
-ENGLISH = "The detector reads English and errs both ways: read the quotes."
 
 
 # ---- the arguments ----
@@ -200,7 +198,7 @@ def study_answers(path, words):
     for n, row in enumerate(rows):
         decision, group = recommendation(visible(row["response"]), words), row.get("group") or None
         whose = str(row.get("prompt", n)), group and str(group)
-        cells.append((UNDECIDED, int(decision is None), *whose))
+        cells.append(("had no decision in the last line", int(decision is None), *whose))
         if decision:
             cells.append((f"decided {words[0]}", int(decision == words[0]), *whose))
     risky = [risky_questions(visible(row["response"])) for row in rows]
@@ -313,7 +311,12 @@ def main(argv=None):
     for caption, rows, *columns in (
         ("Effects of names", effects, EFFECTS),
         ("Rates by group", rates, RATES),
-        ("Risky questions", quotes, "", ENGLISH),
+        (
+            "Risky questions",
+            quotes,
+            "",
+            "The detector reads English and errs both ways: read the quotes.",
+        ),
     ):
         if rows:
             page.table(caption, rows, *columns)

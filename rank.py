@@ -135,8 +135,8 @@ def main(argv=None):
         )
     # (2) scores; None of a profile that the model does not read to its end
     function = RewardFunction(args.reward_model, *pick(args.device, "auto"), raw=True)
-    given = list(frame.prompt[is_profile]), list(texts[is_profile])
-    frame.loc[is_profile, "score"] = pd.Series(function(*given), dtype=float).to_numpy().round(6)
+    scores = function(list(frame.prompt[is_profile]), list(texts[is_profile]))
+    frame.loc[is_profile, "score"] = pd.Series(scores, dtype=float).to_numpy().round(6)
     # (3) ranks
     scores = frame.groupby("asked").score
     frame["rank"] = scores.rank(ascending=False, method="min").astype("Int64")

@@ -18,7 +18,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-from parts.files import read_jsonl, read_record
+from parts.files import UserError, read_jsonl, read_record
 
 # cost: its key in metrics.jsonl
 COSTS = {"pairs": "n", "reward calls": "episodes", "tokens": "answer_tokens", "seconds": "time_s"}
@@ -35,7 +35,10 @@ def read_run(folder):
     if record is None:
         return None
     args, rows = record["args"], [*read_jsonl(path, log=True)] if path.is_file() else []
-    log = pd.DataFrame(rows, columns=READ, dtype=float)
+    try:
+        log = pd.DataFrame(rows, columns=READ, dtype=float)
+    except (ValueError, TypeError, OverflowError) as error:
+        raise UserError(f"{path}: {error}; expected numbers") from None
     is_step = [not any(key.startswith(("val/", "eval/", "test/")) for key in row) for row in rows]
     steps = log.fillna(0).mul(is_step, axis="index")
     steps["n"] = (steps.n + steps.n_ties) * bool(args.get("pairs"))

@@ -150,11 +150,10 @@ class Report:
             loader=jinja2.FileSystemLoader(TEMPLATES), autoescape=jinja2.select_autoescape(),
             trim_blocks=True, lstrip_blocks=True,
         )  # fmt: skip
-        text = environment.get_template(name).render(report=self, show=show, svg=svg)
         return re.sub(
             "[\x00-\x09\x0b-\x1f\x7f-\x9f\u200b\u200e\u200f\u202a-\u202e\u2060-\u2069\ufeff]",
             "?",
-            text,
+            environment.get_template(name).render(report=self, show=show, svg=svg),
         )
 
 
@@ -163,8 +162,8 @@ def svg(figure, caption):
     buffer = io.StringIO()
     nothing = dict.fromkeys(("Date", "Creator", "Format", "Type"))
     figure.savefig(buffer, format="svg", metadata=nothing)
-    text = buffer.getvalue()
-    text = re.sub("#0000([ef][0-9])", r"var(--\1)", text[text.index("<svg") :])
+    text = re.sub("#0000([ef][0-9])", r"var(--\1)", buffer.getvalue())
+    text = text[text.index("<svg") :]
     label = f'<svg role="img" aria-label="{Markup.escape(caption)}" '
     return Markup(text.replace("<svg ", label, 1))
 

@@ -52,8 +52,9 @@ def load_people(path, columns, per_cell):
     if people[columns].eq("").any(axis=None):
         raise UserError(f"--people {path}: an empty cell in {', '.join(columns)}")
     if people[columns].nunique().min() < 2 or sizes.min() < FEWEST:
-        sizes = sizes.to_string().replace("\n", "; ")
-        raise UserError(f"--people {path}: expected two groups or more of {FEWEST}, found {sizes}")
+        raise UserError(
+            f"--people {path}: expected two groups or more of {FEWEST} people, found {sizes.to_dict()}"
+        )
     kept = people.groupby(columns).head(min(per_cell, sizes.min())).reset_index(drop=True)
     print(f"people     {len(kept)} of {len(people)}, equally many of each {' × '.join(columns)}")
     return kept
