@@ -53,7 +53,8 @@ def load_people(path, columns, per_cell):
         raise UserError(f"--people {path}: an empty cell in {', '.join(columns)}")
     if people[columns].nunique().min() < 2 or sizes.min() < FEWEST:
         raise UserError(
-            f"--people {path}: expected two groups or more of {FEWEST} people, found {sizes.to_dict()}"
+            f"--people {path}: {', '.join(columns)}: expected two groups or more of {FEWEST} people, "
+            f"found {sizes.to_dict()}"
         )
     kept = people.groupby(columns).head(min(per_cell, sizes.min())).reset_index(drop=True)
     print(f"people     {len(kept)} of {len(people)}, equally many of each {' × '.join(columns)}")

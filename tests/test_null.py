@@ -142,7 +142,7 @@ def test_people_whose_rows_are_very_unequal():
 def test_false_verdicts_on_groups_are_seldom(kind, runs, ratio, verdict, share):
     """A difference that is not there, or none larger than one that is. kind: groups, people of the
     largest, most rows of a person, roles, rate."""
-    tables = (compare(decisions(rng_of(i), *kind, ratio), 0) for i in range(runs))
+    tables = (compare(decisions(rng_of(i), *kind, ratio), [0]) for i in range(runs))
     found = sum(any(row["verdict"] == verdict for row in table) for table in tables)
     assert found <= most(runs, share)
 
@@ -161,7 +161,7 @@ def test_the_people_needed_find_a_ratio_of_four_fifths(rate, of_group, groups):
         rates = rate * np.where(group == 1, 0.8, 1.0)
         hit = (np.concatenate([*map(draws, sizes)]) < rates).astype(int)
         frame = pd.DataFrame({"group": group, "hit": hit, "role": "", "person": range(len(hit))})
-        return next(row for row in compare(frame, 0) if row["group"] == 1)
+        return next(row for row in compare(frame, [0]) if row["group"] == 1)
 
     small = audited(50, lambda size: (np.arange(size) + 0.5) / size)  # at the very rates
     n = round(small["needed"] / (1 + of_group))
