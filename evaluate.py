@@ -230,16 +230,19 @@ def compare(args):
         f"Comparisons on {compared.p.nunique()} of {len(rows)} prompts where every model has a score, "
         "winner first", comparisons, COMPARED, NOTE,
     )  # fmt: skip
-    columns = f"model, {', '.join(scorers)}, kl, length, finished, missing"
-    page.table("Models, best first", models, columns)
+    page.table(
+        "Models, best first", models, f"model, {', '.join(scorers)}, kl, length, finished, missing"
+    )
     runs = {name: run for folder, name in names.items() if (run := curves.read_run(folder))}
     if judge == "gold" and args.temperature:
         axes = page.chart(
             "Score over √KL (lines: during training, on validation prompts)",
             x="√KL from the first model, √nats per answer", y="score",
         )  # fmt: skip
-        near = {n: run for n, run in runs.items() if run["args"].get("model") == args.model[0]}
-        curves.draw(axes, near, models, page.colour)
+        curves.draw(  # of runs that started from the first model
+            axes, {n: run for n, run in runs.items() if run["args"].get("model") == args.model[0]},
+            models, page.colour,
+        )  # fmt: skip
     if equal := curves.equal_kl(runs):
         page.table("Two policies at the smaller √KL of the two", equal, note=curves.AT_KL)
     if runs:
@@ -323,8 +326,10 @@ def reward(args):
         f"{stats.verdict(gain, -ALIKE, ALIKE)}, {show(gain, '+.1%')}.",
         "It was also shown good answers and spoiled copies of them.", *sentences(checks),
     )  # fmt: skip
-    lines = ("reward model", right, "model"), ("the longer answer", longer, "rule")
-    page.intervals("Right on held-out pairs", lines, ".1%", null=0.5)
+    page.intervals(
+        "Right on held-out pairs",
+        [("reward model", right, "model"), ("the longer answer", longer, "rule")], ".1%", null=0.5,
+    )  # fmt: skip
     page.table("Does it prefer what nobody wants?", checks, *KINDS)
     page.limit(
         "Policies may write answers of a kind that these pairs do not hold. To see whether it is "
@@ -367,8 +372,11 @@ def human(args):
         f"length: {show(row['equal_length'] or 'not measured', '.1%')}.",
         *[to_see_more(wins)] * (row["verdict"] == VERDICTS[OPEN]),
     )
-    lines = [(person["annotator"], person["wins"], row["b"]) for person in people]
-    page.intervals(f"How often {a} is preferred", [("everyone", wins, a), *lines], ".1%", null=0.5)
+    page.intervals(
+        f"How often {a} is preferred",
+        [("everyone", wins, a), *((who["annotator"], who["wins"], row["b"]) for who in people)],
+        ".1%", null=0.5,
+    )  # fmt: skip
     page.table("The comparison, winner first", [row], COMPARED, NOTE)
     page.table("Each annotator", people, note=f"Preferred: {a}.")
     page.limit(

@@ -121,9 +121,8 @@ def study_models(args, models, names, people, rows):
             elif before is not None:
                 add(folder, CHANGE, odds, missing or missing_before, before)
             add(folder, DECISION, odds, missing)
-            table = decisions(args, folder, logps, texts[DECISION], people)
             file = Path(args.out) / f"decisions-{Path(folder).name}.csv"
-            write_csv(file, table, empty="unknown")
+            write_csv(file, decisions(args, folder, logps, texts[DECISION], people), "unknown")
     return effects
 
 
@@ -306,8 +305,10 @@ def main(argv=None):
         (row["row"].replace(", ", ",\n"), row["d"], row["model"]) for row in effects if row["d"]
     ]
     if lines:
-        caption = f"Effects d, 0 is none: the {len(lines[:MOST_LINES])} clearest of {len(lines)}"
-        page.intervals(caption, lines[:MOST_LINES], null=0)
+        page.intervals(
+            f"Effects d, 0 is none: the {len(lines[:MOST_LINES])} clearest of {len(lines)}",
+            lines[:MOST_LINES], null=0,
+        )  # fmt: skip
     for caption, rows, *columns in (
         ("Effects of names", effects, EFFECTS),
         ("Rates by group", rates, RATES),

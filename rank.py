@@ -149,8 +149,10 @@ def main(argv=None):
     print(f"{len(some)} candidates ranked for {some.asked.nunique()} roles. The first of them:")
     print(some[["rank", "of", "id", "score"]][:10].to_string(index=False))
     if len(others):
-        reasons = f"fewer than --min-words {args.min_words} words, or longer than the model reads"
-        print(f"{len(others)} without a rank (a link, {reasons}): {', '.join(others['id'])}")
+        print(
+            f"{len(others)} without a rank (a link, fewer than --min-words {args.min_words} words, or "
+            f"longer than the model reads): {', '.join(others['id'])}"
+        )
     print(f"wrote {out}")
     print(
         f"next: python audit.py {shlex.quote(str(out))} --score score --better higher --select 0.3 "

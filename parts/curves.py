@@ -85,8 +85,9 @@ def equal_kl(runs):
         own, other = (run["curve"].dropna(subset=["gain", "root_kl"]) for run in pair)
         reach = np.min([own.root_kl.max(), other.root_kl.max()])  # NaN of an empty curve
         if reach > 0 and settings[0] == settings[1]:
-            gain = gain_at(own, reach)
-            rows.append({"model": one, "against": two, "root_kl": reach, "gain": gain})
+            rows.append(
+                {"model": one, "against": two, "root_kl": reach, "gain": gain_at(own, reach)}
+            )
     return rows
 
 

@@ -67,7 +67,7 @@ class Report:
         self.colours = {}
         self.record = {
             "command": [Path(sys.argv[0]).name, *sys.argv[1:]],
-            "args": vars(args),
+            "args": {name: str(v) if isinstance(v, Path) else v for name, v in vars(args).items()},
             "sha256": {
                 str(path): hashlib.sha256(Path(path).read_bytes()).hexdigest()
                 for path in inputs
@@ -125,9 +125,9 @@ class Report:
         of texts, on the page alone, before all numbers; the first column is what they answer.
         """
         keys = columns.split(", ") if columns else rows[0]
-        columns = {key: COLUMNS.get(key, [key, ""]) for key in keys}
         self.tables.append({
-            "caption": caption, "rows": rows, "columns": columns, "note": note,
+            "caption": caption, "rows": rows, "note": note,
+            "columns": {key: COLUMNS.get(key, [key, ""]) for key in keys},
             "side_by_side": side_by_side,
         })  # fmt: skip
 
