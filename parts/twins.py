@@ -10,12 +10,13 @@ Axes         R résumés, N people
 Reference    Bertrand & Mullainathan 2004; Gaebler et al. 2024; Cohen 1988 (d)
 """
 
+import math
 import re
+import time
 from collections import Counter
 from statistics import NormalDist
 
 import numpy as np
-from tqdm import tqdm
 
 from parts.files import UserError, counts_in_words, read_jsonl
 from parts.messages import as_chat, check_text
@@ -132,9 +133,21 @@ def readings(rows, what, people, columns):
 # ---- what a model makes of them ----
 
 
+def timed(rows, name):
+    """The rows, with a bar; after the first of them a line says how long all will take."""
+    from parts.parallel import progress, say
+
+    start = time.perf_counter()
+    for n, row in enumerate(progress(rows, name)):
+        yield row
+        if n == 0:
+            minutes = math.ceil((time.perf_counter() - start) * len(rows) / 60)
+            say(f"time       {name}: about {minutes} min")
+
+
 def reward_matrix(score, texts, name):
     """(R, N) scores of a reward model, score(prompts, answers); texts: of `readings`."""
-    matrix = [score(*zip(*row)) for _, row in tqdm(texts, name)]
+    matrix = [score(*zip(*row)) for _, row in timed(texts, name)]
     if any(None in row for row in matrix):
         raise UserError(f"{name}: the reward model does not read a résumé to its end; shorten it")
     return np.array(matrix)
@@ -147,7 +160,7 @@ def decision_logps(policy, tokenizer, texts, words, name):
     from parts.reward_models import in_batches
 
     logps, most = [], common.max_positions(policy.model.config)
-    for row, twins in tqdm(texts, name):
+    for row, twins in timed(texts, name):
         prefix, firsts = decision_ids(tokenizer, row["prefix"], words)
 
         def forward(ids, mask, _, firsts=firsts):
