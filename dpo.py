@@ -8,10 +8,12 @@ Algorithm    (1) read pairs; render the prompt; mark the answer tokens
              (3) policy: log-probs of both answers
              (4) loss and implicit rewards
              (5) update: backward, clip the gradient, step
-             (6) every --eval-every steps: held-out loss and accuracy, sample answers and their score
+             (6) every --eval-every steps: held-out loss (without c·NLL) and accuracy, sample
+                 answers and their score
 Conventions  answer log-probs are sums over tokens, end token included (three losses take means);
-             the loss is the mean over pairs; reward = β·log(π/π_ref), of sums in every loss; the
-             prompt is masked, and computed once for both answers where the model allows it exactly
+             the loss is the mean over pairs; reward = β·log(π/π_ref), of sums in every loss, so
+             its accuracy may differ from a loss of means; the prompt is masked, and computed once
+             for both answers where the model allows it exactly
 Left out     1. a moving reference, because the implicit reward would change its meaning each step
              2. packing, because the answers of a pair already share their prompt
              3. KTO, which needs single answers with a thumb up or down: another loss, other data
@@ -133,6 +135,7 @@ def parse_args(argv=None):
 def pair_logps(policy, pairs, part):
     """(2, b): log π of the chosen and the rejected answers of the pairs numbered `part`, summed over
     their tokens."""
+    # log-probs and entropies; those of column t are of token t
     logps, _ = policy(*pairs.batch(part, policy.model.device), shared=pairs.shared)  # (2b, T)
     return logps.sum(1).view(2, -1)  # 0 outside answers; all chosen rows come first
 
@@ -198,8 +201,8 @@ def main(argv=None):
     answers = Answers(run, tokenizer, config, pairs.rows[:2], trained)  # two rows without --prompts
 
     # the policy; before step one it is its own reference, and gives the log-probs of all pairs
-    # `reference` serves val/kl only, of answers to --prompts; the loss reads run.state["reference"],
-    # which is computed once and kept in checkpoints
+    # `reference` (with LoRA the policy, its adapter off) serves val/kl only, of answers to --prompts;
+    # the loss reads run.state["reference"], which is computed once and kept in checkpoints
     policy, reference = load_policy(run, reference=args.prompts)
     # is each prompt computed once for both answers? The longest pair tells it
     longest = pairs.share_prompts(policy)

@@ -174,7 +174,7 @@ def compare(args):
         "Which model is better?", args, [args.prompts, args.pairs, args.gold.rpartition(":")[0]]
     )
     rows = contest.load_prompts(args)
-    ids = contest.encode_alike(args.model, [row["prompt"] for row in rows], args.max_new_tokens)
+    ids = contest.encode_alike(args.model, rows, args.max_new_tokens)
     scorers = contest.load_scorers(args, rows)  # {"gold", "reward": (function, its flag)}
     judge, (_, judge_flag) = next(iter(scorers.items()))
     # (2) answers and their KL
@@ -318,7 +318,7 @@ def reward(args):
     right, longer = (stats.mean_share(pairs[key], pairs.label) for key in ("right", "longer"))
     gain = stats.mean(pairs.right - pairs.longer, pairs.label)
     some = pairs[:200]  # more would tell no more
-    ids = function.encode(some.prompt, some.chosen, function.max_length)
+    ids = function.encode(some.prompt, some.chosen, some.to_dict("records"))
     checks = check_scorer(function.scorer, *zip(*ids))
     page.answer(
         f"The reward model is right on {show(right, '.1%')} of {len(pairs)} held-out pairs.",

@@ -2,8 +2,9 @@
 compared with the other answers to its prompt.
 
 Objective    maximise E[reward] − β·KL(π‖π_ref), β 0 by default; the reward is by default the
-             graded share of a rubric. Loss: −Σ min(A·ρ, A·clip(ρ, .8, 1.28)) / tokens of the
-             optimiser step, those of answers with A = 0 included; ρ = π/π_old
+             graded share of a rubric (`rubric_score` in parts/rubrics.py).
+             Loss: −Σ min(A·ρ, A·clip(ρ, .8, 1.28)) / tokens of the optimiser step, those of answers
+             with A = 0 included; ρ = π/π_old
 Algorithm    (1) rollout: G answers to each of P prompts, log-probs kept
              (2) grade: programs and the judge decide each criterion; one reward per answer
                  (`Graders` in parts/grpo.py)
@@ -11,7 +12,7 @@ Algorithm    (1) rollout: G answers to each of P prompts, log-probs kept
              (4) update: policy gradient (parts/grpo.py). The groups are dealt out to --num-substeps
                  optimiser steps, each is used once; with one step ρ is 1 and nothing is clipped
              (5) every --eval-every steps: answers to held-out prompts; the alarms of watch.py. The
-                 weights that validate best are saved
+                 weights that validate best (val/gold, else val/score) are saved
 Conventions  an action is an answer token, end token included; answer g of prompt p stands at
              p·G + g; a reward is None (NaN in arrays) where a grader failed, never 0, and such an
              answer is in no mean and no gradient; only the text after a closed </think> is graded.
@@ -135,7 +136,7 @@ def reward_weights(args):
 
 def load_data(args, tokenizer):
     """(training, validation, test rows): by the file's own split, else shuffled by --data-seed and
-    cut. Held-out rows whose prompt is also trained on are left out, counted. A row is
+    cut. Rows whose prompt is in a part before theirs are left out, counted. A row is
 
     {"prompt": as the policy reads it, text or messages, "ids": its tokens, of a long one the end,
     "group": rows that stay on one side of the split, "rubric": a `rubrics.Row`}
@@ -156,10 +157,12 @@ def load_data(args, tokenizer):
         raise UserError(f"--train-ratio: {args.data} has a split of its own")
     else:
         train, *held_out = ([r for r in rows if r["rubric"].split == name] for name in SPLITS)
-    val, test = (rollouts.without(part, train) for part in held_out)
+    val, test = held_out
+    val = rollouts.without(val, train)
+    test = rollouts.without(test, train + val)  # validation chooses the weights
     left_out = sum(map(len, held_out)) - len(val) - len(test)
     print(f"rows       training {len(train)}, validation {len(val)}, "
-          f"test {len(test)}; left out, for they are trained on: {left_out}")  # fmt: skip
+          f"test {len(test)}; left out, for their prompts are in another part: {left_out}")  # fmt: skip
     if not train:
         raise UserError(f"--data {args.data}: no row to train on")
     if "checks" in args.reward and not all(map(grpo.has_checks, train)):
@@ -171,7 +174,8 @@ def load_data(args, tokenizer):
                 raise UserError(f"--system: {place} is text, which is continued; add --chat")
             row["prompt"] = [{"role": "system", "content": args.system}, *row["prompt"]]
         try:
-            row["ids"] = encode_prompt(tokenizer, row["prompt"], room)
+            tools = row["rubric"].raw.get("tools")
+            row["ids"] = encode_prompt(tokenizer, row["prompt"], room, tools)
         except Refused as error:
             raise UserError(f"--data {place}: {error}") from None
     return train, val, test
@@ -216,8 +220,8 @@ def answer(run, draw, graders, rows, n, names, temperature, seed):
 
 def mean_row(key, scores):
     """{key: mean, key_low and key_high: `share_interval`} of shares of rubrics, one of each prompt;
-    None is in no mean. A prompt is worth p(1 − p)/variance studies, where one of the prompts counts
-    with the largest variance there is: p(1 − p).
+    None is in no mean. The interval counts each prompt p(1 − p)/variance times, by how much less its
+    share varies than a yes or no would; one prompt more, of variance p(1 − p), keeps that finite.
 
     >>> [round(x, 2) for x in mean_row("val/score", [0.4, 0.6, None] * 20).values()]
     [0.5, 0.46, 0.54]

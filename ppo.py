@@ -2,7 +2,7 @@
 
 Objective    maximise E[(score − mean)/deviation] − β·KL(π‖π_ref) − penalty·P(cut)
 Algorithm    (1) rollout: one answer to each prompt, its log-probs under policy and reference
-             (2) score: the reward model, or a function, reads the whole answer
+             (2) score: the reward model, or a function, reads the answer behind </think>
              (3) values: what the critic expects before each token
              (4) rewards: −β·k1 at every token; the standardised score at the last one, less
                  --end-penalty if the answer was cut
@@ -25,7 +25,7 @@ Left out     1. rewards before the end of an answer, because preferences judge w
 Not as       VALUE_COEF is 0.1 of ½(V − R)², (the paper: 1 of (V − R)²): with --critic shared the
 the paper    trunk gets both gradients, and scores are noisy; a separate critic is
              clipped alone, and Adam divides its gradient by its size, which undoes the factor.
-             The critic starts at the mean score, not at 0
+             The critic starts at the mean return of the start, not at 0
 Run          python ppo.py --reward-model runs/reward
              python ppo.py --prompts my.jsonl --reward-fn my.py:score --critic shared --lora-rank 16
              torchrun --nproc-per-node 8 ppo.py --fsdp --reward-model runs/reward
@@ -283,7 +283,7 @@ def rollout(args, run, models, rows, seed):
     # (1) rollout: one answer to each prompt. log π_old is the sampler's; in half precision, and of
     # servers, a forward computes it again
     b = models.draw(run, rows, seed)
-    # (2) score: the reward model, or a function, reads the whole answer
+    # (2) score: the reward model, or a function, reads the answer behind </think>
     flag, texts = reward_flag(args), b.pop("texts")
     scores = score_answers(models.reward, flag, rows, texts)
     kept = [i for i, score in enumerate(scores) if score is not None]
@@ -386,7 +386,7 @@ def main(argv=None):
 
     for step in run.steps():
         # (1) rollout: one answer to each prompt, its log-probs under policy and reference
-        # (2) score: the reward model, or a function, reads the whole answer
+        # (2) score: the reward model, or a function, reads the answer behind </think>
         # (3) values: what the critic expects before each token
         rows, epoch = rollouts.prompts_of_step(train, args.rollouts, args.seed, step)
         seed = args.seed * 10**6 + step  # no two alike

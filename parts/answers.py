@@ -152,7 +152,9 @@ class Answers:
                 print(f"prompts    {n} of {len(rows)} prompts are also trained on, and left out")
             self.rows = some_prompts(unseen, MOST_PROMPTS)
         room = prompt_room(args, config)
-        self.ids = [encode_prompt(tokenizer, row["prompt"], room) for row in self.rows]
+        self.ids = [
+            encode_prompt(tokenizer, row["prompt"], room, row.get("tools")) for row in self.rows
+        ]
 
     def __call__(self, policy, reference=None):
         """(metrics, two samples), of answers at --eval-temperature. reference: of val/kl, the

@@ -4,7 +4,7 @@ Answers   a frame with a row per answer: model, p (number of its prompt), task, 
           response_ids, length (tokens, end token included), finished, kl (nats from the first
           model; none of greedy answers), and a column per score
 To use    rows = load_prompts(args)
-          ids = encode_alike(folders, [row["prompt"] for row in rows], max_new_tokens)
+          ids = encode_alike(folders, rows, max_new_tokens)
           answers = answer_all(args, names, rows, ids)
           function, flag = load_scorers(args, rows)["gold"]
           answers["gold"] = score(function, flag, answers, rows)
@@ -54,7 +54,7 @@ def load_prompts(args):
     return rows
 
 
-def encode_alike(folders, prompts, max_new_tokens):
+def encode_alike(folders, rows, max_new_tokens):
     """Token ids of each prompt. UserError unless all models read them alike; a prompt that leaves
     no room for an answer loses its beginning, which is said."""
     room = min(common.max_positions(common.load_config(name)) for name in folders) - max_new_tokens
@@ -63,7 +63,9 @@ def encode_alike(folders, prompts, max_new_tokens):
     first = None
     for folder in folders:
         tokenizer = common.load_tokenizer(folder)
-        ids = [common.encode_prompt(tokenizer, prompt, room) for prompt in prompts]
+        ids = [
+            common.encode_prompt(tokenizer, row["prompt"], room, row.get("tools")) for row in rows
+        ]
         first = first or ids
         if ids != first:
             raise UserError(
@@ -72,9 +74,7 @@ def encode_alike(folders, prompts, max_new_tokens):
                 f"{folders[0]} --model-b {folder}"
             )
     if cut := sum(len(row) == room for row in ids):
-        print(
-            f"{cut} of {len(prompts)} prompts are cut to their last {room} tokens, or just as long"
-        )
+        print(f"{cut} of {len(rows)} prompts are cut to their last {room} tokens, or just as long")
     return ids
 
 
@@ -161,7 +161,7 @@ def judge_pairs(path, function):
     read to their end: its columns; reward_ and length_ of both sides; right and longer (has the
     chosen answer more of it? 1, ½ or 0); and the label of the prompt.
 
-    function   (prompts, answers) → scores
+    function   (prompts, answers, rows) → scores
     """
     import pandas as pd
 
@@ -172,10 +172,11 @@ def judge_pairs(path, function):
     ]
     if not rows:
         raise UserError(f"--pairs {path}: no pair with a better answer")
-    pairs = pd.DataFrame(rows)
+    pairs = pd.DataFrame(rows, dtype=object)
+    pairs = pairs.where(pairs.notna(), None)
     pairs["label"] = pairs.prompt.map(plain_text)
     for side in ("chosen", "rejected"):
-        scores = function(list(pairs.prompt), list(pairs[side]))
+        scores = function(list(pairs.prompt), list(pairs[side]), rows)
         pairs[f"reward_{side}"] = pd.Series(scores, dtype=float).round(9)
         pairs[f"length_{side}"] = pairs[side].map(plain_text).str.len()
     for name, key in (("right", "reward"), ("longer", "length")):

@@ -108,7 +108,7 @@ class RewardFunction:
         self.told = False
 
     def __call__(self, prompts, answers, rows=None):
-        read, ends = self.encode(prompts, answers, self.max_length), end_ids(self.tokenizer)
+        read, ends = self.encode(prompts, answers, rows), end_ids(self.tokenizer)
         scores = in_batches(self.scorer, read, self.scorer.model.device, self.micro_tokens)
         cut = sum(len(p) + len(a) >= self.max_length for p, a in read)
         if cut and not self.told:
@@ -119,14 +119,15 @@ class RewardFunction:
         # an answer that was not cut ends in an end id
         return [x if answer[-1] in ends else None for x, (_, answer) in zip(scores, read)]
 
-    def encode(self, prompts, answers, max_length):
-        """[(prompt ids, answer ids)]"""
-        encoded = []
-        for prompt, answer in zip(prompts, answers, strict=True):
+    def encode(self, prompts, answers, rows=None):
+        """[(prompt ids, answer ids)]; rows: of {"tools": …}, which the template may write."""
+        encoded, rows = [], rows or [{}] * len(prompts)
+        for prompt, answer, given in zip(prompts, answers, rows, strict=True):
             row = {"prompt": prompt, "answer": answer}
             if self.chat or not isinstance(prompt, str):
                 as_chat(row, "prompt", "answer")
-            encoded.append(encode_pair(self.tokenizer, *row.values(), max_length=max_length))
+            given = {"max_length": self.max_length, "tools": given.get("tools")}
+            encoded.append(encode_pair(self.tokenizer, *row.values(), **given))
         return encoded
 
     def check_room(self, longest, max_new_tokens):

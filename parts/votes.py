@@ -162,7 +162,7 @@ def sample(flag, name, rows, args, seed, n=1):
     tokenizer, most = common.load_tokenizer(name, flag), args.max_new_tokens
     device, dtype = parallel.pick(args.device, "auto")
     model = common.load_model(name, device, dtype, flag=flag)
-    ids = [common.encode_prompt(tokenizer, row["prompt"]) for row in rows]
+    ids = [common.encode_prompt(tokenizer, row["prompt"], None, row.get("tools")) for row in rows]
     longest = max(map(len, ids))
     if longest + most > common.max_positions(model.config):
         raise UserError(

@@ -207,7 +207,7 @@ def test_the_split(tmp_path, tokenizer):
     sizes = [[*map(len, found)] for found in (parts, halved, split_of(path, rows[:12], tokenizer))]
     assert sizes == [[80, 10, 10], [50, 25, 25], [6, 3, 3]]
     twins = [("Ask  7.", "train"), ([user("ask 7.")], "val"),
-             ("Ask 8.", "val"), ("Ask 9.", "test")]  # fmt: skip
+             ("Ask 8.", "val"), ("Ask 9.", "test"), ("ask 8.", "test")]  # fmt: skip
     twins = [{"prompt": prompt, "split": split, "rubrics": CHECKS} for prompt, split in twins]
     assert split_of(path, twins, tokenizer) == [["Ask  7."], ["Ask 8."], ["Ask 9."]]
 

@@ -106,7 +106,7 @@ def votes_by_group(path):
 
 READ = {
     "prompts": prompts,
-    "pairs": lambda path: contest.judge_pairs(path, lambda prompts, answers: [*map(float, map(len, answers))]),
+    "pairs": lambda path: contest.judge_pairs(path, lambda prompts, answers, rows: [*map(float, map(len, answers))]),
     "preferences": training_pairs,
     "candidates": lambda path: rank.load_candidates(SimpleNamespace(candidates=path, role=None, text_column="profile")),
     "votes": votes,

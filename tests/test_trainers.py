@@ -2,6 +2,7 @@
 
 import math
 import re
+import shutil
 from collections import Counter
 from pathlib import Path
 from types import SimpleNamespace
@@ -16,7 +17,7 @@ import dpo
 import reward_train
 import sft
 from case_rows import each
-from parts import answers, files, pairs, reward_models, runs
+from parts import answers, contest, files, pairs, reward_models, runs
 from tiny import (
     cases,
     error_of,
@@ -292,6 +293,25 @@ def test_what_a_reward_model_does_not_read_gets_no_score(reward_folder, capsys):
     score.check_room(longest=100, max_new_tokens=29)
     with pytest.raises(files.UserError, match="--reward-model.*--max-new-tokens 30"):
         score.check_room(longest=100, max_new_tokens=30)
+
+
+def test_tools_reach_the_policy_and_the_judge(reward_folder, llama_folder, tmp_path):
+    """A prompt is answered, scored and compared as it was trained: with the tools of its row."""
+    tools = [{"type": "function", "function": {"name": "search", "parameters": {}}}]
+    rows, folder = [{"prompt": [user("Ask.")], "tools": tools}], str(tmp_path / "model")
+    shutil.copytree(llama_folder, folder)
+    tokenizer = common.load_tokenizer(folder)
+    tokenizer.chat_template = "{% if tools %}search {% endif %}" + tokenizer.chat_template
+    tokenizer.save_pretrained(folder)
+    expected = common.encode_prompt(tokenizer, rows[0]["prompt"], tools=tools)
+    assert tokenizer.decode(expected).startswith("search")
+    score = reward_models.RewardFunction(reward_folder, CPU, torch.float32)
+    score.tokenizer = tokenizer
+    assert score.encode([rows[0]["prompt"]], ["Yes."], rows)[0][0] == expected
+    assert contest.encode_alike([folder], rows, 9) == [expected]
+    run = SimpleNamespace(args=dpo.parse_args([]))
+    config = common.load_config(folder)
+    assert answers.Answers(run, tokenizer, config, rows, ()).ids == [expected]
 
 
 # ---- what a run writes and says ----
