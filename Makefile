@@ -80,7 +80,7 @@ endef
 
 # six to twelve minutes on two cores; make report trains longer, and tests/test_demo.py runs these commands at toy size
 demo: REWARD = --steps 100
-demo: DPO = --epochs 1
+demo: DPO = --epochs 1 --micro-tokens 1024
 demo: PPO = --steps 10 --lr 2e-4
 demo: GRPO = --steps 30 --schedule constant --micro-tokens 2048
 demo: COMPARE = --n 100 --bon 16
