@@ -149,7 +149,7 @@ def reference_logps(run, policy, pairs):
 
 
 def pair_loss(run, pairs, part, logps):
-    """`dpo_loss` of the pairs in `part`, of their log-probs (2, b)."""
+    """`dpo_loss` of the pairs numbered `part`, of their log-probs (2, b)."""
     args, lengths = run.args, torch.from_numpy(pairs.lengths[1:, part])  # (2, b)
     return dpo_loss(
         *logps, *run.state["reference"][:, part].to(logps), args.beta, args.loss_type,
@@ -162,7 +162,8 @@ def pair_metrics(run, pairs, part, logps):
     the accuracy counts pairs of one prompt as one."""
     losses, chosen_rewards, rejected_rewards = pair_loss(run, pairs, part, logps)
     margins = chosen_rewards - rejected_rewards
-    # at the start the two rewards differ by rounding only, which counts as equal: half right
+    # at the start the two rewards differ by rounding only (1e-6 of a sum in fp32), which counts as
+    # equal: half right
     equal = margins.abs() <= 1e-6 * logps.abs().sum(0)
     right = torch.where(equal, 0.5, (margins > 0).float())
     low, high = share_interval(right.double(), pairs.keys[[*part]])
@@ -206,19 +207,20 @@ def main(argv=None):
     policy, reference = load_policy(run, reference=args.prompts)
     # is each prompt computed once for both answers? The longest pair tells it
     longest = pairs.share_prompts(policy)
-    # the ids are hashed: --resume needs the same
+    # `encoded` is hashed: --resume needs the same ids
     optimizer = run.start(
-        {"policy": policy}, tokenizer, RATES, len(pairs.train) / args.batch_size, pairs.ids
-    )
+        {"policy": policy}, tokenizer, RATES,
+        per_epoch=len(pairs.train) / args.batch_size, encoded=pairs.ids,
+    )  # fmt: skip
     if run.step == 0:
         check_policy(policy, tokenizer, *longest, f"--model {args.model}")
-        # (2) reference: log-probs of both answers under the frozen start, once
+        # (2) reference: log-probs of both answers under the start, which the policy still is, once
         run.state["reference"] = reference_logps(run, policy, pairs)
         # before step one policy and reference are equal: h = 0, and the sigmoid loss is log 2
         some = pairs.train[:4]
         with torch.no_grad():
             before = pair_metrics(run, pairs, some, pair_logps(policy, pairs, some))
-        # these were forwards of so many pairs; a step, with its backward, is three of its pairs
+        # so many pairs had a forward; a step costs about three of each of its own, for its backward
         forwards = 4 + len(pairs.rows) * (args.loss_type != "simpo")
         run.forecast(forwards / args.batch_size / 3)
         if args.loss_type != "simpo":
@@ -250,8 +252,8 @@ def main(argv=None):
         loss, grad_norm = run.clip(total, [pairs.lines[i] for i in batch[:4]])
         lr = run.set_lr(step)  # warm-up, then --schedule
         optimizer.step()
-        part, *logps = zip(*gather(scored))  # of all ranks
-        run.log(pair_metrics(run, pairs, part, torch.tensor(logps)) | {
+        every, *both_logps = zip(*gather(scored))  # the pairs of the step, of all ranks
+        run.log(pair_metrics(run, pairs, every, torch.tensor(both_logps)) | {
             "loss": loss, "lr": lr, "grad_norm": grad_norm, "epoch": epoch,
             "tokens": pairs.tokens[batch].sum(),
         })  # fmt: skip

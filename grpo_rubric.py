@@ -2,7 +2,7 @@
 compared with the other answers to its prompt.
 
 Objective    maximise E[reward] − β·KL(π‖π_ref), β 0 by default; the reward is by default the
-             graded share of a rubric (`rubric_score` in parts/rubrics.py).
+             graded share of a rubric, Σ weight of the met / Σ weight of those rated.
              Loss: −Σ min(A·ρ, A·clip(ρ, .8, 1.28)) / tokens of the optimiser step, those of answers
              with A = 0 included; ρ = π/π_old
 Algorithm    (1) rollout: G answers to each of P prompts, log-probs kept
@@ -239,7 +239,7 @@ def mean_row(key, scores):
 def evaluate(run, draw, graders, rows, name):
     """({name/…: metric} of one answer to each of the rows, two samples)"""
     settings = [graders.metric], run.args.eval_temperature, run.args.seed
-    b, *numbers = answer(run, draw, graders, rows, 1, *settings)
+    b, *numbers = answer(run, draw, graders, rows, 1, *settings)  # advantages of one are NaN
     scores = [grade.score for grade in b["grades"][graders.metric]]
     metrics = rollouts.val_row(*rollouts.lengths_of(b)) | mean_row("val/score", scores)
     metrics["val/n"] -= scores.count(None)  # answers that were graded
@@ -325,6 +325,7 @@ def main(argv=None):
         settings = args.reward, args.temperature, seed
         b, rewards_PG, advantages_PG = answer(run, draw, graders, rows, g, *settings)
         # (4) update: clipped policy gradient, --num-substeps optimiser steps: parts/grpo.py
+        # (an agent's answer may be several rows; here answer i is row i)
         answers, names = np.arange(len(b["rows"])), [row.task_id for row in b["rows"]]
         metrics = grpo.update(run, policy, reference, b, answers, advantages_PG, names)
         metrics |= grpo.group_row(rewards_PG, advantages_PG) | rollout_row(b)

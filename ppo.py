@@ -316,7 +316,10 @@ def preflight(args, run, models, rows):
     b = rollout(args, run, models, rows, args.seed)
     rollouts.preflight(run, models.policy, models.reference, models.tokenizer, b)
     scores, mean, deviation = b["scores"], 0.0, 1.0
-    if args.reward_fn or (models.reward.mean, models.reward.std) == (0, 1):  # it has no scale
+    if args.reward_fn or (models.reward.mean, models.reward.std) == (
+        0,
+        1,
+    ):  # another tool's model has no scale
         mean = scores.mean().item()
         if scores.min() < scores.max():  # where all are equal, their unit is kept
             deviation = scores.std().item()
@@ -324,7 +327,7 @@ def preflight(args, run, models, rows):
     # the mean return of the start, where the KL is 0
     cut = (~b["finished"]).float().mean().item()
     expected = (scores.mean().item() - mean) / deviation - args.end_penalty * cut
-    # the head ÷ deviation, then its bias moved until the mean value is `expected`
+    # a copied head says scores: ÷ deviation, then its bias moved until the mean value is `expected`
     start_at(models.critic, expected, b["values"][b["mask"]], deviation)
     print(f"reward     {scores.mean():.4g} over {len(scores)} of {len(rows)} answers of the start; "
           f"trained on is (score − {mean:.4g}) / {deviation:.4g}, the critic starts at {expected:.3g}")  # fmt: skip
@@ -373,9 +376,10 @@ def main(argv=None):
     sample = engine.sampler(args, run)
     models = Models(policy, critic, reference, reward, tokenizer, room, sample)
     modules = {"policy": policy} if critic is policy else {"policy": policy, "critic": critic}
-    own_lr = {} if critic.head.weight.any() else {critic.head: HEAD_LR}  # of a fresh head
+    own_lr = {} if critic.head.weight.any() else {critic.head: HEAD_LR}  # a fresh head is all 0
     per_epoch = len(train) / args.rollouts
-    optimizer = run.start(modules, tokenizer, RATES, per_epoch, map(models.encode, train), own_lr)
+    encoded = map(models.encode, train)
+    optimizer = run.start(modules, tokenizer, RATES, per_epoch, encoded, own_lr)
     run.watch(len(val))
     if run.step == 0:  # not resumed
         rows, _ = rollouts.prompts_of_step(train, args.rollouts, args.seed, 1)
@@ -412,7 +416,8 @@ def main(argv=None):
             for part in run.micro_batches(batch, lengths):  # rows that fit into memory
                 mb = rollouts.cut(b, part)
                 mask, old_logps = mb["mask"], mb["logps"]
-                # log-probs, entropies, values, (n, T) each; a shared trunk passes once
+                # log-probs, entropies, values, (n, T) each; a shared critic's values come with the
+                # policy's log-probs, of one pass
                 given = mb["ids"], mb["attention_mask"], mask, args.temperature
                 logps, entropies, *values = policy(*given)
                 (values,) = values or critic(*given)
