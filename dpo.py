@@ -65,7 +65,7 @@ def dpo_loss(
     sigmoid       −(1−ε) log σ(z) − ε log σ(−z)                     [cDPO, Mitchell 2023]
     robust        (−(1−ε) log σ(z) + ε log σ(−z)) / (1 − 2ε)        [Chowdhury et al. 2024, eq. 4]
     hinge         max(0, 1 − z)                                     [SLiC, Zhao et al. 2023]
-    ipo           (h̄ − 1/(2β))²                                     [Azar et al. 2023, eq. 17, with h]
+    ipo           (h̄ − 1/(2β))²                       [Azar et al. 2023, eq. 17, there h; h̄ as TRL]
     sigmoid_norm  −log σ(β·h̄)                                       [Lambert et al. 2024, eq. 6]
     simpo         −log σ(β·h̄ − γ); give 0 as reference log-probs     [Meng et al. 2024, eq. 6]
 
@@ -135,7 +135,7 @@ def parse_args(argv=None):
 def pair_logps(policy, pairs, part):
     """(2, b): log π of the chosen and the rejected answers of the pairs numbered `part`, summed over
     their tokens."""
-    # log-probs and entropies; those of column t are of token t
+    # ids, attention mask, answer mask (2b, T) → log-probs, entropies: column t is of token t
     logps, _ = policy(*pairs.batch(part, policy.model.device), shared=pairs.shared)  # (2b, T)
     return logps.sum(1).view(2, -1)  # 0 outside answers; all chosen rows come first
 
@@ -150,7 +150,10 @@ def reference_logps(run, policy, pairs):
 
 def pair_loss(run, pairs, part, logps):
     """`dpo_loss` of the pairs numbered `part`, of their log-probs (2, b)."""
-    args, lengths = run.args, torch.from_numpy(pairs.lengths[1:, part])  # (2, b)
+    args, lengths = (
+        run.args,
+        torch.from_numpy(pairs.lengths[1:, part]),
+    )  # (2, b), without the prompt's
     return dpo_loss(
         *logps, *run.state["reference"][:, part].to(logps), args.beta, args.loss_type,
         args.label_smoothing, *lengths.to(logps), args.simpo_gamma,
@@ -202,8 +205,8 @@ def main(argv=None):
     answers = Answers(run, tokenizer, config, pairs.rows[:2], trained)  # two rows without --prompts
 
     # the policy; before step one it is its own reference, and gives the log-probs of all pairs
-    # `reference` (with LoRA the policy, its adapter off) serves val/kl only, of answers to --prompts;
-    # the loss reads run.state["reference"], which is computed once and kept in checkpoints
+    # `reference` (with LoRA the policy, its adapter off) is not that of the loss: it serves val/kl, of
+    # answers to --prompts. The loss reads run.state["reference"], computed once, kept in checkpoints
     policy, reference = load_policy(run, reference=args.prompts)
     # is each prompt computed once for both answers? The longest pair tells it
     longest = pairs.share_prompts(policy)
@@ -252,7 +255,9 @@ def main(argv=None):
         loss, grad_norm = run.clip(total, [pairs.lines[i] for i in batch[:4]])
         lr = run.set_lr(step)  # warm-up, then --schedule
         optimizer.step()
-        every, *both_logps = zip(*gather(scored))  # the pairs of the step, of all ranks
+        every, *both_logps = zip(
+            *gather(scored)
+        )  # for the log: all pairs of the step, of all ranks
         run.log(pair_metrics(run, pairs, every, torch.tensor(both_logps)) | {
             "loss": loss, "lr": lr, "grad_norm": grad_norm, "epoch": epoch,
             "tokens": pairs.tokens[batch].sum(),

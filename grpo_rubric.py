@@ -32,7 +32,7 @@ Run          python grpo_rubric.py
              torchrun --nproc-per-node 8 grpo_rubric.py --fsdp --data mine.json
 Writes       a model folder, args.json, metrics.jsonl, samples.jsonl, rollouts.jsonl, checkpoint/,
              judge/ (its replies, and those that could not be read)
-Read with    parts/grpo.py (steps (2) to (4): `Graders`, `group_advantages`, `grpo_loss`, `update`)
+Read first   parts/grpo.py (steps (2) to (4): `Graders`, `group_advantages`, `grpo_loss`, `update`)
              and parts/rollouts.py (a rollout is a dict `b` of (N, T) tensors)
 To copy      `group_advantages` and `grpo_loss` of parts/grpo.py need torch, `kl_estimates` of
              parts/sampling.py and `same_shape` of common.py. For a micro-batch, pass
@@ -219,7 +219,7 @@ def answer(run, draw, graders, rows, n, names, temperature, seed):
 
 
 def mean_row(key, scores):
-    """{key: mean, key_low and key_high: `share_interval`} of shares of rubrics, one of each prompt;
+    """For the log: {key: mean, key_low, key_high: `share_interval`} of shares of rubrics, one a prompt;
     None is in no mean. The interval counts each prompt p(1 − p)/variance times, by how much less its
     share varies than a yes or no would; one prompt more, of variance p(1 − p), keeps that finite.
 
@@ -303,7 +303,7 @@ def main(argv=None):
     draw = partial(engine.sampler(args, run), policy, tokenizer)
     p, g = min(args.groups_per_batch, len(train)), args.group_size
     per_epoch, encoded = len(train) / p, [row["ids"] for row in train]
-    run.start({"policy": policy}, tokenizer, RATES, per_epoch, encoded)
+    run.start({"policy": policy}, tokenizer, RATES, per_epoch, encoded)  # sets run.optimizer
     print(f"step       {p} prompts × {g} answers = {p * g}, in {min(args.num_substeps, p)} optimiser steps; "
           f"validation by {graders.metric}")  # fmt: skip
     run.watch(len(val))
@@ -326,8 +326,8 @@ def main(argv=None):
         b, rewards_PG, advantages_PG = answer(run, draw, graders, rows, g, *settings)
         # (4) update: clipped policy gradient, --num-substeps optimiser steps: parts/grpo.py
         # (an agent's answer may be several rows; here answer i is row i)
-        answers, names = np.arange(len(b["rows"])), [row.task_id for row in b["rows"]]
-        metrics = grpo.update(run, policy, reference, b, answers, advantages_PG, names)
+        answer_of_row, names = np.arange(len(b["rows"])), [row.task_id for row in b["rows"]]
+        metrics = grpo.update(run, policy, reference, b, answer_of_row, advantages_PG, names)
         metrics |= grpo.group_row(rewards_PG, advantages_PG) | rollout_row(b)
         run.log({"epoch": epoch, **metrics, **graders.spent()})
         write_answers(run, "train", b, rewards_PG, advantages_PG)

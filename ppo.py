@@ -264,7 +264,7 @@ class Models:
         ids, limits = map(self.encode, rows), (run.args.max_new_tokens, run.args.temperature)
         drawn = self.sample(self.policy, self.tokenizer, [*ids], 1, *limits, seed)
         b = rollout_tensors(drawn, run.device)
-        rollouts.rescore(run, self.policy, b)
+        rollouts.rescore(run, self.policy, b)  # in half precision, and of servers, logps anew
         return b | {"ref_logps": rollouts.reference_logps(run, self.reference, b)}
 
 
