@@ -331,6 +331,9 @@ def reward(args):
         [("reward model", right, "model"), ("the longer answer", longer, "rule")], ".1%", null=0.5,
     )  # fmt: skip
     page.table("Does it prefer what nobody wants?", checks, *KINDS)
+    record = files.read_record(args.reward_model)
+    if record and args.pairs in record["args"].get("pairs", ()):
+        page.limit("It was trained on this very file: these are no held-out pairs.")
     page.limit(
         "Policies may write answers of a kind that these pairs do not hold. To see whether it is "
         "right on those, let people vote on them: python annotate.py draw"

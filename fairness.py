@@ -22,6 +22,7 @@ Reference    Bertrand & Mullainathan 2004; Gaebler et al. 2024 (twins)
 Axes         R résumés, N people, W decision words
 """  # noqa: E501
 
+import re
 from collections import Counter
 from pathlib import Path
 
@@ -121,7 +122,8 @@ def study_models(args, models, names, people, rows):
             elif before is not None:
                 add(folder, CHANGE, odds, missing or missing_before, before)
             add(folder, DECISION, odds, missing)
-            file = Path(args.out) / f"decisions-{Path(folder).name}.csv"
+            name = re.sub(r"[^\w.-]", "-", names[folder])  # no part of a path
+            file = Path(args.out) / f"decisions-{name}.csv"
             write_csv(file, decisions(args, folder, logps, texts[DECISION], people), "unknown")
     return effects
 
@@ -294,6 +296,9 @@ def main(argv=None):
         unknown = {*args.reference} - {*people[args.group].to_numpy().ravel()}
         if unknown and args.reference != REFERENCES:
             raise UserError(f"--reference {min(unknown)}: no such group in {args.people}")
+        for column in args.group:
+            if len(both := {*args.reference} & {*people[column]}) > 1:
+                raise UserError(f"--reference {' '.join(sorted(both))}: name one of {column}")
         rows = twins.load_twins(args.twins, args.resumes, people, args.chat)
         effects = study_models(args, models, names, people, rows)
     # (5) the answer first; what a model did before its training is no finding of it, and comes last

@@ -29,16 +29,22 @@ COSTLY = "Pairs and seconds include those of the run's reward model."
 GOAL = 0.9  # share of the largest gain of any run that `efficiency` asks for
 
 
+def check_row(row):
+    for key in READ:
+        if not isinstance(row.get(key), (int, float, type(None))):
+            raise ValueError(f"{key} is {row[key]!r:.40}; expected a number")
+
+
 def read_run(folder):
     """The run of a folder; None for a folder that no trainer of ours wrote."""
     record, path = read_record(folder), Path(folder) / "metrics.jsonl"
     if record is None:
         return None
-    args, rows = record["args"], [*read_jsonl(path, log=True)] if path.is_file() else []
+    args, rows = record["args"], [*read_jsonl(path, check_row, log=True)] if path.is_file() else []
     try:
         log = pd.DataFrame(rows, columns=READ, dtype=float)
-    except (ValueError, TypeError, OverflowError) as error:
-        raise UserError(f"{path}: {error}; expected numbers") from None
+    except OverflowError as error:  # an integer of 400 digits
+        raise UserError(f"{path}: {error}") from None
     is_step = [not any(key.startswith(("val/", "eval/", "test/")) for key in row) for row in rows]
     steps = log.fillna(0).mul(is_step, axis="index")
     steps["n"] = (steps.n + steps.n_ties) * bool(args.get("pairs"))
@@ -58,14 +64,16 @@ def gain_at(curve, root_kl):
     """The gain when a run first came as far as root_kl, linear between the evaluations around it;
     None where these are more than half of root_kl apart, for then it was not evaluated near it.
 
-    curve   with a √KL and a gain in each row; it starts nearer than root_kl, and comes as far
+    curve   with a √KL and a gain in each row; it comes as far. None if it starts as far, too
 
     By hand: half of the way from √KL 1.0 to 1.5, half of the way from a gain of .2 to one of .4.
     >>> curve = pd.DataFrame({"gain": [0, 0.2, 0.4], "root_kl": [0, 1, 1.5]})
-    >>> round(gain_at(curve, 1.25), 6), gain_at(curve[::2], 1.25)
-    (0.3, None)
+    >>> round(gain_at(curve, 1.25), 6), gain_at(curve[::2], 1.25), gain_at(curve[2:], 1.25)
+    (0.3, None, None)
     """
     after = np.argmax(curve.root_kl >= root_kl)
+    if not after:
+        return None
     around = curve[after - 1 : after + 1]
     low, high = around.root_kl
     is_near = high == root_kl or high - low <= root_kl / 2

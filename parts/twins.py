@@ -55,7 +55,7 @@ def load_people(path, columns, per_cell):
     if people[columns].nunique().min() < 2 or sizes.min() < FEWEST:
         raise UserError(
             f"--people {path}: {', '.join(columns)}: expected two groups or more of {FEWEST} people, "
-            f"found {sizes.to_dict()}"
+            f"found {counts_in_words({' '.join(group): n for group, n in sizes.items()})}"
         )
     kept = people.groupby(columns).head(min(per_cell, sizes.min())).reset_index(drop=True)
     print(f"people     {len(kept)} of {len(people)}, equally many of each {' × '.join(columns)}")

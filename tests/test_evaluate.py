@@ -3,6 +3,8 @@
 evaluate_cases.jsonl   tables of cases
 """
 
+import json
+import shutil
 from types import SimpleNamespace
 
 import numpy as np
@@ -328,6 +330,14 @@ def test_a_reward_model_beside_the_longer_answer(world, tmp_path):
     assert len(kept) == 24 and found == pytest.approx([right, longer, right - longer])
     assert [row["kind"] for row in report["judge"]] == ["cut off", "repetitive"]
     assert (out / "report.html").stat().st_mode & 0o777 == 0o600
+
+
+def test_pairs_of_the_training_are_no_test(world, tmp_path):
+    rm = shutil.copytree(world.rm, tmp_path / "rm")
+    (rm / "args.json").write_text(json.dumps({"stage": "x", "args": {"pairs": [world.pairs]}}))
+    out = tmp_path / "out"
+    evaluate.main(f"reward --reward-model {rm} --pairs {world.pairs} --out {out}".split())
+    assert "trained on this very file" in " ".join(tiny.read_json(out / "report.json")["limits"])
 
 
 # ---- human ----
