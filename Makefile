@@ -82,7 +82,7 @@ endef
 demo: REWARD = --steps 100
 demo: DPO = --epochs 1 --micro-tokens 1024
 demo: PPO = --steps 10 --lr 2e-4
-demo: GRPO = --steps 30 --schedule constant --micro-tokens 2048
+demo: GRPO = --steps 30 --schedule constant --micro-tokens 1024
 demo: COMPARE = --n 100 --bon 16
 demo: $(RUNTIME)
 	$(call loop,runs/demo,0)

@@ -258,7 +258,7 @@ def check_scorer(scorer, prompts, answers):
     """
     long = [(prompt, answer) for prompt, answer in zip(prompts, answers) if len(answer) >= 16]
     copies = [(prompt, copy) for prompt, x in long for copy in ([*x], *spoil(x))]
-    scores = in_batches(scorer, copies, scorer.model.device, 2048)
+    scores = in_batches(scorer, copies, scorer.model.device)
     finished, which = [True, False, True] * len(long), np.arange(len(long)).repeat(3)
     # copies say nothing of length
     return check_judge(scores, which, [copy for _, copy in copies], finished)[:2]

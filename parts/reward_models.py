@@ -94,7 +94,7 @@ class RewardFunction:
     reward_train.py, unless raw; those of another tool's model have none, which is said.
     """
 
-    def __init__(self, folder, device, dtype, micro_tokens=2048, raw=False):
+    def __init__(self, folder, device, dtype, micro_tokens=None, raw=False):
         flag = "--reward-model"
         record = read_record(folder, flag) or {"args": {}}
         if not raw and "scale" not in record:
