@@ -125,7 +125,7 @@ def test_a_judge_that_prefers_what_nobody_wants_is_not_trusted(kind, better, wro
 class StubScorer:
     """A score of the answer's ids alone."""
 
-    model = SimpleNamespace(device="cpu")
+    model = SimpleNamespace(device=torch.device("cpu"))
 
     def __init__(self, function):
         self.function = function
