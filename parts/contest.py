@@ -116,6 +116,9 @@ def answer_all(args, names, rows, ids):
 def measure_kl(policy, reference, drawn, temperature):
     """(N,) KL of each answer of a `Rollout`: the sum over its tokens of log π − log π_ref."""
 
+    if policy is reference:
+        return np.zeros(len(drawn.answer_ids))
+
     def kl(*batch):
         logps, ref_logps = (model(*batch, temperature)[0] for model in (policy, reference))
         return (logps - ref_logps).double().sum(1)
