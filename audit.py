@@ -173,10 +173,10 @@ def group_labels(args, table):
     """{column: (n,) labels, None where unknown}; two columns are crossed, too."""
     labels = {name: known(table[name], args).astype("category") for name in args.group}
     for name, label in labels.items():
-        if not 2 <= len(label.cat.categories) <= MOST_GROUPS:
+        n = len(label.cat.categories)
+        if not 2 <= n <= MOST_GROUPS:
             raise UserError(
-                f"--group {name}: {len(label.cat.categories)} groups; expected 2 to {MOST_GROUPS}; of ages, "
-                "write bands"
+                f"--group {name}: {n} groups; expected 2 to {MOST_GROUPS}; of ages, write bands"
             )
     if len(labels) == 2:
         one, two = labels.values()

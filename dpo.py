@@ -150,10 +150,8 @@ def reference_logps(run, policy, pairs):
 
 def pair_loss(run, pairs, part, logps):
     """`dpo_loss` of the pairs numbered `part`, of their log-probs (2, b)."""
-    args, lengths = (
-        run.args,
-        torch.from_numpy(pairs.lengths[1:, part]),
-    )  # (2, b), without the prompt's
+    # tokens of both answers; the first row, of the prompts, stays out
+    args, lengths = run.args, torch.from_numpy(pairs.lengths[1:, part])  # (2, b)
     return dpo_loss(
         *logps, *run.state["reference"][:, part].to(logps), args.beta, args.loss_type,
         args.label_smoothing, *lengths.to(logps), args.simpo_gamma,
@@ -227,8 +225,11 @@ def main(argv=None):
         forwards = 4 + len(pairs.rows) * (args.loss_type != "simpo")
         run.forecast(forwards / args.batch_size / 3)
         if args.loss_type != "simpo":
-            h = before["rewards/margins"] / args.beta  # an error if it is not 0
-            identity("h before step one", h, 2e-4, run.dtype, f"--model {args.model}")
+            # an error if h, which is the margin / β, is not 0
+            identity(
+                "h before step one", before["rewards/margins"] / args.beta, 2e-4, run.dtype,
+                f"--model {args.model}",
+            )  # fmt: skip
         print("preflight  log-probs are the model's, "
               f"loss before step one {before['pair_loss']:.4f}: ok")  # fmt: skip
         evaluate(run, policy, reference, pairs, answers)

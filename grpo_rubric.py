@@ -52,9 +52,9 @@ from statistics import fmean
 import numpy as np
 import torch
 
-from common import Refused, batch_indices, encode_prompt, load_config, load_tokenizer
+from common import Refused, batch_indices, load_config, load_tokenizer
 from parts import engine, grpo, rollouts
-from parts.answers import load_policy, prompt_room, score_answers, scored
+from parts.answers import load_policy, prompt_ids, prompt_room, score_answers, scored
 from parts.files import (
     OUT_OF_MEMORY,
     UserError,
@@ -174,8 +174,9 @@ def load_data(args, tokenizer):
                 raise UserError(f"--system: {place} is text, which is continued; add --chat")
             row["prompt"] = [{"role": "system", "content": args.system}, *row["prompt"]]
         try:
-            tools = row["rubric"].raw.get("tools")
-            row["ids"] = encode_prompt(tokenizer, row["prompt"], room, tools)
+            row["ids"] = prompt_ids(
+                tokenizer, row | {"tools": row["rubric"].raw.get("tools")}, room
+            )
         except Refused as error:
             raise UserError(f"--data {place}: {error}") from None
     return train, val, test

@@ -52,9 +52,9 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
-from common import Policy, batch_indices, encode_prompt, load_config, load_tokenizer, same_shape
+from common import Policy, batch_indices, load_config, load_tokenizer, same_shape
 from parts import engine, rollouts
-from parts.answers import load_policy, prompt_room, score_answers, scored
+from parts.answers import load_policy, prompt_ids, prompt_room, score_answers, scored
 from parts.files import (
     OUT_OF_MEMORY,
     UserError,
@@ -257,7 +257,7 @@ class Models:
     sample: object  # draws answers: our sampler, or servers
 
     def encode(self, row):
-        return encode_prompt(self.tokenizer, row["prompt"], self.room, row.get("tools"))
+        return prompt_ids(self.tokenizer, row, self.room)
 
     def draw(self, run, rows, seed):
         """The tensors of `rollout` but for values and scores, of one answer to each of the rows."""
@@ -316,10 +316,8 @@ def preflight(args, run, models, rows):
     b = rollout(args, run, models, rows, args.seed)
     rollouts.preflight(run, models.policy, models.reference, models.tokenizer, b)
     scores, mean, deviation = b["scores"], 0.0, 1.0
-    if args.reward_fn or (models.reward.mean, models.reward.std) == (
-        0,
-        1,
-    ):  # another tool's model has no scale
+    # a function, and another tool's model, have no scale
+    if args.reward_fn or (models.reward.mean, models.reward.std) == (0, 1):
         mean = scores.mean().item()
         if scores.min() < scores.max():  # where all are equal, their unit is kept
             deviation = scores.std().item()

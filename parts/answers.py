@@ -130,6 +130,11 @@ def prompt_room(args, config):
     return room
 
 
+def prompt_ids(tokenizer, row, room):
+    """Token ids of a row's prompt, with the tools of the row; the last `room`, None: all."""
+    return encode_prompt(tokenizer, row["prompt"], room, row.get("tools"))
+
+
 class Answers:
     """The sample answers of an evaluation: to --prompts that are not trained on, else to the rows
     `shown`, which are not scored.
@@ -152,9 +157,7 @@ class Answers:
                 print(f"prompts    {n} of {len(rows)} prompts are also trained on, and left out")
             self.rows = some_prompts(unseen, MOST_PROMPTS)
         room = prompt_room(args, config)
-        self.ids = [
-            encode_prompt(tokenizer, row["prompt"], room, row.get("tools")) for row in self.rows
-        ]
+        self.ids = [prompt_ids(tokenizer, row, room) for row in self.rows]
 
     def __call__(self, policy, reference=None):
         """(metrics, two samples), of answers at --eval-temperature. reference: of val/kl, the

@@ -22,7 +22,7 @@ import numpy as np
 
 import common
 from parts import parallel
-from parts.answers import read_prompts, score_answers
+from parts.answers import prompt_ids, read_prompts, score_answers
 from parts.files import UserError, load_function, read_jsonl
 from parts.pairs import check_pair
 from parts.reward_models import RewardFunction, in_batches
@@ -63,9 +63,7 @@ def encode_alike(folders, rows, max_new_tokens):
     first = None
     for folder in folders:
         tokenizer = common.load_tokenizer(folder)
-        ids = [
-            common.encode_prompt(tokenizer, row["prompt"], room, row.get("tools")) for row in rows
-        ]
+        ids = [prompt_ids(tokenizer, row, room) for row in rows]
         first = first or ids
         if ids != first:
             raise UserError(

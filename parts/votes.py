@@ -157,12 +157,12 @@ def draw(args):
 def sample(flag, name, rows, args, seed, n=1):
     """n answers to each prompt, one prompt after another, as texts."""
     import common
-    from parts import parallel, sampling
+    from parts import answers, parallel, sampling
 
     tokenizer, most = common.load_tokenizer(name, flag), args.max_new_tokens
     device, dtype = parallel.pick(args.device, "auto")
     model = common.load_model(name, device, dtype, flag=flag)
-    ids = [common.encode_prompt(tokenizer, row["prompt"], None, row.get("tools")) for row in rows]
+    ids = [answers.prompt_ids(tokenizer, row, None) for row in rows]
     longest = max(map(len, ids))
     if longest + most > common.max_positions(model.config):
         raise UserError(
