@@ -101,7 +101,13 @@ status | word
 """)
 def test_a_setup_that_is_wrong_ends_the_run(status, word, serve):
     """Also where another answer got its reply: the rest is not asked."""
-    server, judge = serve(for_bad(fault(status, "no such thing")), "--judge-concurrency", 2)
+    reply = for_bad(fault(status, "no such thing"))
+
+    def slowly(request):  # as servers are; at once, the rest may be asked before the first one fails
+        time.sleep(0.1)
+        return reply(request)
+
+    server, judge = serve(slowly, "--judge-concurrency", 2)
     line = error_of(grade, judge, "Bad", *map(str, range(50)))
     assert f"HTTP {status}: " in line and "no such thing" in line and word in line
     assert len(server.requests) < 10
