@@ -79,10 +79,10 @@ define loop
 endef
 
 # six to twelve minutes on two cores; make report trains longer, and tests/test_demo.py runs these commands at toy size
-demo: REWARD = --steps 100
+demo: REWARD = --steps 100 --micro-tokens 1024
 demo: DPO = --epochs 1 --micro-tokens 1024
-demo: PPO = --steps 10 --lr 2e-4
-demo: GRPO = --steps 30 --schedule constant --micro-tokens 1024
+demo: PPO = --steps 10 --lr 2e-4 --micro-tokens 1024
+demo: GRPO = --steps 25 --schedule constant --micro-tokens 2048
 demo: COMPARE = --n 100 --bon 16
 demo: $(RUNTIME)
 	$(call loop,runs/demo,0)

@@ -159,7 +159,7 @@ def batch_indices(n, batch_size, seed, step):
     last batch included. A function of its arguments alone: resume needs no cursor."""
     epoch, part = divmod(step - 1, math.ceil(n / batch_size))
     order = np.random.default_rng([seed, epoch]).permutation(n)
-    return order[part * batch_size : (part + 1) * batch_size], epoch
+    return order[part * batch_size :][:batch_size], epoch
 
 
 def micro_batches(indices, lengths, most_tokens, ranks=1):
@@ -305,8 +305,8 @@ def save_model(model, tokenizer, folder, source):
     write_json(folder / "generation_config.json", generation | {"eos_token_id": end_ids(tokenizer)})
     # transformers 4 and vLLM read words that version 5 leaves out, so the authors' own stay
     config, _ = PretrainedConfig.get_config_dict(source)
-    written = model.config.to_diff_dict().items()
-    config |= {key: x for key, x in written if key not in config or key in OURS}
+    written = model.config.to_diff_dict()
+    config |= {key: written[key] for key in written if key not in config or key in OURS}
     write_json(folder / "config.json", config | {"dtype": "float32", "torch_dtype": "float32"})
 
 

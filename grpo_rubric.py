@@ -45,7 +45,6 @@ Axes         P prompts, G answers per prompt, N = P·G, T tokens
 
 import random
 from argparse import ArgumentTypeError
-from dataclasses import asdict
 from functools import partial
 from statistics import fmean
 
@@ -276,7 +275,7 @@ def write_answers(run, split, b, rewards_PG, advantages_PG):
             split=split, task_id=row.task_id, prompt=row.prompt, answer=answer,
             finished=finished, reward=reward, advantage=advantage,
         )  # fmt: skip
-        run.write("rollouts.jsonl", [line | dict(zip(b["grades"], map(asdict, grades)))])
+        run.write("rollouts.jsonl", [line | dict(zip(b["grades"], map(vars, grades)))])
 
 
 def show_group(b, rewards_PG, advantages_PG):

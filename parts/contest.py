@@ -112,16 +112,16 @@ def answer_all(args, names, rows, ids):
 
 
 def measure_kl(policy, reference, drawn, temperature):
-    """(N,) KL of each answer of a `Rollout`: the sum over its tokens of log π − log π_ref."""
-
+    """(N,) KL of each answer of a `Rollout` of the policy: the sum over its tokens of
+    log π − log π_ref."""
     if policy is reference:
         return np.zeros(len(drawn.answer_ids))
 
-    def kl(*batch):
-        logps, ref_logps = (model(*batch, temperature)[0] for model in (policy, reference))
-        return (logps - ref_logps).double().sum(1)
+    def ref_logps(*batch):
+        return reference(*batch, temperature)[0].double().sum(1)
 
-    return in_batches(kl, [*zip(drawn.prompt_ids, drawn.answer_ids)], policy.model.device)
+    rows = [*zip(drawn.prompt_ids, drawn.answer_ids)]
+    return np.array([*map(sum, drawn.logps)]) - in_batches(ref_logps, rows, policy.model.device)
 
 
 # ---- scores ----

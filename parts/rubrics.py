@@ -10,7 +10,7 @@ and "test", of which a row's "split" is one, too. IFEval's "instruction_id_list"
 
 import json
 from collections import Counter, defaultdict
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from checks import check_arguments
@@ -266,7 +266,7 @@ def write_grades(out, items, grades, judge=None):
     the judge's cost. Returns the exit status, 4 if a grader failed."""
     rows = [
         dict(task_id=row.task_id, prompt=row.prompt, model=model, answer=answer, human=row.human)
-        | asdict(grade)
+        | vars(grade)
         for (row, answer, model), grade in zip(items, grades, strict=True)
     ]
     files.write_jsonl(out, rows, mode=PRIVATE)
