@@ -78,9 +78,9 @@ define loop
 	$(say) index
 endef
 
-# six to twelve minutes on two cores; make report trains longer, and tests/test_demo.py runs these commands at toy size
-demo: REWARD = --steps 100 --micro-tokens 1024
-demo: DPO = --epochs 1 --micro-tokens 1024
+# about five minutes on two idle cores; make report trains longer, and tests/test_demo.py runs these commands at toy size
+demo: REWARD = --steps 100 --eval-every 0
+demo: DPO = --epochs 1 --micro-tokens 1024 --eval-every 0
 demo: PPO = --steps 10 --lr 2e-4 --micro-tokens 1024
 demo: GRPO = --steps 25 --schedule constant --micro-tokens 2048
 demo: COMPARE = --n 100 --bon 16
