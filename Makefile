@@ -85,7 +85,7 @@ demo: export MALLOC_TRIM_THRESHOLD_ = 8589934592
 demo: REWARD = --steps 100 --eval-every 0
 demo: DPO = --epochs 1 --micro-tokens 1024 --eval-every 0
 demo: PPO = --steps 10 --lr 2e-4 --micro-tokens 1024
-demo: GRPO = --steps 25 --schedule constant --micro-tokens 2048
+demo: GRPO = --steps 20 --schedule constant --micro-tokens 2048
 demo: COMPARE = --n 100 --bon 16
 demo: $(RUNTIME)
 	$(call loop,runs/demo,0)
