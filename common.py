@@ -305,8 +305,8 @@ def save_model(model, tokenizer, folder, source):
     write_json(folder / "generation_config.json", generation | {"eos_token_id": end_ids(tokenizer)})
     # transformers 4 and vLLM read words that version 5 leaves out, so the authors' own stay
     config, _ = PretrainedConfig.get_config_dict(source)
-    written = model.config.to_diff_dict()
-    config |= {key: written[key] for key in written if key not in config or key in OURS}
+    written = model.config.to_diff_dict().items()
+    config |= {key: x for key, x in written if key not in config or key in OURS}
     write_json(folder / "config.json", config | {"dtype": "float32", "torch_dtype": "float32"})
 
 

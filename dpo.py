@@ -256,9 +256,8 @@ def main(argv=None):
         loss, grad_norm = run.clip(total, [pairs.lines[i] for i in batch[:4]])
         lr = run.set_lr(step)  # warm-up, then --schedule
         optimizer.step()
-        every, *both_logps = zip(
-            *gather(scored)
-        )  # for the log: all pairs of the step, of all ranks
+        # for the log: all pairs of the step, of all ranks
+        every, *both_logps = zip(*gather(scored))
         run.log(pair_metrics(run, pairs, every, torch.tensor(both_logps)) | {
             "loss": loss, "lr": lr, "grad_norm": grad_norm, "epoch": epoch,
             "tokens": pairs.tokens[batch].sum(),

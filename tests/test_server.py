@@ -103,10 +103,8 @@ def test_a_setup_that_is_wrong_ends_the_run(status, word, serve):
     """Also where another answer got its reply: the rest is not asked."""
     reply = for_bad(fault(status, "no such thing"))
 
-    def slowly(
-        request,
-    ):  # as servers are; at once, the rest may be asked before the first one fails
-        time.sleep(0.1)
+    def slowly(request):
+        time.sleep(0.1)  # as servers are; at once, the rest may be asked before the first one fails
         return reply(request)
 
     server, judge = serve(slowly, "--judge-concurrency", 2)
