@@ -21,8 +21,10 @@ import gc
 import numpy as np
 import pandas as pd
 from scipy.stats import norm, t
+from statsmodels.regression.linear_model import OLS
 from statsmodels.stats.multitest import multipletests
 from statsmodels.stats.proportion import proportion_confint
+from statsmodels.stats.sandwich_covariance import cov_cluster, cov_cluster_2groups
 
 LEVEL = 0.05  # a p below it is a finding; intervals cover 1 − LEVEL
 FEWEST_CLUSTERS = 20  # below which an estimate gets no verdict
@@ -64,22 +66,13 @@ def regress(y, x=None, clusters=None, within=None):
         labels = pd.factorize(within)[0]
         means = pd.DataFrame(np.c_[y, x]).groupby(labels).transform("mean").to_numpy()
         y, x = y - means[:, 0], x - means[:, 1:]
-    inverse = np.linalg.inv(x.T @ x)
-    values = (inverse @ x.T @ y).tolist()  # k
+    fit = OLS(y, x).fit()
     if n_clusters < 2:
-        return [estimate(value, None, n, n_clusters) for value in values]
-    influence = pd.DataFrame(x * (y - x @ values)[:, None] @ inverse)  # (n, k): of a row on values
-
-    def variances(*codes):
-        sums = influence.groupby([*codes], sort=False).sum()  # (G, k)
-        G = len(sums)
-        return (sums**2).sum() * G / (G - 1) * (n - 1) / (n - len(values))
-
-    of_kinds = [variances(of_kind) for of_kind in codes]
-    if len(codes) == 2:  # V₁ + V₂ − V₁₂ may be below 0: the larger of V₁, V₂ counts
-        of_kinds.append(sum(of_kinds) - variances(*codes))
-    errors = (np.max(of_kinds, 0) ** 0.5).clip(rounding)
-    return [estimate(value, se, n, n_clusters) for value, se in zip(values, errors)]
+        return [estimate(value, None, n, n_clusters) for value in fit.params]
+    two = len(codes) == 2  # V₁ + V₂ − V₁₂ of two kinds may be below V₁ or V₂: the largest counts
+    covariances = cov_cluster_2groups(fit, *codes) if two else [cov_cluster(fit, *codes)]
+    errors = (np.max([*map(np.diag, covariances)], 0) ** 0.5).clip(rounding)
+    return [estimate(value, se, n, n_clusters) for value, se in zip(fit.params, errors)]
 
 
 def estimate(value, se, n, clusters):
