@@ -120,7 +120,10 @@ def reward_weights(args):
     >>> reward_weights(Namespace(reward=[("rubric", 3.0), ("ruler", 1.0)], **rest))
     {'rubric': 0.75, 'ruler': 0.25}
     """
-    weights = dict(args.reward or [("rubric", 1.0)])
+    given = args.reward or [("rubric", 1.0)]
+    weights = dict(given)
+    if len(weights) < len(given):
+        raise UserError("--reward: name each reward once")
     if ("model" in weights) != bool(args.reward_model):
         raise UserError("--reward model and --reward-model FOLDER go together")
     if "ruler" not in weights and (args.ruler_rubric or args.judge_passes > 1):
@@ -336,7 +339,9 @@ def main(argv=None):
             run.evaluation(*evaluate(run, draw, graders, val, "val"))
         run.end_step()
 
-    if test and not run.unfinished():  # of the weights that are saved, on rows that chose nothing
+    # of the weights that are saved, on rows that chose nothing; not by a judge that may not be asked
+    is_judged = run.state["ended"] not in ("judge_budget", "R12 judge_down")
+    if test and is_judged and not run.unfinished():
         run.restore_best()
         metrics, _ = evaluate(run, draw, graders, test, "test")
         run.log(metrics)

@@ -134,11 +134,21 @@ def test_a_dead_judge_ends_the_run(train, tmp_path):
         server.script = lambda text: BROKEN if len(server.asked) > 2 * n else None
         rows, kept = train(server, *flags, code=4)
         assert 3 < trained(rows)[-1]["step"] < 6
+    assert not any("test/score" in row for row in rows)
     for row in trained(rows)[2:]:  # no update; no mean of nothing
         assert "loss" not in row and row["updates"] == 0 and row["judge/failed_frac"] > 0.9
     assert_honest(kept)
     two = weights(tmp_path / "two")
     assert all(torch.equal(weights(tmp_path / "run")[key], x) for key, x in two.items())
+
+
+def test_a_spent_budget_buys_no_test(train):
+    """A step asks at most 16 times, for 1010e-6 USD each: after step 2 a third is too dear."""
+    with Rule(vowel) as server:
+        flags = "--judge-price", "1,1", "--judge-budget", 0.04, "--eval-every", 9
+        rows, _ = train(server, *flags)
+    assert trained(rows)[-1]["step"] < 4 and not any("test/score" in row for row in rows)
+    assert 1010e-6 * len(server.paid) < 0.04
 
 
 def test_a_reference_reaches_the_judge_and_never_the_policy(train, tmp_path, monkeypatch):
