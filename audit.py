@@ -34,6 +34,10 @@ RACES = (
     "Native American or Alaska Native", "Two or More Races",
 )  # fmt: skip
 MOST_GROUPS = 20  # values of a column, above which it is no column of groups
+NEXT = (
+    "Next: find the step, the criterion or the person where the rates part, and ask counsel before you "
+    "act."
+)
 LIMITS = (
     "Not legal advice, and no independent bias audit. It sees who was selected in this table, not why.",
     "“Cannot tell” clears nobody: so few people show neither a difference nor its absence. “None "
@@ -97,18 +101,16 @@ def check_flags(args):
     for is_wrong, text in (
         (bool(args.y_pred) == bool(args.score), "--y-pred, --score: expected one of them"),
         (bool(args.score) != bool(args.better), "--score, --better: a score needs --better higher or lower"),
-        (cuts != bool(args.score) and not is_scoring(args), "--cutoff, --select: expected one of them, with --score"),
+        (cuts != bool(args.score) and (cuts or not args.ll144), "--cutoff, --select: expected one of them, with --score"),
         (not args.group, "--group: expected one or two columns of groups"),
         (len(law) > 1, "--ll144, --sex, --race: Local Law 144 needs all three"),
         (args.drop and not args.id, "--drop: it needs --id, the column that holds these labels"),
+        (args.favourable and not args.y_pred, "--favourable: its values are of --y-pred"),
+        (args.qualified and not args.y_true, "--qualified: its values are of --y-true"),
+        ((args.map or args.hispanic) and not args.ll144, "--map, --hispanic: they are of --ll144"),
     ):  # fmt: skip
         if is_wrong:
             raise UserError(text)
-
-
-def is_scoring(args):
-    """Does the median of the score decide? Those are the scoring rates of Local Law 144."""
-    return bool(args.score and args.ll144 and args.cutoff is None and args.select is None)
 
 
 # ---- 5. the data ----
@@ -116,12 +118,14 @@ def is_scoring(args):
 
 def read_people(args):
     """(table, people, rule): the rows as texts; of those with a decision "hit" 0 or 1, "score",
-    "goodness" (the score, negated where lower is better), "outcome" 1, 0 or NaN, "role", "person"; and
-    what a selection is, in words."""
+    "goodness" (the score, negated where lower is better), "outcome" 1, 0 or NaN, "role", "person", and
+    "sex" and "race" of `law_labels`; and what a selection is, in words."""
     what, path = args.y_pred or args.score, args.table
-    hispanic = args.hispanic if args.hispanic != "none" else None
-    named = [what, args.y_true, args.within, args.id, *args.group, args.sex, args.race, hispanic]
+    named = [what, args.y_true, args.within, args.id, *args.group, *law_columns(args)]
     table = tables.read_csv(path, named)
+    values = {value for name in table for value in table[name].unique()}
+    if wrong := {*args.unknown} - values:
+        raise UserError(f"--unknown {min(wrong)}: none of these columns of {path} holds it")
     if args.id:
         if wrong := {*args.drop} - {*table[args.id]}:
             raise UserError(f"--drop {min(wrong)}: {path} has no such {args.id}")
@@ -134,6 +138,8 @@ def read_people(args):
     roles = decided[args.within] if args.within else ""
     people = pd.DataFrame({"role": roles}, decided.index, dtype="category")
     people["person"] = pd.factorize(decided[args.id])[0] if args.id else np.arange(len(decided))
+    if args.ll144:
+        people["sex"], people["race"] = law_labels(args, decided)
     if args.y_pred:
         people["hit"], yes = tables.yes_or_no(decided[what], args.favourable, "--favourable", path)
         rule = f"{what} is {' or '.join(yes)}"
@@ -149,13 +155,15 @@ def read_people(args):
 
 def selected(people, args):
     """((n,) 0 or 1, the rule in words): at the cut-off; in the top share of a role, with all who tie
-    with its last; or better than the median."""
+    with its last; or better than the median of the people of known sex or race."""
     goodness, is_higher = people.goodness, args.better == "higher"
     if args.cutoff is not None:
         least, sign = (args.cutoff, "≥") if is_higher else (-args.cutoff, "≤")
         return (goodness >= least).astype(int), f"{args.score} {sign} {args.cutoff:g}"
     if args.select is None:
-        return (goodness > goodness.median()).astype(int), f"{args.score} better than the median"
+        median = goodness[people.sex.notna() | people.race.notna()].median()
+        rule = f"{args.score} better than the median where sex or race is known"
+        return (goodness > median).astype(int), rule
     of_role = goodness.groupby(people.role)
     # rounded upwards; .07 · 100 is 7.000000000000001
     places = np.ceil(args.select * of_role.transform("size") - 1e-9)
@@ -180,7 +188,9 @@ def group_labels(args, table):
             )
     if len(labels) == 2:
         one, two = labels.values()
-        labels[" × ".join(labels)] = one.str.cat(two, sep=" ").astype("category")
+        labels[" × ".join(labels)] = one.str.cat(two, sep=" × ").astype("category")
+    if taken := {*labels} & {"entity_id", "score", "score_raw", "label_value"}:
+        raise UserError(f"--group {min(taken)}: rename this column; audit.csv has one of its own")
     there = {group for label in labels.values() for group in label.cat.categories}
     if args.reference and args.reference not in there:
         raise UserError(f"--reference {args.reference}: expected one of {sorted(there)}")
@@ -193,12 +203,19 @@ def write_values(args):
     for row in tables.column_values(table, table.columns):
         print(f"{row['column']}: {row['value']} {row['rows']:,}")
     if args.map:
-        held = tables.read_csv(args.table, [args.sex, args.race, args.hispanic])
+        if not (args.sex and args.race):
+            raise UserError("--map: name the columns whose values it shall hold: --sex, --race")
+        held = tables.read_csv(args.table, law_columns(args))
         values = {*held.to_numpy().ravel()} - {"", *args.unknown}
-        tables.write_map(args.map, sorted(values), (*SEXES, *RACES))
+        tables.write_map(args.map, sorted(values), (*SEXES, *RACES, *tables.YES_NO))
 
 
 # ---- 8. Local Law 144 ----
+
+
+def law_columns(args):
+    """Those of --sex, --race and --hispanic."""
+    return [args.sex, args.race, args.hispanic if args.hispanic != "none" else None]
 
 
 def law_labels(args, table):
@@ -210,7 +227,8 @@ def law_labels(args, table):
         asked = known(table[args.hispanic], args)
         answers = tables.categories(asked, mapping, tables.YES_NO, "--hispanic")
         answers = answers.str.lower().map(tables.YES_NO)
-        races = races.where(answers == 0, None).mask(answers == 1, HISPANIC)
+        is_known = (answers == 0) | (races == HISPANIC)
+        races = races.where(is_known, None).mask(answers == 1, HISPANIC)
     elif not args.hispanic and not (races == HISPANIC).any():
         raise UserError(
             f"--race {args.race}: nobody is {HISPANIC}; name the column that asks for it: "
@@ -219,26 +237,22 @@ def law_labels(args, table):
     return sexes, races
 
 
-def law_tables(args, table, people):
+def law_tables(people):
     """{title: rows} of 6 RCNY 5-303, by sex, by race/ethnicity, crossed. Impact ratio: rate / the
-    highest rate, of every category, however small. Scoring rate: the share better than the median
-    of the people of known sex or race."""
-    sexes, races = law_labels(args, table)
-    hit, law = people.hit, {}
-    if is_scoring(args):
-        median = people.goodness[sexes.notna() | races.notna()].median()
-        hit = (people.goodness > median).astype(int)
+    highest rate, of every category, however small."""
+    law, crossed = {}, people.race.str.cat(people.sex, sep=", ")
     both = [f"{race}, {sex}" for race in RACES for sex in SEXES]
     for key, labels, categories in (
-        ("sex", sexes, SEXES),
-        ("race/ethnicity", races, RACES),
-        ("crossed", races.str.cat(sexes, sep=", "), both),
+        ("sex", people.sex, SEXES),
+        ("race/ethnicity", people.race, RACES),
+        ("crossed", crossed, both),
     ):
-        counts = hit.groupby(labels).agg(["size", "sum"]).reindex(categories, fill_value=0)
+        counts = people.hit.groupby(labels).agg(["size", "sum"]).reindex(categories, fill_value=0)
         counts.columns = ["# of applicants", "# selected"]
         counts["rate"] = counts["# selected"] / counts["# of applicants"]
         counts["impact ratio"] = counts.rate / counts.rate.max()
-        title = f"Local Law 144, {key}; {labels.isna().sum():,} of unknown category are left out"
+        unknown = f"{labels.isna().sum():,} of {len(labels):,} rows, of unknown category"
+        title = f"Local Law 144, {key}; {unknown}, are left out"
         law[title] = counts.rename_axis("category").reset_index().to_dict("records")
     return law
 
@@ -261,7 +275,7 @@ def main(argv=None):
     table, people, rule = read_people(args)
     rows, within = table.loc[people.index], bool(args.within)
     labels = group_labels(args, rows)
-    kinds = {"Selected": people}
+    kinds = {"Selected": ("", people)}
     if args.y_true:
         known_of = 100 * people.outcome.notna().groupby(people.hit).mean()
         page.limit(
@@ -269,46 +283,50 @@ def main(argv=None):
             f"{known_of.get(0, 0):.0f} % of the others. Error rates count these people alone, and "
             "mislead where the two shares differ."
         )
-        kinds["True positives"] = people[people.outcome == 1]
-        kinds["False positives"] = people[people.outcome == 0]
+        kinds["True positives"] = "of the qualified ", people[people.outcome == 1]
+        kinds["False positives"] = "of the unqualified ", people[people.outcome == 0]
     # (2) compare the groups
     comparisons, group_metrics, tested = {}, [], []
     for name, label in labels.items():
         reference, rates = args.reference, {}
-        for kind, part in kinds.items():
-            what = f"{kind}, {name}"
+        for kind, (whose, part) in kinds.items():
+            what, did = f"{kind}, {name}", f"{whose}were selected ({rule})"
             compared = comparisons[what] = compare(part.assign(group=label), [reference])
             reference = compared[0]["reference"] if compared else reference
-            rates[kind] = {row["group"]: row["rate"]["value"] for row in compared}
-            tested += [(what, row) for row in compared if row["group"] != reference]
-        group_metrics.append({"groups": name} | metrics(pd.DataFrame(rates)))
+            if part.hit.nunique() == 2:
+                rates[kind] = {row["group"]: row["rate"]["value"] for row in compared}
+            tested += [(row, did, what) for row in compared if row["group"] != reference]
+        group_metrics.append({"groups": name} | metrics(pd.DataFrame(rates, columns=[*kinds])))
+        in_groups = sum(row["people"] for row in comparisons[f"Selected, {name}"])
+        twice = in_groups - people.person[label.notna()].nunique()
         page.limit(
             f"{name}: the others are compared with {reference}, "
             f"{'by --reference' if reference == args.reference else 'the largest group'}; "
-            f"{label.isna().sum():,} rows of unknown group are in no comparison."
+            f"{label.isna().sum():,} rows of unknown group are in no comparison. People in more than one "
+            f"group: {twice:,}."
         )
     # (3) the report: what was found, then what is open, then the rest
-    tested.sort(key=lambda pair: clearness(pair[1]))
-    what, verdicts = tested[0][0], Counter(row["verdict"] for _, row in tested)
+    tested.sort(key=lambda found: clearness(found[0]))
+    what, verdicts = tested[0][2], Counter(row["verdict"] for row, *_ in tested)
     counted = f"of {people.person.nunique():,} people" if args.id else "each a person (no --id)"
     counted += f", compared within each {args.within}" * within
-    page.answer(
-        *(sentence(row, f"were selected ({rule})", of, within) for of, row in tested[:3]),
-        f"{len(people):,} rows, {counted}.",
-        f"All comparisons: {files.counts_in_words(verdicts)}.",
-        *[
-            "Next: find the step, the criterion or the person where the rates part, and ask counsel before "
-            "you act."
-        ]
-        * (FOUND in verdicts),
-    )
+    said = [sentence(*found, within) for found in tested[:3]]
+    said.append(f"{len(people):,} rows, {counted}.")
+    left_out = pd.Series(~table.index.isin(people.index), table.index)
+    if left_out.any():
+        shares = [left_out.groupby(known(table[name], args)).mean() for name in args.group]
+        shares = ", ".join(f"{share:.0%} of {group}" for group, share in pd.concat(shares).items())
+        text = f"{left_out.sum():,} of {len(table):,} rows have no decision or role: {shares}"
+        said.append(f"{text}. They are left out.")
+    said.append(f"All comparisons: {files.counts_in_words(verdicts)}.")
+    page.answer(*said, *[NEXT] * (FOUND in verdicts))
     bars = [(row["group"], row["rate"], row["group"]) for row in comparisons[what]]
     page.intervals(f"{what}: share selected{' over all roles' * within}", bars, ".1%")
     note = f"Each ratio is to the reference{', within roles' * within}."
     for title, compared in comparisons.items():
         page.table(title, compared, SHOWN, note)
     # (4) Local Law 144
-    for title, cells in law_tables(args, rows, people).items() if args.ll144 else ():
+    for title, cells in law_tables(people).items() if args.ll144 else ():
         page.table(title, cells)
     page.table("Group metrics, over all groups", group_metrics)
     columns = args.y_pred, args.y_true, args.within, *args.group
@@ -322,13 +340,9 @@ def main(argv=None):
     if args.score:
         decisions["score_raw"] = people.score
     file = Path(args.out) / "audit.csv"
-    tables.write_csv(file, decisions, empty="unknown")
-    page.limit(
-        f"{len(table) - len(people):,} rows without decision or role are left out.",
-        *LIMITS,
-        f"{file} has the layout that BiasGuard reads.",
-    )
+    page.limit(*LIMITS, f"{file} has the layout that BiasGuard reads.")
     page.write()
+    tables.write_csv(file, decisions, empty="unknown")
     return int(args.fail_on_difference and FOUND in verdicts)
 
 

@@ -69,7 +69,7 @@ def load_candidates(args):
             f"{place}: expected a column {missing[0]!r}; there is "
             f"{', '.join(sorted(frame)) or 'nothing'}"
         )
-    if taken := {"rank", "of", "score"} & {*frame}:
+    if taken := {"rank", "of", "score", "asked"} & {*frame}:
         raise UserError(f"{place}: rename the column {min(taken)!r}, which ranked.csv writes")
     prompts, ids = [], {""}
     for line, row in frame.to_dict("index").items():
@@ -85,7 +85,14 @@ def load_candidates(args):
         ids.add(name)
     asked = [plain_text(prompt) for prompt in prompts]
     frame = frame.map(as_text).assign(prompt=prompts, asked=asked)
-    frame["role"] = args.role or frame.get("role", frame.asked)
+    roles = frame.get("role", frame.asked)
+    frame["role"] = args.role or roles.where(roles != "", frame.asked)
+    prompts_of = frame.groupby("role").asked.nunique()
+    if prompts_of.max() > 1:
+        raise UserError(
+            f"{place}: the role {prompts_of.idxmax()!r} has more than one prompt, whose scores cannot be "
+            "compared; give each prompt a role of its own"
+        )
     return frame.sort_values(["asked", args.text_column, "id"])
 
 

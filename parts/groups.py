@@ -11,7 +11,7 @@ Test         z(R) = Σ (k·m − R·l·n)/N / √V(R): is the ratio R? The inter
              without their N/(N − 1)]
 Exact        where Σ k is expected less than 5 above its least or below its most possible value [Mantel
              & Fleiss 1980; of one table: a cell expects fewer than 5] p is Fisher's, of several
-             roles that of their sum, and the ratio has no interval
+             roles that of their sum, and an interval that contradicts it is left out
 Needed       people who would find a ratio of 4/5 in 4 of 5 audits: E is Σ (l·n − k·m)/N at rates q and
              4/5·q that select as many, √V(1) its deviation; .05 is shared by the groups tested (Holm)
 People       with several rows are clusters: V is multiplied by the design effect, the variance
@@ -90,7 +90,7 @@ def compare(frame, references=()):
 
 def contrast(frame, group, reference, n_tests):
     """Two groups of a frame, compared within roles that hold both: {"compared", "of" (rows in such
-    roles, of all), "ratio" (an estimate; without an interval where p is exact), "p", "deviations"
+    roles, of all), "ratio" (an estimate; without an interval where an exact p contradicts it), "p", "deviations"
     (standard deviations: |z|, or what an exact p amounts to), "shortfall" (selections that the group
     lacks at the common rate of each role), "needed" (people in all, in the same mix of groups and
     roles; None where nobody of the reference is selected)}; where nothing is tested "p" is None and
@@ -122,14 +122,15 @@ def contrast(frame, group, reference, n_tests):
     size = (1 - FOUR_FIFTHS) * (q * n * m / N).sum()
     enough = needed(root * deviation(1.0, *table), everybody, size, n_tests)
     row["needed"] = max(everybody, enough) if down else None
+    row["deviations"], row["p"], ends = score(table, root, freedom)
     least, most = np.maximum(0, selected - m).sum(), np.minimum(n, selected).sum()
     expected = (n * selected / N).sum()
     if min(expected - least, most - expected) < 5 * root**2:
         row["deviations"] = norm.isf(exact_p(*table.astype(int)) / 2) / root
         row["p"] = 2 * t.sf(row["deviations"], freedom)
-    else:
-        row["deviations"], row["p"], ends = score(table, root, freedom)
-        row["ratio"] |= ends
+        holds_1 = ends["low"] <= 1 <= (ends["high"] or np.inf)
+        ends = ends if holds_1 == (row["p"] >= LEVEL) else {}
+    row["ratio"] |= ends
     return row
 
 
@@ -214,7 +215,8 @@ def sentence(row, did, source, within=False):
     if verdict == FOUND:
         side = "fewer" if row["shortfall"] > 0 else "more"
         text += f": about {abs(row['shortfall']):,.0f} {side} of {group} than at the rate of both together"
-        text += "; below four fifths of the highest rate" * ((row["of_highest"] or 1) < FOUR_FIFTHS)
+        if side == "fewer" and row["of_highest"] < FOUR_FIFTHS:
+            text += "; below four fifths of the highest rate"
     elif verdict == NONE:
         largest = min(row["ratio"]["low"], 1 / row["ratio"]["high"])
         text += f", and none larger than a ratio of {largest:.2f} is likely"

@@ -132,9 +132,8 @@ class Report:
         })  # fmt: skip
 
     def write(self, **numbers):
-        """Prints the report and writes report.html and report.json with `numbers` beside the rows
-        of its tables."""
-        print(self.render("measure.txt"))
+        """Writes report.html and report.json, with `numbers` beside the rows of its tables, and
+        prints the report."""
         self.out.mkdir(parents=True, exist_ok=True)
         record = {"title": self.title, "answer": self.answers, "limits": self.limits}
         tables = {table["caption"]: table["rows"] for table in self.tables}
@@ -142,6 +141,7 @@ class Report:
         write_json(self.out / "report.json", record, self.mode)
         with replacing(self.out / "report.html", self.mode) as file:
             file.write(self.render("measure.html").encode())
+        print(self.render("measure.txt"))
         print(f"\nReport: {self.out}/report.html (numbers: report.json)")
 
     def render(self, name):

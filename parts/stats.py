@@ -67,12 +67,13 @@ def regress(y, x=None, clusters=None, within=None):
         means = pd.DataFrame(np.c_[y, x]).groupby(labels).transform("mean").to_numpy()
         y, x = y - means[:, 0], x - means[:, 1:]
     fit = OLS(y, x).fit()
+    values = fit.params.tolist()  # k
     if n_clusters < 2:
-        return [estimate(value, None, n, n_clusters) for value in fit.params]
+        return [estimate(value, None, n, n_clusters) for value in values]
     two = len(codes) == 2  # V₁ + V₂ − V₁₂ of two kinds may be below V₁ or V₂: the largest counts
     covariances = cov_cluster_2groups(fit, *codes) if two else [cov_cluster(fit, *codes)]
     errors = (np.max([*map(np.diag, covariances)], 0) ** 0.5).clip(rounding)
-    return [estimate(value, se, n, n_clusters) for value, se in zip(fit.params, errors)]
+    return [estimate(value, se, n, n_clusters) for value, se in zip(values, errors)]
 
 
 def estimate(value, se, n, clusters):
@@ -107,10 +108,12 @@ def share(k, n):
 def mean_share(values, clusters=None):
     """The estimate of a mean of numbers from 0 to 1, such as wins; p is against ½.
 
-    se is the clustered error; the rows are worth m = value·(1 − value)/se² independent ones (m =
-    clusters where all are alike), made smaller by (1.96/t)² for few clusters. m may exceed the number
-    of rows, for a row may be a mean of several answers, which vary less than wins and losses. Wilson's interval of m
-    holds ½ where |value − ½| ≤ 1.96·√(¼/m), and p is that test's.
+    se is the clustered error; the rows are worth m = value·(1 − value)/se² independent ones, made
+    smaller by (1.96/t)² for few clusters. m may exceed the number of rows, for a row may be a mean
+    of several answers, which vary less than wins and losses. Where fewer than two of G clusters
+    differ from the others, se says too little: it is at least .7/G, as of one win, one loss and else
+    ties, and m at least G. Wilson's interval of m holds ½ where |value − ½| ≤ 1.96·√(¼/m), and p is
+    that test's.
 
     >>> row = mean_share([1.0, 0.0] * 50 + [1.0] * 10)  # 60 of 110 independent rows
     >>> print(*(round(row[key], 3) for key in ("value", "low", "high", "p")))
@@ -120,7 +123,10 @@ def mean_share(values, clusters=None):
     value = row["value"]
     if row["se"] is None:
         return row
-    worth = value * (1 - value) / row["se"] ** 2 if row["se"] > 1e-9 else row["clusters"]
+    least = 0.5**0.5 / row["clusters"]
+    worth = value * (1 - value) / max(row["se"], least) ** 2
+    if row["se"] < least:
+        worth = max(worth, row["clusters"])
     worth *= (norm.isf(LEVEL / 2) / t.isf(LEVEL / 2, row["clusters"] - 1)) ** 2
     low, high = proportion_confint(value * worth, worth, LEVEL, "wilson")
     z = abs(value - 0.5) / np.sqrt(0.25 / worth)
@@ -173,6 +179,8 @@ def needed(se, clusters, size, comparisons=1):
 
 
 def clearness(row):
-    """Sorts rows with a verdict: what was found, what is open, the rest; large effects first."""
+    """Sorts rows with a verdict: what was found, what is open, the rest; large effects first, which
+    are d, or the logarithm of a ratio."""
     order = [FOUND, OPEN, NONE, row["verdict"]].index(row["verdict"])
-    return order, -abs(row.get("value") or 0)
+    ratio = row["ratio"]["value"] if "ratio" in row else 1
+    return order, -abs(row.get("value") or np.log(ratio or 1e-9))

@@ -7,6 +7,7 @@ Out    a cell that a spreadsheet would run as a formula gets a ' in front; the f
 
 import csv
 import io
+import itertools
 import re
 from pathlib import Path
 
@@ -25,31 +26,33 @@ def read_csv(path, needed=(), flag="table"):
     """A frame of texts without blanks around them, of the needed columns or else of all; its index
     holds the rows of the file as a spreadsheet counts them, the header being 1.
 
-    Cells are separated by whichever of comma, semicolon, tab and bar gives the header most cells.
-    Blank rows are skipped, and a None among the needed. UserError for a file that is no such table,
-    or has a needed column not once.
+    Cells are separated by whichever of comma, semicolon, tab and bar gives most of them to the header
+    and the row below it. Blank rows are skipped, and a None among the needed. UserError for a file
+    that is no such table, or has a column that is read not once.
     """
     try:
         text = Path(path).read_bytes().decode("utf-8-sig")
-        heads = {
-            mark: next(csv.reader(io.StringIO(text, newline=""), delimiter=mark), [])
-            for mark in ",;\t|"
-        }
-        mark = max(heads, key=lambda mark: len(heads[mark]))
-        records = csv.reader(io.StringIO(text, newline=""), delimiter=mark, strict=True)
+
+        def read(mark, **strict):
+            return csv.reader(io.StringIO(text, newline=""), delimiter=mark, **strict)
+
+        def width(mark):
+            return min(map(len, itertools.islice(read(mark), 2)), default=0)
+
+        mark = max(",;\t|", key=width)
+        records = read(mark, strict=True)
+        header = [" ".join(name.split()) for name in next(records, [])]
         # of tuples, which the garbage collector passes over
-        rows = {line: tuple(row) for line, row in enumerate(records, 1) if any(row)}
+        rows = {line: tuple(row) for line, row in enumerate(records, 2) if any(row)}
     except (OSError, UnicodeDecodeError, csv.Error) as error:
         raise UserError(
             f"{flag} {path}: {brief(error)}; expected a CSV in UTF-8 (a spreadsheet saves it as "
             "“CSV UTF-8”)"
         ) from None
-    rows.pop(1, None)
-    header = [" ".join(name.split()) for name in heads[mark]]
-    needed = [*dict.fromkeys(filter(None, needed))]
+    needed = [*dict.fromkeys(filter(None, [*needed] or header))]
     if wrong := [name for name in needed if header.count(name) != 1]:
         raise UserError(
-            f"{flag} {path}: expected one column {wrong[0]!r}; there is "
+            f"{flag} {path}: expected one column {wrong[0]!r}; the first line holds "
             f"{', '.join(header) or 'nothing'}"
         )
     if not rows:
@@ -63,7 +66,7 @@ def read_csv(path, needed=(), flag="table"):
     columns = {
         name: [row[place].strip() for row in rows.values()]
         for place, name in enumerate(header)
-        if name and name in (needed or header)
+        if name in needed
     }
     return pd.DataFrame(columns, index=[*rows], dtype=object)
 
@@ -84,9 +87,13 @@ def check_last_rows(table, columns, path):
 
 
 def read_map(path):
-    """{label: what it stands for} of a CSV as `write_map` writes it."""
+    """{label: what it stands for} of a CSV as `write_map` writes it; UserError for one that is there
+    twice."""
     table = read_csv(path, MAP, "--map")
-    return dict(zip(table[MAP[0]].map(csv_cell), table[MAP[1]]))
+    labels = table[MAP[0]].map(csv_cell)
+    if (twice := labels.duplicated()).any():
+        raise UserError(f"--map {path}:{twice.idxmax()}: {labels[twice.idxmax()]} is there twice")
+    return dict(zip(labels, table[MAP[1]]))
 
 
 def categories(cells, mapping, allowed, flag):
@@ -103,10 +110,11 @@ def categories(cells, mapping, allowed, flag):
 
 
 def write_map(path, values, allowed):
-    """Write a map to be filled in: the values, and beside them those that are allowed already."""
+    """Write a map to be filled in: the values, and beside them those that are allowed already, in
+    this spelling or in small letters."""
     if Path(path).exists():
         raise UserError(f"--map {path}: it exists; choose another file")
-    filled = [value if value in allowed else "" for value in values]
+    filled = ["" if {value, value.lower()}.isdisjoint(allowed) else value for value in values]
     write_csv(path, dict(zip(MAP, (values, filled))))
     print(f"wrote {path}: fill in its second column; empty means none of the categories")
 

@@ -216,7 +216,8 @@ def people_of(cells):
 def law_of(people, *flags):
     """The rows of the three tables of the law: by sex, by race, crossed."""
     argv = "people.csv --y-pred hired --ll144 --sex sex --race race".split()
-    return list(audit.law_tables(audit.parse_args([*argv, *flags]), people, people).values())
+    labels = audit.law_labels(audit.parse_args([*argv, *flags]), people)
+    return [*audit.law_tables(people.assign(**dict(zip(("sex", "race"), labels)))).values()]
 
 
 def counts_of(rows):
@@ -245,16 +246,24 @@ def test_scoring_rates_of_the_rule(audited, cells):
     tables = audited(text, flags)[0]["tables"]
     law = [rows for title, rows in tables.items() if title.startswith("Local Law")]
     assert_ratios(law, cells, 0.0051)
+    rates = {row["group"]: row["selected"] for row in tables["Selected, sex"]}
+    assert rates == {row["category"]: row["# selected"] for row in law[0]}  # one median
 
 
 @pytest.mark.parametrize("race_of_hispanic", ["", "White"])
-def test_exports_that_ask_twice(race_of_hispanic):
-    """Where Hispanic is a question of its own, its Yes decides; without the column it is refused."""
+def test_exports_that_ask_twice(race_of_hispanic, tmp_path):
+    """Where Hispanic is a question of its own, its Yes decides; without the column it is refused.
+    The map of the columns has Yes and No in it already; who gave no answer is what the race says."""
     counts = ("White", 20, 40), ("Asian", 10, 20), (race_of_hispanic, 6, 30), ("White", 10, 10)
     people = people_of([(race, "Male", k, n) for race, k, n in counts])
     people["asked"] = ["No"] * 60 + ["Yes"] * 30 + [""] * 10
     assert "--hispanic" in error_of(law_of, people)
-    rows = counts_of(law_of(people, "--hispanic", "asked")[1])
+    people.loc[89] = audit.HISPANIC, "Male", 0, ""
+    path, map_flags = tmp_path / "p.csv", ["--map", str(tmp_path / "m.csv")]
+    people.to_csv(path, index=False)
+    law = "--sex sex --race race --hispanic asked".split()
+    audit.main(["values", str(path), *law, *map_flags])
+    rows = counts_of(law_of(people, "--hispanic", "asked", *map_flags)[1])
     found = [rows[race] for race in ("Hispanic or Latino", "White", "Asian")]
     assert found == [[30, 6], [40, 20], [20, 10]]
 
@@ -281,6 +290,9 @@ def test_categories_are_mapped_by_a_file_that_the_user_fills_in(audited, tmp_pat
     assert rows["White"] == [18, 9] and rows["Hispanic or Latino"] == [9, 9]
     map_file.write_text("yours,the rule's\nM,Male\nF,Female\n")
     assert "--race race: 'Caucasian' is none of" in error_of(audited, text, flags)
+    map_file.write_text("yours,the rule's\nM,Male\nM,Female\n")
+    assert "M is there twice" in error_of(audited, text, flags)
+    assert "--sex" in error_of(audit.main, [*values[:2], "--map", str(tmp_path / "m")])
 
 
 # ---- files ----
