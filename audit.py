@@ -34,10 +34,7 @@ RACES = (
     "Native American or Alaska Native", "Two or More Races",
 )  # fmt: skip
 MOST_GROUPS = 20  # values of a column, above which it is no column of groups
-NEXT = (
-    "Next: find the step, the criterion or the person where the rates part, and ask counsel before you "
-    "act."
-)
+NEXT = "Next: find the step, criterion or person where the rates part; ask counsel before you act."
 LIMITS = (
     "Not legal advice, and no independent bias audit. It sees who was selected in this table, not why.",
     "“Cannot tell” clears nobody: so few people show neither a difference nor its absence. “None "
