@@ -154,7 +154,7 @@ def main(argv=None):
     write_csv(out, pd.concat([some, others])[columns])
     print("This is no decision: a score is a reason to read a profile, and not to drop one.")
     print(f"{len(some)} candidates ranked for {some.asked.nunique()} roles. The first of them:")
-    print(some[["rank", "of", "id", "score"]][:10].to_string(index=False))
+    print(some[:10].to_string(columns=FIRST, index=False, max_colwidth=30))
     if len(others):
         print(
             f"{len(others)} without a rank (a link, fewer than --min-words {args.min_words} words, or "

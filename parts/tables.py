@@ -176,10 +176,13 @@ def write_csv(path, frame, empty=""):
             "label_value" (what was right):
             biasguard audit FILE --y-true COL --y-pred COL --group COL --protected A --reference B
     """
-    frame = pd.DataFrame(frame).map(csv_cell).rename(columns=csv_cell)
+    frame = pd.DataFrame(frame).rename(columns=csv_cell)
+    cells = {
+        name: frame[name].map({x: csv_cell(x) for x in frame[name].unique()}) for name in frame
+    }
     Path(path).parent.mkdir(parents=True, exist_ok=True)
     with replacing(path, PRIVATE) as file:
-        frame.to_csv(file, index=False, lineterminator="\n", na_rep=empty)
+        pd.DataFrame(cells).to_csv(file, index=False, lineterminator="\n", na_rep=empty)
 
 
 def csv_cell(value):
