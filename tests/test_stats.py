@@ -153,6 +153,11 @@ def test_all_alike_prove_no_certainty():
     """Ten wins of ten clusters: [.66, 1], where a clustered error of 0 would say [1, 1]."""
     found = mean_share([1.0] * 20, np.arange(10).repeat(2))
     assert 0.6 < found["low"] < 0.75 and found["high"] == pytest.approx(1.0)
+    ties, one_win, nearly = (
+        mean_share([x] * 49 + [y]) for x, y in ((0.5, 0.5), (0.5, 1), (1, 0.999))
+    )
+    assert ties["high"] - ties["low"] == pytest.approx(one_win["high"] - one_win["low"], rel=0.01)
+    assert 0.45 < ties["low"] < 0.48 and 0.92 < nearly["low"] < 0.94
 
 
 # ---- groups ----
