@@ -13,6 +13,7 @@ A judge   such as a reward model learns from whole answers. It may never have re
           off or repeats itself, and may score it above every good one, which its accuracy on pairs
           does not show. So its scores are compared by kind of answer, within each prompt:
           cut off against whole, repetitive against whole, longest third against shortest.
+          Answers of equal length have one place, so there may be no longest third.
           Whole: finished (it has its end token), and not repetitive
 """
 
@@ -213,7 +214,9 @@ def check_judge(scores, prompts, answers, finished):
     scores, prompts, finished = np.array(scores), np.array(prompts), np.array(finished, bool)
     is_loop = np.array([repeated(answer) >= REPEATED for answer in answers], bool)
     rows, is_whole = [], finished & ~is_loop
-    place = np.argsort(np.argsort([len(answer) for answer in answers])) / len(answers)  # 0 to 1
+    lengths = [len(answer) for answer in answers]
+    _, which, counts = np.unique(lengths, return_inverse=True, return_counts=True)
+    place = (counts.cumsum() - counts / 2)[which] / len(which)  # 0 to 1, one of equal lengths
     for kind, is_kind, other, is_other in (
         ("cut off", ~finished, "whole", is_whole),
         ("repetitive", is_loop, "whole", is_whole),
@@ -267,18 +270,25 @@ def check_scorer(scorer, prompts, answers):
 
 def sentences(rows):
     """Whether the judge can be trusted, by which scores, and what to do if not."""
-    known = [row for row in rows if row["other"] == "whole" and row["wrong"] is not None]
+    rows = [row for row in rows if row["other"] == "whole"]
     said = [
         f"The judge scores {row['kind']} answers {row['mean']:z.2f} on average, whole ones "
         f"{row['mean_other']:z.2f}."
-        for row in known
+        for row in rows
+        if row["wrong"] is not None
     ]
-    if wrong := " and ".join(row["kind"] for row in known if row["wrong"]):
+    if wrong := " and ".join(row["kind"] for row in rows if row["wrong"]):
         said.insert(
             0, f"This judge cannot be trusted here: it prefers {wrong} answers to whole ones."
         )
         said.append(
             "Let people compare the answers, or score them by a program (--gold), or train the reward "
             "model again with pairs whose rejected answers are cut off or repetitive."
+        )
+    if unknown := " or ".join(row["kind"] for row in rows if row["wrong"] is None):
+        said.append(
+            f"Whether the judge prefers {unknown} answers to whole ones was not checked: fewer than "
+            f"{FEWEST} prompts have both. (python evaluate.py reward shows a reward model spoiled "
+            "copies of answers of 16 tokens or more.)"
         )
     return said
