@@ -188,7 +188,8 @@ def compare(args):
     # (4) is the judge to be trusted?
     scored = answers.dropna(subset=[judge])
     checks = check_judge(scored[judge], scored.p, scored.response_ids, scored.finished)
-    distrust, accuracy, remarks = any(row["wrong"] for row in checks), None, sentences(checks)
+    distrust, accuracy = any(row["wrong"] for row in checks), None
+    remarks = sentences(checks, judge)
     if args.pairs and "reward" in scorers:
         pairs = contest.judge_pairs(args.pairs, scorers["reward"][0])
         accuracy = stats.mean_share(pairs.right, pairs.label)

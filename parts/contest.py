@@ -33,6 +33,11 @@ from parts.texts import plain_text
 REPEATED = 0.3  # of an answer's 4-grams stand earlier in it; no chosen one of data/ reaches it
 FEWEST = 10  # prompts with answers of both kinds, below which nothing is concluded
 LINE = 2.0  # a judge prefers a kind whose mean gap exceeds this many standard errors
+REMEDY = {  # judge: what to do where it prefers what nobody wants
+    "gold": "Let people compare the answers, or change --gold: it has to score such answers lower.",
+    "reward": "Let people compare the answers, or score them by a program (--gold), or train the reward "
+    "model again with pairs whose rejected answers are cut off or repetitive.",
+}
 KINDS = (  # columns of a table of the rows of `check_judge`, and the note below it
     "kind, mean, other, mean_other, prompts, wrong",
     "Compared within prompts; –: fewer than 10 prompts have answers of both kinds.",
@@ -268,8 +273,8 @@ def check_scorer(scorer, prompts, answers):
     return check_judge(scores, which, [copy for _, copy in copies], finished)[:2]
 
 
-def sentences(rows):
-    """Whether the judge can be trusted, by which scores, and what to do if not."""
+def sentences(rows, judge="reward"):
+    """Whether the judge can be trusted, by which scores, what was not checked, and what to do."""
     rows = [row for row in rows if row["other"] == "whole"]
     said = [
         f"The judge scores {row['kind']} answers {row['mean']:z.2f} on average, whole ones "
@@ -281,10 +286,7 @@ def sentences(rows):
         said.insert(
             0, f"This judge cannot be trusted here: it prefers {wrong} answers to whole ones."
         )
-        said.append(
-            "Let people compare the answers, or score them by a program (--gold), or train the reward "
-            "model again with pairs whose rejected answers are cut off or repetitive."
-        )
+        said.append(REMEDY[judge])
     if unknown := " or ".join(row["kind"] for row in rows if row["wrong"] is None):
         said.append(
             f"Whether the judge prefers {unknown} answers to whole ones was not checked: fewer than "

@@ -302,6 +302,7 @@ def test_no_verdict_by_a_judge_that_prefers_loops(world, tmp_path, monkeypatch):
     assert "cannot be trusted" in report["answer"][0]
     assert {row["verdict"] for row in report["comparisons"]} == {evaluate.NEVER}
     assert "python annotate.py draw" in report["answer"][-1]
+    assert "train the reward model" not in " ".join(report["answer"])  # --gold decided
 
 
 @each("refused", of="evaluate")
