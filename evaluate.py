@@ -22,6 +22,7 @@ Reference    Gao et al. 2022, arXiv 2210.10760 (√KL); Dubois et al. 2024, 2404
 """
 
 import itertools
+import shlex
 from pathlib import Path
 
 import numpy as np
@@ -219,7 +220,7 @@ def compare(args):
     scores = ", ".join(f"{row['model']} {show(row[judge]['value'], '.3f')}" for row in models)
     page.answer(
         headline(of_models), f"Mean score by {judge_flag}: {scores}.",
-        *remarks, *advice(args, of_models),
+        *remarks, *advice(args, names, of_models, len(comparisons)),
     )  # fmt: skip
     page.intervals(
         "How often the first of two is preferred",
@@ -278,34 +279,47 @@ def means(answers, scorers):
 
 def headline(comparisons):
     """The first sentence: who is better than whom, of rows of `judged`."""
-    parts = [
-        f"{row['a']} is better than {row['b']}: preferred in {show(row['wins']['value'], '.1%')} of "
-        "comparisons"
-        if row["verdict"] == "better"
-        else f"{row['a']} and {row['b']}: {row['verdict']}"
-        for row in comparisons
-    ]
+    parts = []
+    for row in comparisons:
+        wins, part = row["wins"], f"{row['a']} and {row['b']}: {row['verdict']}"
+        if row["verdict"] == VERDICTS[FOUND]:
+            rate = show(wins["value"], ".1%")
+            part = f"{row['a']} is better than {row['b']}: preferred in {rate} of comparisons"
+        elif row["verdict"] == UNMEASURED:
+            is_few = wins["clusters"] < FEWEST_CLUSTERS
+            part += " (fewer than 20 prompts)" if is_few else " (all scores are the same)"
+        parts.append(part)
     return f"{'; '.join(parts)}."
 
 
-def advice(args, comparisons):
-    """What to do where no difference between two models is shown, or no judge can be trusted."""
+def advice(args, names, comparisons, n_tested):
+    """What to do where no difference between two models is shown, or no judge can be trusted.
+
+    names  {folder: name};  n_tested  number of comparisons that Holm's correction was for
+    """
     for row in comparisons:
         if row["verdict"] == VERDICTS[OPEN]:
-            yield f"{row['a']} against {row['b']}: no difference shown. {to_see_more(row['wins'])}"
-    if {row["verdict"] for row in comparisons} & {VERDICTS[OPEN], NEVER}:
+            more = to_see_more(row["wins"], "answer", n_tested)
+            yield f"{row['a']} against {row['b']}: {row['verdict']}. {more}"
+    unclear = [row for row in comparisons if row["verdict"] in (VERDICTS[OPEN], NEVER)]
+    if unclear:
+        two = unclear[0]["a"], unclear[0]["b"]
+        pair = [folder for folder, name in names.items() if name in two]
+        model, model_b, prompts, split = map(shlex.quote, [*pair, args.prompts, args.split])
+        temperature = f"--temperature {args.temperature:g} " * (args.temperature > 0)
         yield (
-            f"To let people compare them: python annotate.py draw --model {args.model[-1]} "
-            f"--model-b {args.model[-2]} --prompts {args.prompts} --out runs/ab"
+            f"To let people compare them: python annotate.py draw --model {model} --model-b {model_b} "
+            f"--prompts {prompts} --split {split} --max-new-tokens {args.max_new_tokens} "
+            f"{temperature}{'--chat ' * args.chat}--out runs/ab"
         )
 
 
-def to_see_more(wins):
+def to_see_more(wins, verb, n_tested=1):
     """What would show a win rate of ½ + ALIKE, if prompts vary as these do."""
-    more = stats.needed(wins["se"], wins["clusters"], ALIKE) - wins["clusters"]
+    more = stats.needed(wins["se"], wins["clusters"], ALIKE, n_tested) - wins["clusters"]
     if more <= 0:
         return "A preference of 55 % would probably have been seen: the two are close."
-    return f"To see a preference of 55 %, answer {more:,} more prompts, or ask people."
+    return f"To see a preference of 55 %, {verb} {more:,} more prompts."
 
 
 # ---- reward ----
@@ -374,8 +388,9 @@ def human(args):
         f"By {len(people)} people: {headline([row])}",
         f"{len(votes)} votes on {wins['clusters']} prompts prefer {a} in {show(wins, '.1%')}. At equal "
         f"length: {show(row['equal_length'] or 'not measured', '.1%')}.",
-        *[to_see_more(wins)] * (row["verdict"] == VERDICTS[OPEN]),
     )
+    if row["verdict"] == VERDICTS[OPEN]:
+        page.answer(to_see_more(wins, "let people vote on"))
     page.intervals(
         f"How often {a} is preferred",
         [("everyone", wins, a), *((who["annotator"], who["wins"], row["b"]) for who in people)],
