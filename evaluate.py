@@ -166,11 +166,13 @@ def compare(args):
     args.gold = args.gold or ("none" if args.prompts else "data/recruiter.py:reward")
     args.prompts = args.prompts or "data/prompts.jsonl"
     args.samples = args.samples if args.temperature else 1  # greedy answers are all the same
-    if not 2 <= len(args.model) <= report.N_COLOURS:
-        raise UserError(f"--model: name two or more models, {report.N_COLOURS} at most")
+    if not 2 <= len({*curves.resolved(*args.model)}) == len(args.model) <= report.N_COLOURS:
+        raise UserError(f"--model: name two or more different models, {report.N_COLOURS} at most")
     names = report.names_of(args.model, args.name)
-    if args.bon and (args.reward_model == "none" or not args.temperature):
-        raise UserError("--bon: needs a --reward-model to choose, and a --temperature above 0")
+    if args.reward_model == "none" and (args.bon or args.pairs):
+        raise UserError("--bon, --pairs: need a --reward-model, which chooses by its scores")
+    if args.bon and not args.temperature:
+        raise UserError("--bon: needs a --temperature above 0")
     page = report.Report(
         "Which model is better?", args, [args.prompts, args.pairs, args.gold.rpartition(":")[0]]
     )
@@ -178,6 +180,8 @@ def compare(args):
     ids = contest.encode_alike(args.model, rows, args.max_new_tokens)
     scorers = contest.load_scorers(args, rows)  # {"gold", "reward": (function, its flag)}
     judge, (_, judge_flag) = next(iter(scorers.items()))
+    if args.pairs:
+        pairs = contest.judge_pairs(args.pairs, scorers["reward"][0])
     # (2) answers and their KL
     answers = contest.answer_all(args, names, rows, ids)
     # (3) scores; of the answers for --bon the one that the reward model likes best
@@ -191,23 +195,28 @@ def compare(args):
     checks = check_judge(scored[judge], scored.p, scored.response_ids, scored.finished)
     distrust, accuracy = any(row["wrong"] for row in checks), None
     remarks = sentences(checks, judge)
-    if args.pairs and "reward" in scorers:
-        pairs = contest.judge_pairs(args.pairs, scorers["reward"][0])
+    if args.pairs:
         accuracy = stats.mean_share(pairs.right, pairs.label)
         is_chance = accuracy["clusters"] >= FEWEST_CLUSTERS and accuracy["low"] <= 0.5
         distrust |= judge == "reward" and is_chance
-        chance = ", no better than chance" * is_chance
         remarks.append(
-            f"The reward model is right on {show(accuracy, '.1%')} of {len(pairs)} held-out pairs "
-            f"({args.pairs}){chance}. A win rate is its opinion of new answers: pairs that hold none "
-            "like them do not tell whether it is right."
+            f"The reward model is right on {show(accuracy, '.1%')} of {len(pairs)} {what_pairs(args)} "
+            f"({args.pairs}){', no better than chance' * is_chance}."
         )
+        if judge == "reward":
+            remarks.append(
+                "A win rate is its opinion of new answers: pairs that hold none like them do not tell "
+                "whether it is right."
+            )
     # (5) means, win rates, what the runs reached
     n_models = scored.groupby("p").model.transform("nunique")
     compared = scored[n_models == answers.model.nunique()]
-    if compared.empty:
-        raise UserError(f"{judge_flag}: there is no prompt where every model has a score")
     missing = answers[judge].isna().groupby(answers.model).sum()
+    if compared.empty:
+        raise UserError(
+            f"{judge_flag}: there is no prompt where every model has a score; answers without one: "
+            f"{missing.to_dict()}"
+        )
     models = [
         {"model": name, "missing": int(missing[name])} | means(part, scorers)
         for name, part in compared.groupby("model")
@@ -336,19 +345,16 @@ def reward(args):
     ids = function.encode(some.prompt, some.chosen, some.to_dict("records"))
     checks = check_scorer(function.scorer, *zip(*ids))
     page.answer(
-        f"The reward model is right on {show(right, '.1%')} of {len(pairs)} held-out pairs.",
+        f"The reward model is right on {show(right, '.1%')} of {len(pairs)} {what_pairs(args)}.",
         f"The rule “the longer answer wins” is right on {show(longer, '.1%')}: "
         f"{stats.verdict(gain, -ALIKE, ALIKE)}, {show(gain, '+.1%')}.",
         "It was also shown good answers and spoiled copies of them.", *sentences(checks),
     )  # fmt: skip
     page.intervals(
-        "Right on held-out pairs",
+        f"Right on {what_pairs(args)}",
         [("reward model", right, "model"), ("the longer answer", longer, "rule")], ".1%", null=0.5,
     )  # fmt: skip
     page.table("Does it prefer what nobody wants?", checks, *KINDS)
-    record = files.read_record(args.reward_model)
-    if record and args.pairs in record["args"].get("pairs", ()):
-        page.limit("It was trained on this very file: these are no held-out pairs.")
     page.limit(
         "Policies may write answers of a kind that these pairs do not hold. To see whether it is "
         "right on those, let people vote on them: python annotate.py draw"
@@ -356,6 +362,14 @@ def reward(args):
     page.write(accuracy=right, length_baseline=longer, against_length=gain, judge=checks)
     file = Path(args.out) / "pairs.jsonl"
     files.write_jsonl(file, pairs.drop(columns="label").to_dict("records"), mode=files.PRIVATE)
+
+
+def what_pairs(args):
+    """What --pairs is to the reward model: held out, or from its training?"""
+    record = files.read_record(args.reward_model)
+    known = curves.resolved(*record["args"].get("pairs") or ()) if record else ()
+    is_known = curves.resolved(args.pairs)[0] in known
+    return "pairs of the file that it was trained on" if is_known else "held-out pairs"
 
 
 # ---- human ----
@@ -393,7 +407,7 @@ def human(args):
         page.answer(to_see_more(wins, "let people vote on"))
     page.intervals(
         f"How often {a} is preferred",
-        [("everyone", wins, a), *((who["annotator"], who["wins"], row["b"]) for who in people)],
+        [("everyone", wins, a), *((who["annotator"], who["wins"], a) for who in people)],
         ".1%", null=0.5,
     )  # fmt: skip
     page.table("The comparison, winner first", [row], COMPARED, NOTE)

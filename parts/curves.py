@@ -60,6 +60,11 @@ def read_run(folder):
     return {"args": args, "curve": curve.dropna(subset="score"), "total": total}
 
 
+def resolved(*names):
+    """Absolute paths: ./data/prompts.jsonl and data/prompts.jsonl are one file."""
+    return [Path(str(name)).resolve() for name in names]
+
+
 def gain_at(curve, root_kl):
     """The gain when a run first came as far as root_kl, linear between the evaluations around it;
     None where these are more than half of root_kl apart, for then it was not evaluated near it.

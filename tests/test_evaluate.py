@@ -4,8 +4,10 @@ evaluate_cases.jsonl   tables of cases
 """
 
 import json
+import os
 import shlex
 import shutil
+from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
@@ -175,6 +177,8 @@ def none_of_some(prompts, answers, rows=None):
     return [None if len(a) % 3 == 0 else float(len(a)) for a in answers]
 def loops(prompts, answers, rows=None):
     return [float(a.startswith("loop")) + len(a) / 100 for a in answers]
+def mute(prompts, answers, rows=None):
+    return [None] * len(answers)
 def broken(prompts, answers, rows=None):
     return {"a": 1}
 """
@@ -288,6 +292,8 @@ def test_greedy_answers_are_those_that_a_trainer_shows(world, tmp_path):
 def test_only_common_prompts_are_compared_and_what_is_missing_is_counted(world, tmp_path):
     """A score that cannot read a model's worst answers made that model look better."""
     flags = f"--gold {world.gold}none_of_some --samples 1".split()
+    said = error_of(run, world, tmp_path / "none", "--gold", world.gold + "mute")
+    assert f"'{Path(world.other).name}': 32" in said
     report, samples = run(world, tmp_path / "out", *flags)
     scores = pd.DataFrame(samples).pivot(index="id", columns="model", values="gold")
     both = scores.dropna()
@@ -351,11 +357,16 @@ def test_a_reward_model_beside_the_longer_answer(world, tmp_path):
 
 
 def test_pairs_of_the_training_are_no_test(world, tmp_path):
+    """Said only in the limits of `reward`, below "right on 98 % of held-out pairs"."""
     rm = shutil.copytree(world.rm, tmp_path / "rm")
-    (rm / "args.json").write_text(json.dumps({"stage": "x", "args": {"pairs": [world.pairs]}}))
-    out = tmp_path / "out"
-    evaluate.main(f"reward --reward-model {rm} --pairs {world.pairs} --out {out}".split())
-    assert "trained on this very file" in " ".join(tiny.read_json(out / "report.json")["limits"])
+    known = [os.path.relpath(world.pairs)]
+    (rm / "args.json").write_text(json.dumps({"stage": "x", "args": {"pairs": known}}))
+    flags, out = f"--reward-model {rm} --pairs {world.pairs}", tmp_path / "out"
+    evaluate.main(f"reward {flags} --out {out}".split())
+    compared, _ = run(world, tmp_path / "c", *f"{flags} --gold {world.gold}score".split())
+    first = tiny.read_json(out / "report.json")["answer"][0]
+    for said in first, " ".join(compared["answer"]):
+        assert "trained on" in said and "held-out" not in said and "opinion" not in said
 
 
 # ---- human ----
@@ -422,6 +433,7 @@ def test_a_prompt_counts_once_and_tests_of_annotators_not_at_all(tmp_path):
     assert wins == plain["comparison"]["wins"]
     assert wins["n"] == 24 and wins["value"] == pytest.approx(0.5)
     assert len(report["annotators"]) == 12
+    assert "var(--f1)" not in (tmp_path / "out/report.html").read_text()  # one model's rates
     assert "let people vote on" in report["answer"][-1]
 
 
