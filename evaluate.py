@@ -177,7 +177,7 @@ def compare(args):
         "Which model is better?", args, [args.prompts, args.pairs, args.gold.rpartition(":")[0]]
     )
     rows = contest.load_prompts(args)
-    ids = contest.encode_alike(args.model, rows, args.max_new_tokens)
+    ids, cut = contest.encode_alike(args.model, rows, args.max_new_tokens)
     scorers = contest.load_scorers(args, rows)  # {"gold", "reward": (function, its flag)}
     judge, (_, judge_flag) = next(iter(scorers.items()))
     if args.pairs:
@@ -246,14 +246,16 @@ def compare(args):
     )
     runs = {name: run for folder, name in names.items() if (run := curves.read_run(folder))}
     if judge == "gold" and args.temperature:
+        start = curves.resolved(args.model[0], args.gold)
+        lines = {
+            name: run for name, run in runs.items()
+            if run["curve"].root_kl.count() > 1 and curves.question(run)[:2] == start
+        }  # fmt: skip
         axes = page.chart(
-            "Score over √KL (lines: during training, on validation prompts)",
+            "Score over √KL" + " (lines: during training, on validation prompts)" * bool(lines),
             x="√KL from the first model, √nats per answer", y="score",
         )  # fmt: skip
-        curves.draw(  # of runs that started from the first model
-            axes, {n: run for n, run in runs.items() if run["args"].get("model") == args.model[0]},
-            models, page.colour,
-        )  # fmt: skip
+        curves.draw(axes, lines, models, page.colour)
     if equal := curves.equal_kl(runs):
         page.table("Two policies at the smaller √KL of the two", equal, note=curves.AT_KL)
     if runs:
@@ -265,6 +267,7 @@ def compare(args):
     some = some.reset_index().to_dict("records")
     page.table("Answers side by side, where most differ", some, side_by_side=True)
     page.limit(
+        *cut,
         f"{judge_flag} decided. It favours a policy that was trained with it.",
         "Each model was trained once; another seed of its training may give another order.",
         f"The numbers hold for prompts like these, at temperature {args.temperature:g}.",

@@ -4,7 +4,7 @@ Answers   a frame with a row per answer: model, p (number of its prompt), task, 
           response_ids, length (tokens, end token included), finished, kl (nats from the first
           model; none of greedy answers), and a column per score
 To use    rows = load_prompts(args)
-          ids = encode_alike(folders, rows, max_new_tokens)
+          ids, remarks = encode_alike(folders, rows, max_new_tokens)
           answers = answer_all(args, names, rows, ids)
           function, flag = load_scorers(args, rows)["gold"]
           answers["gold"] = score(function, flag, answers, rows)
@@ -61,8 +61,8 @@ def load_prompts(args):
 
 
 def encode_alike(folders, rows, max_new_tokens):
-    """Token ids of each prompt. UserError unless all models read them alike; a prompt that leaves
-    no room for an answer loses its beginning, which is said."""
+    """Token ids of each prompt, and whether some are cut, as sentences: a prompt that leaves no room
+    for an answer loses its beginning. UserError unless all models read the prompts alike."""
     room = min(common.max_positions(common.load_config(name)) for name in folders) - max_new_tokens
     if room < 1:
         raise UserError(f"--max-new-tokens {max_new_tokens}: leaves no room for a prompt; lower it")
@@ -77,9 +77,13 @@ def encode_alike(folders, rows, max_new_tokens):
                 "between the two; people can compare them: python annotate.py draw --model "
                 f"{folders[0]} --model-b {folder}"
             )
+    remarks = []
     if cut := sum(len(row) == room for row in ids):
-        print(f"{cut} of {len(rows)} prompts are cut to their last {room} tokens, or just as long")
-    return ids
+        remarks = [
+            f"{cut} of {len(rows)} prompts are cut to their last {room} tokens, or just as long."
+        ]
+        print(*remarks)
+    return ids, remarks
 
 
 # ---- answers ----

@@ -194,6 +194,10 @@ def world(tmp_path_factory):
     ]  # fmt: skip
     (folder / "gold.py").write_text(GOLD)
     base, other = (tiny.tiny_model("llama", folder, seed=seed) for seed in (0, 1))
+    settings = {"model": f"{base}/.", "gold": f"{folder}/./gold.py:score"}
+    Path(other, "args.json").write_text(json.dumps({"stage": "x", "args": settings}))
+    points = [{"step": step, "val/gold": 0.1, "val/kl": step} for step in (0, 1)]
+    tiny.write_rows(Path(other, "metrics.jsonl"), points)
     chatml = tiny.tiny_tokenizer(template=tiny.CHATML)
     return SimpleNamespace(
         base=base, other=other, folder=folder, rm=tiny.tiny_reward_model("llama", folder / "rm"),
@@ -273,7 +277,12 @@ def test_kl_is_that_of_the_sampled_answers(world, written):
 
 def test_the_page_says_what_the_json_says(written):
     page, data = ((written.out / f"report.{kind}").read_text("utf-8") for kind in ("html", "json"))
-    assert page.count("<svg") == 2 and "<img" not in page and "NaN" not in data
+    assert (
+        "(lines: during training" in page
+        and page.count("<svg") == 2
+        and "<img" not in page
+        and "NaN" not in data
+    )
     for table in written.report["tables"]:
         assert table.replace("’", "'") in page.replace("&#39;", "'")
 
@@ -295,6 +304,7 @@ def test_only_common_prompts_are_compared_and_what_is_missing_is_counted(world, 
     said = error_of(run, world, tmp_path / "none", "--gold", world.gold + "mute")
     assert f"'{Path(world.other).name}': 32" in said
     report, samples = run(world, tmp_path / "out", *flags)
+    assert "during training" not in (tmp_path / "out/report.html").read_text()  # by another score
     scores = pd.DataFrame(samples).pivot(index="id", columns="model", values="gold")
     both = scores.dropna()
     assert 0 < len(both) < 16 == len(scores)
@@ -317,7 +327,9 @@ def test_no_verdict_by_a_judge_that_prefers_loops(world, tmp_path, monkeypatch):
         )  # fmt: skip
 
     monkeypatch.setattr(contest, "answer_all", answer_all)
-    report, _ = run(world, tmp_path / "out", "--gold", world.gold + "loops")
+    flags = f"--gold {world.gold}loops --max-new-tokens 250".split()
+    report, _ = run(world, tmp_path / "out", *flags)
+    assert "16 of 16 prompts are cut" in report["limits"][0]
     assert {row["kind"]: row["wrong"] for row in report["judge"]}["repetitive"] is True
     assert "cannot be trusted" in report["answer"][0]
     assert {row["verdict"] for row in report["comparisons"]} == {evaluate.NEVER}
