@@ -23,6 +23,7 @@ Reference    Gao et al. 2022, arXiv 2210.10760 (√KL); Dubois et al. 2024, 2404
 
 import itertools
 import shlex
+from os.path import realpath
 from pathlib import Path
 
 import numpy as np
@@ -166,11 +167,11 @@ def compare(args):
     args.gold = args.gold or ("none" if args.prompts else "data/recruiter.py:reward")
     args.prompts = args.prompts or "data/prompts.jsonl"
     args.samples = args.samples if args.temperature else 1  # greedy answers are all the same
-    if not 2 <= len({*curves.resolved(*args.model)}) == len(args.model) <= report.N_COLOURS:
+    if not 2 <= len({*map(realpath, args.model)}) == len(args.model) <= report.N_COLOURS:
         raise UserError(f"--model: name two or more different models, {report.N_COLOURS} at most")
     names = report.names_of(args.model, args.name)
     if args.reward_model == "none" and (args.bon or args.pairs):
-        raise UserError("--bon, --pairs: need a --reward-model, which chooses by its scores")
+        raise UserError("--bon, --pairs: need a --reward-model")
     if args.bon and not args.temperature:
         raise UserError("--bon: needs a --temperature above 0")
     page = report.Report(
@@ -246,7 +247,7 @@ def compare(args):
     )
     runs = {name: run for folder, name in names.items() if (run := curves.read_run(folder))}
     if judge == "gold" and args.temperature:
-        start = curves.resolved(args.model[0], args.gold)
+        start = [realpath(args.model[0]), realpath(args.gold)]
         lines = {
             name: run for name, run in runs.items()
             if run["curve"].root_kl.count() > 1 and curves.question(run)[:2] == start
@@ -260,12 +261,13 @@ def compare(args):
         page.table("Two policies at the smaller √KL of the two", equal, note=curves.AT_KL)
     if runs:
         page.table("What it cost", curves.efficiency(runs), note=curves.COSTLY)
-    some = answers.drop_duplicates(["p", "model"])
-    some = some[some.p.isin(some.groupby("p").response.nunique().nlargest(3).index)]
-    some = some.assign(prompt=some.prompt.map(plain_text))
-    some = some.pivot(index="prompt", columns="model", values="response")[[*names.values()]]
-    some = some.reset_index().to_dict("records")
-    page.table("Answers side by side, where most differ", some, side_by_side=True)
+    texts = answers.drop_duplicates(["p", "model"]).pivot(
+        index="p", columns="model", values="response"
+    )
+    texts = texts.loc[texts.nunique(axis="columns").nlargest(3).index, [*names.values()]]
+    texts.insert(0, "prompt", [plain_text(rows[p]["prompt"]) for p in texts.index])
+    texts = texts.to_dict("records")
+    page.table("Answers side by side, where most differ", texts, side_by_side=True)
     page.limit(
         *cut,
         f"{judge_flag} decided. It favours a policy that was trained with it.",
@@ -290,17 +292,16 @@ def means(answers, scorers):
 
 
 def headline(comparisons):
-    """The first sentence: who is better than whom, of rows of `judged`."""
-    parts = []
-    for row in comparisons:
-        wins, part = row["wins"], f"{row['a']} and {row['b']}: {row['verdict']}"
-        if row["verdict"] == VERDICTS[FOUND]:
-            rate = show(wins["value"], ".1%")
-            part = f"{row['a']} is better than {row['b']}: preferred in {rate} of comparisons"
-        elif row["verdict"] == UNMEASURED:
-            is_few = wins["clusters"] < FEWEST_CLUSTERS
-            part += " (fewer than 20 prompts)" if is_few else " (all scores are the same)"
-        parts.append(part)
+    """The first sentence: who is better than whom, of rows of `judged` on the same prompts."""
+    is_few = comparisons[0]["wins"]["clusters"] < FEWEST_CLUSTERS
+    reasons = {UNMEASURED: " (fewer than 20 prompts)" if is_few else " (all scores are the same)"}
+    parts = [
+        f"{row['a']} is better than {row['b']}: preferred in {show(row['wins']['value'], '.1%')} of "
+        "comparisons"
+        if row["verdict"] == "better"
+        else f"{row['a']} and {row['b']}: {row['verdict']}{reasons.get(row['verdict'], '')}"
+        for row in comparisons
+    ]
     return f"{'; '.join(parts)}."
 
 
@@ -309,20 +310,18 @@ def advice(args, names, comparisons, n_tested):
 
     names  {folder: name};  n_tested  number of comparisons that Holm's correction was for
     """
-    for row in comparisons:
-        if row["verdict"] == VERDICTS[OPEN]:
+    unclear = [row for row in comparisons if row["verdict"] in (VERDICTS[OPEN], NEVER)]
+    for row in unclear:
+        if row["verdict"] != NEVER:
             more = to_see_more(row["wins"], "answer", n_tested)
             yield f"{row['a']} against {row['b']}: {row['verdict']}. {more}"
-    unclear = [row for row in comparisons if row["verdict"] in (VERDICTS[OPEN], NEVER)]
-    if unclear:
-        two = unclear[0]["a"], unclear[0]["b"]
-        pair = [folder for folder, name in names.items() if name in two]
-        model, model_b, prompts, split = map(shlex.quote, [*pair, args.prompts, args.split])
+    for row in unclear[:1]:
+        pair = [shlex.quote(key) for key in names if names[key] in (row["a"], row["b"])]
         temperature = f"--temperature {args.temperature:g} " * (args.temperature > 0)
         yield (
-            f"To let people compare them: python annotate.py draw --model {model} --model-b {model_b} "
-            f"--prompts {prompts} --split {split} --max-new-tokens {args.max_new_tokens} "
-            f"{temperature}{'--chat ' * args.chat}--out runs/ab"
+            f"To let people compare them: python annotate.py draw --model {' --model-b '.join(pair)} "
+            f"--prompts {shlex.quote(args.prompts)} --split {shlex.quote(args.split)} "
+            f"--max-new-tokens {args.max_new_tokens} {temperature}{'--chat ' * args.chat}--out runs/ab"
         )
 
 
@@ -369,9 +368,9 @@ def reward(args):
 
 def what_pairs(args):
     """What --pairs is to the reward model: held out, or from its training?"""
-    record = files.read_record(args.reward_model)
-    known = curves.resolved(*record["args"].get("pairs") or ()) if record else ()
-    is_known = curves.resolved(args.pairs)[0] in known
+    record = files.read_record(args.reward_model) or {"args": {}}
+    known = map(realpath, record["args"].get("pairs") or ())
+    is_known = realpath(args.pairs) in known
     return "pairs of the file that it was trained on" if is_known else "held-out pairs"
 
 

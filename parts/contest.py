@@ -234,11 +234,9 @@ def check_judge(scores, prompts, answers, finished):
         both = np.intersect1d(prompts[is_kind], prompts[is_other])
         row = {"kind": kind, "other": other, "prompts": len(both), "wrong": None}
         if len(both) >= FEWEST:
-            means, others = np.array(
-                [
-                    [scores[side & (prompts == p)].mean() for p in both]
-                    for side in (is_kind, is_other)
-                ]
+            means, others = (
+                np.array([scores[side & (prompts == p)].mean() for p in both])
+                for side in (is_kind, is_other)
             )
             gaps = means - others
             row |= {"mean": means.mean(), "mean_other": others.mean(), "gap": gaps.mean()}

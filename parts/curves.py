@@ -13,6 +13,7 @@ Source   Gao, Schulman & Hilton 2022, arXiv 2210.10760: score over √KL
 
 import itertools
 import math
+from os.path import realpath
 from pathlib import Path
 
 import numpy as np
@@ -63,15 +64,10 @@ def read_run(folder):
     return {"args": args, "curve": curve.dropna(subset="score"), "total": total}
 
 
-def resolved(*names):
-    """Absolute paths: ./data/prompts.jsonl and data/prompts.jsonl are one file."""
-    return [Path(str(name)).resolve() for name in names]
-
-
 def question(run):
-    """What the scores of a run depend on: [start, score, prompts]. Where one of these is another, gains
-    are not compared."""
-    return resolved(*map(run["args"].get, ("model", "gold", "prompts")))
+    """What the scores of a run depend on: [start, score, prompts], as whole paths. Where one of these
+    is another, gains are not compared."""
+    return [realpath(str(run["args"].get(key))) for key in ("model", "gold", "prompts")]
 
 
 def gain_at(curve, root_kl):

