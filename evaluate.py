@@ -204,11 +204,10 @@ def compare(args):
             f"The reward model is right on {show(accuracy, '.1%')} of {len(pairs)} {what_pairs(args)} "
             f"({args.pairs}){', no better than chance' * is_chance}."
         )
-        if judge == "reward":
-            remarks.append(
-                "A win rate is its opinion of new answers: pairs that hold none like them do not tell "
-                "whether it is right."
-            )
+        if (
+            judge == "reward"
+        ):  # pairs that hold no answers like these do not tell whether it is right
+            remarks.append("A win rate is its opinion of new answers, which no pair may resemble.")
     # (5) means, win rates, what the runs reached
     n_models = scored.groupby("p").model.transform("nunique")
     compared = scored[n_models == answers.model.nunique()]
@@ -261,13 +260,11 @@ def compare(args):
         page.table("Two policies at the smaller √KL of the two", equal, note=curves.AT_KL)
     if runs:
         page.table("What it cost", curves.efficiency(runs), note=curves.COSTLY)
-    texts = answers.drop_duplicates(["p", "model"]).pivot(
-        index="p", columns="model", values="response"
-    )
+    texts = answers.drop_duplicates(["p", "model"]).set_index(["p", "model"]).response.unstack()
     texts = texts.loc[texts.nunique(axis="columns").nlargest(3).index, [*names.values()]]
     texts.insert(0, "prompt", [plain_text(rows[p]["prompt"]) for p in texts.index])
-    texts = texts.to_dict("records")
-    page.table("Answers side by side, where most differ", texts, side_by_side=True)
+    some = texts.to_dict("records")
+    page.table("Answers side by side, where most differ", some, side_by_side=True)
     page.limit(
         *cut,
         f"{judge_flag} decided. It favours a policy that was trained with it.",
@@ -370,8 +367,9 @@ def what_pairs(args):
     """What --pairs is to the reward model: held out, or from its training?"""
     record = files.read_record(args.reward_model) or {"args": {}}
     known = map(realpath, record["args"].get("pairs") or ())
-    is_known = realpath(args.pairs) in known
-    return "pairs of the file that it was trained on" if is_known else "held-out pairs"
+    if realpath(args.pairs) in known:
+        return "pairs of the file that it was trained on"
+    return "held-out pairs"
 
 
 # ---- human ----

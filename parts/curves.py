@@ -26,11 +26,8 @@ COSTS = {"pairs": "n", "reward calls": "episodes", "tokens": "answer_tokens", "s
 READ = ["step", *COSTS.values(), "n_ties", "val/gold", "val/gold_low", "val/gold_high", "val/kl"]
 # notes below the tables of `equal_kl` and `efficiency`
 AT_KL = "From each run's own curve on validation prompts. –: it was not evaluated near that √KL."
-COSTLY = (
-    "Pairs and seconds include those of the run's reward model. The gain is a share of the largest one "
-    "of the runs with the same start, prompts and score."
-)
-GOAL = 0.9  # that share
+COSTLY = "Pairs and seconds include the reward model's. Gains are of one start, prompts and score."
+GOAL = 0.9  # share of the largest gain of such runs that `efficiency` asks for
 
 
 def check_row(row):
@@ -116,8 +113,8 @@ def efficiency(runs):
     """
     rows = []
     for name, run in runs.items():
-        alike = [other["curve"] for other in runs.values() if question(other) == question(run)]
-        every = pd.concat(alike)
+        alike = (other for other in runs.values() if question(other) == question(run))
+        every = pd.concat(other["curve"] for other in alike)
         is_clear = every.gain > 1.96 * math.sqrt(2) * every.error.fillna(0) + 1e-9
         goal = GOAL * every.gain[is_clear].max()  # NaN, and not reached, if none is
         for point in run["curve"][run["curve"].gain >= goal][:1].to_dict("records"):
