@@ -47,9 +47,7 @@ VERDICTS = {  # of the first model of a row against the second
 }  # fmt: skip
 ALIKE = 0.05  # models are about equal where the interval of the win rate lies within ½ ± this
 COMPARED = "a, verdict, b, wins, equal_length, p_holm"  # columns of comparisons
-NOTE = (
-    "At equal length, –: prompts are few, one is longer nearly everywhere, or length alone decides."
-)
+NOTE = "At equal length, –: few prompts, one is longer nearly everywhere, or length alone decides."
 VOTE = ["model", "other", "wins", "lengths", "prompt", "annotator"]
 
 # ---- the math ----
@@ -279,12 +277,11 @@ def compare(args):
 
 def means(answers, scorers):
     """{"gold", "reward", "kl", "length", "finished": estimate} of a model's answers, over prompts."""
-    estimates = dict.fromkeys([*scorers, "kl", "length"], stats.mean)
-    estimates["finished"] = stats.mean_share
+    of_prompts = answers.groupby("p").mean(numeric_only=True).dropna(axis="columns", how="all")
     return {
-        key: estimate(answers.groupby("p")[key].mean())
-        for key, estimate in estimates.items()
-        if key in answers and answers[key].notna().any()
+        key: (stats.mean_share if key == "finished" else stats.mean)(of_prompts[key])
+        for key in (*scorers, "kl", "length", "finished")
+        if key in of_prompts
     }
 
 
@@ -303,15 +300,14 @@ def headline(comparisons):
 
 
 def advice(args, names, comparisons, n_tested):
-    """What to do where no difference between two models is shown, or no judge can be trusted.
-
-    names  {folder: name};  n_tested  number of comparisons that Holm's correction was for
-    """
+    """What to do where no difference between two models is shown, or no judge can be trusted."""
     unclear = [row for row in comparisons if row["verdict"] in (VERDICTS[OPEN], NEVER)]
     for row in unclear:
         if row["verdict"] != NEVER:
-            more = to_see_more(row["wins"], "answer", n_tested)
-            yield f"{row['a']} against {row['b']}: {row['verdict']}. {more}"
+            yield (
+                f"{row['a']} against {row['b']}: {row['verdict']}. "
+                f"{to_see_more(row['wins'], 'answer', n_tested)}"
+            )
     for row in unclear[:1]:
         pair = [shlex.quote(key) for key in names if names[key] in (row["a"], row["b"])]
         temperature = f"--temperature {args.temperature:g} " * (args.temperature > 0)
@@ -323,7 +319,7 @@ def advice(args, names, comparisons, n_tested):
 
 
 def to_see_more(wins, verb, n_tested=1):
-    """What would show a win rate of ½ + ALIKE, if prompts vary as these do."""
+    """What would show a win rate of ½ + ALIKE among n_tested, if prompts vary as these do."""
     more = stats.needed(wins["se"], wins["clusters"], ALIKE, n_tested) - wins["clusters"]
     if more <= 0:
         return "A preference of 55 % would probably have been seen: the two are close."

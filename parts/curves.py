@@ -26,7 +26,10 @@ COSTS = {"pairs": "n", "reward calls": "episodes", "tokens": "answer_tokens", "s
 READ = ["step", *COSTS.values(), "n_ties", "val/gold", "val/gold_low", "val/gold_high", "val/kl"]
 # notes below the tables of `equal_kl` and `efficiency`
 AT_KL = "From each run's own curve on validation prompts. –: it was not evaluated near that √KL."
-COSTLY = "Pairs and seconds include the reward model's. Gains are of one start, prompts and score."
+COSTLY = (
+    "Pairs and seconds include those of the run's reward model. Gains are compared among runs with the "
+    "same start, prompts and score."
+)
 GOAL = 0.9  # share of the largest gain of such runs that `efficiency` asks for
 
 
