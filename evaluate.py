@@ -202,10 +202,11 @@ def compare(args):
             f"The reward model is right on {show(accuracy, '.1%')} of {len(pairs)} {what_pairs(args)} "
             f"({args.pairs}){', no better than chance' * is_chance}."
         )
-        if (
-            judge == "reward"
-        ):  # pairs that hold no answers like these do not tell whether it is right
-            remarks.append("A win rate is its opinion of new answers, which no pair may resemble.")
+        if judge == "reward":
+            remarks.append(
+                "A win rate is its opinion of new answers: pairs that hold none like them do not tell "
+                "whether it is right."
+            )
     # (5) means, win rates, what the runs reached
     n_models = scored.groupby("p").model.transform("nunique")
     compared = scored[n_models == answers.model.nunique()]
@@ -319,7 +320,7 @@ def advice(args, names, comparisons, n_tested):
 
 
 def to_see_more(wins, verb, n_tested=1):
-    """What would show a win rate of ½ + ALIKE among n_tested, if prompts vary as these do."""
+    """What would show a win rate of ½ + ALIKE in one of n_tested comparisons, if prompts vary as these do."""
     more = stats.needed(wins["se"], wins["clusters"], ALIKE, n_tested) - wins["clusters"]
     if more <= 0:
         return "A preference of 55 % would probably have been seen: the two are close."
