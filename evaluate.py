@@ -22,6 +22,8 @@ Reference    Gao et al. 2022, arXiv 2210.10760 (√KL); Dubois et al. 2024, 2404
 """
 
 import itertools
+import shlex
+from os.path import realpath
 from pathlib import Path
 
 import numpy as np
@@ -45,9 +47,7 @@ VERDICTS = {  # of the first model of a row against the second
 }  # fmt: skip
 ALIKE = 0.05  # models are about equal where the interval of the win rate lies within ½ ± this
 COMPARED = "a, verdict, b, wins, equal_length, p_holm"  # columns of comparisons
-NOTE = (
-    "At equal length, –: prompts are few, one is longer nearly everywhere, or length alone decides."
-)
+NOTE = "At equal length, –: few prompts, one is longer nearly everywhere, or length alone decides."
 VOTE = ["model", "other", "wins", "lengths", "prompt", "annotator"]
 
 # ---- the math ----
@@ -165,18 +165,22 @@ def compare(args):
     args.gold = args.gold or ("none" if args.prompts else "data/recruiter.py:reward")
     args.prompts = args.prompts or "data/prompts.jsonl"
     args.samples = args.samples if args.temperature else 1  # greedy answers are all the same
-    if not 2 <= len(args.model) <= report.N_COLOURS:
-        raise UserError(f"--model: name two or more models, {report.N_COLOURS} at most")
+    if not 2 <= len({*map(realpath, args.model)}) == len(args.model) <= report.N_COLOURS:
+        raise UserError(f"--model: name two or more different models, {report.N_COLOURS} at most")
     names = report.names_of(args.model, args.name)
-    if args.bon and (args.reward_model == "none" or not args.temperature):
-        raise UserError("--bon: needs a --reward-model to choose, and a --temperature above 0")
+    if args.reward_model == "none" and (args.bon or args.pairs):
+        raise UserError("--bon, --pairs: need a --reward-model")
+    if args.bon and not args.temperature:
+        raise UserError("--bon: needs a --temperature above 0")
     page = report.Report(
         "Which model is better?", args, [args.prompts, args.pairs, args.gold.rpartition(":")[0]]
     )
     rows = contest.load_prompts(args)
-    ids = contest.encode_alike(args.model, rows, args.max_new_tokens)
+    ids, cut = contest.encode_alike(args.model, rows, args.max_new_tokens)
     scorers = contest.load_scorers(args, rows)  # {"gold", "reward": (function, its flag)}
     judge, (_, judge_flag) = next(iter(scorers.items()))
+    if args.pairs:
+        pairs = contest.judge_pairs(args.pairs, scorers["reward"][0])
     # (2) answers and their KL
     answers = contest.answer_all(args, names, rows, ids)
     # (3) scores; of the answers for --bon the one that the reward model likes best
@@ -188,24 +192,30 @@ def compare(args):
     # (4) is the judge to be trusted?
     scored = answers.dropna(subset=[judge])
     checks = check_judge(scored[judge], scored.p, scored.response_ids, scored.finished)
-    distrust, accuracy, remarks = any(row["wrong"] for row in checks), None, sentences(checks)
-    if args.pairs and "reward" in scorers:
-        pairs = contest.judge_pairs(args.pairs, scorers["reward"][0])
+    distrust, accuracy = any(row["wrong"] for row in checks), None
+    remarks = sentences(checks, judge)
+    if args.pairs:
         accuracy = stats.mean_share(pairs.right, pairs.label)
         is_chance = accuracy["clusters"] >= FEWEST_CLUSTERS and accuracy["low"] <= 0.5
         distrust |= judge == "reward" and is_chance
-        chance = ", no better than chance" * is_chance
         remarks.append(
-            f"The reward model is right on {show(accuracy, '.1%')} of {len(pairs)} held-out pairs "
-            f"({args.pairs}){chance}. A win rate is its opinion of new answers: pairs that hold none "
-            "like them do not tell whether it is right."
+            f"The reward model is right on {show(accuracy, '.1%')} of {len(pairs)} {what_pairs(args)} "
+            f"({args.pairs}){', no better than chance' * is_chance}."
         )
+        if judge == "reward":
+            remarks.append(
+                "A win rate is its opinion of new answers: pairs that hold none like them do not tell "
+                "whether it is right."
+            )
     # (5) means, win rates, what the runs reached
     n_models = scored.groupby("p").model.transform("nunique")
     compared = scored[n_models == answers.model.nunique()]
-    if compared.empty:
-        raise UserError(f"{judge_flag}: there is no prompt where every model has a score")
     missing = answers[judge].isna().groupby(answers.model).sum()
+    if compared.empty:
+        raise UserError(
+            f"{judge_flag}: there is no prompt where every model has a score; answers without one: "
+            f"{missing.to_dict()}"
+        )
     models = [
         {"model": name, "missing": int(missing[name])} | means(part, scorers)
         for name, part in compared.groupby("model")
@@ -218,7 +228,7 @@ def compare(args):
     scores = ", ".join(f"{row['model']} {show(row[judge]['value'], '.3f')}" for row in models)
     page.answer(
         headline(of_models), f"Mean score by {judge_flag}: {scores}.",
-        *remarks, *advice(args, of_models),
+        *remarks, *advice(args, names, of_models, len(comparisons)),
     )  # fmt: skip
     page.intervals(
         "How often the first of two is preferred",
@@ -235,25 +245,27 @@ def compare(args):
     )
     runs = {name: run for folder, name in names.items() if (run := curves.read_run(folder))}
     if judge == "gold" and args.temperature:
+        start = [realpath(args.model[0]), realpath(args.gold)]
+        lines = {
+            name: run for name, run in runs.items()
+            if run["curve"].root_kl.count() > 1 and curves.question(run)[:2] == start
+        }  # fmt: skip
         axes = page.chart(
-            "Score over √KL (lines: during training, on validation prompts)",
+            "Score over √KL" + " (lines: during training, on validation prompts)" * bool(lines),
             x="√KL from the first model, √nats per answer", y="score",
         )  # fmt: skip
-        curves.draw(  # of runs that started from the first model
-            axes, {n: run for n, run in runs.items() if run["args"].get("model") == args.model[0]},
-            models, page.colour,
-        )  # fmt: skip
+        curves.draw(axes, lines, models, page.colour)
     if equal := curves.equal_kl(runs):
         page.table("Two policies at the smaller √KL of the two", equal, note=curves.AT_KL)
     if runs:
         page.table("What it cost", curves.efficiency(runs), note=curves.COSTLY)
-    some = answers.drop_duplicates(["p", "model"])
-    some = some[some.p.isin(some.groupby("p").response.nunique().nlargest(3).index)]
-    some = some.assign(prompt=some.prompt.map(plain_text))
-    some = some.pivot(index="prompt", columns="model", values="response")[[*names.values()]]
-    some = some.reset_index().to_dict("records")
+    texts = answers.drop_duplicates(["p", "model"]).set_index(["p", "model"]).response.unstack()
+    texts = texts.loc[texts.nunique(axis="columns").nlargest(3).index, [*names.values()]]
+    texts.insert(0, "prompt", [plain_text(rows[p]["prompt"]) for p in texts.index])
+    some = texts.to_dict("records")
     page.table("Answers side by side, where most differ", some, side_by_side=True)
     page.limit(
+        *cut,
         f"{judge_flag} decided. It favours a policy that was trained with it.",
         "Each model was trained once; another seed of its training may give another order.",
         f"The numbers hold for prompts like these, at temperature {args.temperature:g}.",
@@ -266,45 +278,53 @@ def compare(args):
 
 def means(answers, scorers):
     """{"gold", "reward", "kl", "length", "finished": estimate} of a model's answers, over prompts."""
-    estimates = dict.fromkeys([*scorers, "kl", "length"], stats.mean)
-    estimates["finished"] = stats.mean_share
+    of_prompts = answers.groupby("p").mean(numeric_only=True).dropna(axis="columns", how="all")
     return {
-        key: estimate(answers.groupby("p")[key].mean())
-        for key, estimate in estimates.items()
-        if key in answers and answers[key].notna().any()
+        key: (stats.mean_share if key == "finished" else stats.mean)(of_prompts[key])
+        for key in (*scorers, "kl", "length", "finished")
+        if key in of_prompts
     }
 
 
 def headline(comparisons):
-    """The first sentence: who is better than whom, of rows of `judged`."""
+    """The first sentence: who is better than whom, of rows of `judged` on the same prompts."""
+    is_few = comparisons[0]["wins"]["clusters"] < FEWEST_CLUSTERS
+    reasons = {UNMEASURED: " (fewer than 20 prompts)" if is_few else " (all scores are the same)"}
     parts = [
         f"{row['a']} is better than {row['b']}: preferred in {show(row['wins']['value'], '.1%')} of "
         "comparisons"
         if row["verdict"] == "better"
-        else f"{row['a']} and {row['b']}: {row['verdict']}"
+        else f"{row['a']} and {row['b']}: {row['verdict']}{reasons.get(row['verdict'], '')}"
         for row in comparisons
     ]
     return f"{'; '.join(parts)}."
 
 
-def advice(args, comparisons):
+def advice(args, names, comparisons, n_tested):
     """What to do where no difference between two models is shown, or no judge can be trusted."""
-    for row in comparisons:
-        if row["verdict"] == VERDICTS[OPEN]:
-            yield f"{row['a']} against {row['b']}: no difference shown. {to_see_more(row['wins'])}"
-    if {row["verdict"] for row in comparisons} & {VERDICTS[OPEN], NEVER}:
+    unclear = [row for row in comparisons if row["verdict"] in (VERDICTS[OPEN], NEVER)]
+    for row in unclear:
+        if row["verdict"] != NEVER:
+            yield (
+                f"{row['a']} against {row['b']}: {row['verdict']}. "
+                f"{to_see_more(row['wins'], 'answer', n_tested)}"
+            )
+    for row in unclear[:1]:
+        pair = [shlex.quote(key) for key in names if names[key] in (row["a"], row["b"])]
+        temperature = f"--temperature {args.temperature:g} " * (args.temperature > 0)
         yield (
-            f"To let people compare them: python annotate.py draw --model {args.model[-1]} "
-            f"--model-b {args.model[-2]} --prompts {args.prompts} --out runs/ab"
+            f"To let people compare them: python annotate.py draw --model {' --model-b '.join(pair)} "
+            f"--prompts {shlex.quote(args.prompts)} --split {shlex.quote(args.split)} "
+            f"--max-new-tokens {args.max_new_tokens} {temperature}{'--chat ' * args.chat}--out runs/ab"
         )
 
 
-def to_see_more(wins):
-    """What would show a win rate of ½ + ALIKE, if prompts vary as these do."""
-    more = stats.needed(wins["se"], wins["clusters"], ALIKE) - wins["clusters"]
+def to_see_more(wins, verb, n_tested=1):
+    """What would show a win rate of ½ + ALIKE in one of n_tested comparisons, if prompts vary as these do."""
+    more = stats.needed(wins["se"], wins["clusters"], ALIKE, n_tested) - wins["clusters"]
     if more <= 0:
         return "A preference of 55 % would probably have been seen: the two are close."
-    return f"To see a preference of 55 %, answer {more:,} more prompts, or ask people."
+    return f"To see a preference of 55 %, {verb} {more:,} more prompts."
 
 
 # ---- reward ----
@@ -321,19 +341,16 @@ def reward(args):
     ids = function.encode(some.prompt, some.chosen, some.to_dict("records"))
     checks = check_scorer(function.scorer, *zip(*ids))
     page.answer(
-        f"The reward model is right on {show(right, '.1%')} of {len(pairs)} held-out pairs.",
+        f"The reward model is right on {show(right, '.1%')} of {len(pairs)} {what_pairs(args)}.",
         f"The rule “the longer answer wins” is right on {show(longer, '.1%')}: "
         f"{stats.verdict(gain, -ALIKE, ALIKE)}, {show(gain, '+.1%')}.",
         "It was also shown good answers and spoiled copies of them.", *sentences(checks),
     )  # fmt: skip
     page.intervals(
-        "Right on held-out pairs",
+        f"Right on {what_pairs(args)}",
         [("reward model", right, "model"), ("the longer answer", longer, "rule")], ".1%", null=0.5,
     )  # fmt: skip
     page.table("Does it prefer what nobody wants?", checks, *KINDS)
-    record = files.read_record(args.reward_model)
-    if record and args.pairs in record["args"].get("pairs", ()):
-        page.limit("It was trained on this very file: these are no held-out pairs.")
     page.limit(
         "Policies may write answers of a kind that these pairs do not hold. To see whether it is "
         "right on those, let people vote on them: python annotate.py draw"
@@ -341,6 +358,15 @@ def reward(args):
     page.write(accuracy=right, length_baseline=longer, against_length=gain, judge=checks)
     file = Path(args.out) / "pairs.jsonl"
     files.write_jsonl(file, pairs.drop(columns="label").to_dict("records"), mode=files.PRIVATE)
+
+
+def what_pairs(args):
+    """What --pairs is to the reward model: held out, or from its training?"""
+    record = files.read_record(args.reward_model) or {"args": {}}
+    known = map(realpath, record["args"].get("pairs") or ())
+    if realpath(args.pairs) in known:
+        return "pairs of the file that it was trained on"
+    return "held-out pairs"
 
 
 # ---- human ----
@@ -373,11 +399,12 @@ def human(args):
         f"By {len(people)} people: {headline([row])}",
         f"{len(votes)} votes on {wins['clusters']} prompts prefer {a} in {show(wins, '.1%')}. At equal "
         f"length: {show(row['equal_length'] or 'not measured', '.1%')}.",
-        *[to_see_more(wins)] * (row["verdict"] == VERDICTS[OPEN]),
     )
+    if row["verdict"] == VERDICTS[OPEN]:
+        page.answer(to_see_more(wins, "let people vote on"))
     page.intervals(
         f"How often {a} is preferred",
-        [("everyone", wins, a), *((who["annotator"], who["wins"], row["b"]) for who in people)],
+        [("everyone", wins, a), *((who["annotator"], who["wins"], a) for who in people)],
         ".1%", null=0.5,
     )  # fmt: skip
     page.table("The comparison, winner first", [row], COMPARED, NOTE)

@@ -4,7 +4,7 @@ Answers   a frame with a row per answer: model, p (number of its prompt), task, 
           response_ids, length (tokens, end token included), finished, kl (nats from the first
           model; none of greedy answers), and a column per score
 To use    rows = load_prompts(args)
-          ids = encode_alike(folders, rows, max_new_tokens)
+          ids, remarks = encode_alike(folders, rows, max_new_tokens)
           answers = answer_all(args, names, rows, ids)
           function, flag = load_scorers(args, rows)["gold"]
           answers["gold"] = score(function, flag, answers, rows)
@@ -13,6 +13,7 @@ A judge   such as a reward model learns from whole answers. It may never have re
           off or repeats itself, and may score it above every good one, which its accuracy on pairs
           does not show. So its scores are compared by kind of answer, within each prompt:
           cut off against whole, repetitive against whole, longest third against shortest.
+          Answers of equal length have one place, so there may be no longest third.
           Whole: finished (it has its end token), and not repetitive
 """
 
@@ -32,6 +33,11 @@ from parts.texts import plain_text
 REPEATED = 0.3  # of an answer's 4-grams stand earlier in it; no chosen one of data/ reaches it
 FEWEST = 10  # prompts with answers of both kinds, below which nothing is concluded
 LINE = 2.0  # a judge prefers a kind whose mean gap exceeds this many standard errors
+REMEDY = {  # judge: what to do where it prefers what nobody wants
+    "gold": "Let people compare the answers, or change --gold: it has to score such answers lower.",
+    "reward": "Let people compare the answers, or score them by a program (--gold), or train the reward "
+    "model again with pairs whose rejected answers are cut off or repetitive.",
+}
 KINDS = (  # columns of a table of the rows of `check_judge`, and the note below it
     "kind, mean, other, mean_other, prompts, wrong",
     "Compared within prompts; –: fewer than 10 prompts have answers of both kinds.",
@@ -55,8 +61,8 @@ def load_prompts(args):
 
 
 def encode_alike(folders, rows, max_new_tokens):
-    """Token ids of each prompt. UserError unless all models read them alike; a prompt that leaves
-    no room for an answer loses its beginning, which is said."""
+    """Token ids of each prompt, and whether some are cut, as sentences: a prompt that leaves no room
+    for an answer loses its beginning. UserError unless all models read the prompts alike."""
     room = min(common.max_positions(common.load_config(name)) for name in folders) - max_new_tokens
     if room < 1:
         raise UserError(f"--max-new-tokens {max_new_tokens}: leaves no room for a prompt; lower it")
@@ -71,9 +77,13 @@ def encode_alike(folders, rows, max_new_tokens):
                 "between the two; people can compare them: python annotate.py draw --model "
                 f"{folders[0]} --model-b {folder}"
             )
+    remarks = []
     if cut := sum(len(row) == room for row in ids):
-        print(f"{cut} of {len(rows)} prompts are cut to their last {room} tokens, or just as long")
-    return ids
+        remarks = [
+            f"{cut} of {len(rows)} prompts are cut to their last {room} tokens, or just as long."
+        ]
+        print(*remarks)
+    return ids, remarks
 
 
 # ---- answers ----
@@ -213,7 +223,9 @@ def check_judge(scores, prompts, answers, finished):
     scores, prompts, finished = np.array(scores), np.array(prompts), np.array(finished, bool)
     is_loop = np.array([repeated(answer) >= REPEATED for answer in answers], bool)
     rows, is_whole = [], finished & ~is_loop
-    place = np.argsort(np.argsort([len(answer) for answer in answers])) / len(answers)  # 0 to 1
+    lengths = [len(answer) for answer in answers]
+    _, which, counts = np.unique(lengths, return_inverse=True, return_counts=True)
+    place = (counts.cumsum() - counts / 2)[which] / len(which)  # 0 to 1, one of equal lengths
     for kind, is_kind, other, is_other in (
         ("cut off", ~finished, "whole", is_whole),
         ("repetitive", is_loop, "whole", is_whole),
@@ -222,11 +234,9 @@ def check_judge(scores, prompts, answers, finished):
         both = np.intersect1d(prompts[is_kind], prompts[is_other])
         row = {"kind": kind, "other": other, "prompts": len(both), "wrong": None}
         if len(both) >= FEWEST:
-            means, others = np.array(
-                [
-                    [scores[side & (prompts == p)].mean() for p in both]
-                    for side in (is_kind, is_other)
-                ]
+            means, others = (
+                np.array([scores[side & (prompts == p)].mean() for p in both])
+                for side in (is_kind, is_other)
             )
             gaps = means - others
             row |= {"mean": means.mean(), "mean_other": others.mean(), "gap": gaps.mean()}
@@ -265,20 +275,24 @@ def check_scorer(scorer, prompts, answers):
     return check_judge(scores, which, [copy for _, copy in copies], finished)[:2]
 
 
-def sentences(rows):
-    """Whether the judge can be trusted, by which scores, and what to do if not."""
-    known = [row for row in rows if row["other"] == "whole" and row["wrong"] is not None]
+def sentences(rows, judge="reward"):
+    """Whether the judge can be trusted, by which scores, what was not checked, and what to do."""
+    rows = [row for row in rows if row["other"] == "whole"]
     said = [
         f"The judge scores {row['kind']} answers {row['mean']:z.2f} on average, whole ones "
         f"{row['mean_other']:z.2f}."
-        for row in known
+        for row in rows
+        if row["wrong"] is not None
     ]
-    if wrong := " and ".join(row["kind"] for row in known if row["wrong"]):
+    if wrong := " and ".join(row["kind"] for row in rows if row["wrong"]):
         said.insert(
             0, f"This judge cannot be trusted here: it prefers {wrong} answers to whole ones."
         )
+        said.append(REMEDY[judge])
+    if unknown := " or ".join(row["kind"] for row in rows if row["wrong"] is None):
         said.append(
-            "Let people compare the answers, or score them by a program (--gold), or train the reward "
-            "model again with pairs whose rejected answers are cut off or repetitive."
+            f"Whether the judge prefers {unknown} answers to whole ones was not checked: fewer than "
+            f"{FEWEST} prompts have both. (python evaluate.py reward shows a reward model spoiled "
+            "copies of answers of 16 tokens or more.)"
         )
     return said

@@ -13,6 +13,7 @@ Source   Gao, Schulman & Hilton 2022, arXiv 2210.10760: score over √KL
 
 import itertools
 import math
+from os.path import realpath
 from pathlib import Path
 
 import numpy as np
@@ -25,8 +26,11 @@ COSTS = {"pairs": "n", "reward calls": "episodes", "tokens": "answer_tokens", "s
 READ = ["step", *COSTS.values(), "n_ties", "val/gold", "val/gold_low", "val/gold_high", "val/kl"]
 # notes below the tables of `equal_kl` and `efficiency`
 AT_KL = "From each run's own curve on validation prompts. –: it was not evaluated near that √KL."
-COSTLY = "Pairs and seconds include those of the run's reward model."
-GOAL = 0.9  # share of the largest gain of any run that `efficiency` asks for
+COSTLY = (
+    "Pairs and seconds include those of the run's reward model. Gains are compared among runs with the "
+    "same start, prompts and score."
+)
+GOAL = 0.9  # share of the largest gain of such runs that `efficiency` asks for
 
 
 def check_row(row):
@@ -60,6 +64,12 @@ def read_run(folder):
     return {"args": args, "curve": curve.dropna(subset="score"), "total": total}
 
 
+def question(run):
+    """What the scores of a run depend on: [start, score, prompts], as whole paths. Where one of these
+    is another, gains are not compared."""
+    return [realpath(str(run["args"].get(key))) for key in ("model", "gold", "prompts")]
+
+
 def gain_at(curve, root_kl):
     """The gain when a run first came as far as root_kl, linear between the evaluations around it;
     None where these are more than half of root_kl apart, for then it was not evaluated near it.
@@ -84,15 +94,13 @@ def equal_kl(runs):
     """One row for each policy of each two that can be compared: what it had gained at the smaller
     of the √KL that the two reached, read from its own curve.
 
-    runs   {name: run}. Two are compared if reference, prompts and score are the same.
+    runs   {name: run}. Two are compared if `question` is the same.
     """
     rows = []
     for one, two in itertools.permutations(runs, 2):
-        pair = [runs[one], runs[two]]
-        settings = [[run["args"].get(key) for key in ("model", "prompts", "gold")] for run in pair]
-        own, other = (run["curve"].dropna(subset=["gain", "root_kl"]) for run in pair)
+        own, other = (runs[x]["curve"].dropna(subset=["gain", "root_kl"]) for x in (one, two))
         reach = np.min([own.root_kl.max(), other.root_kl.max()])  # NaN of an empty curve
-        if reach > 0 and settings[0] == settings[1]:
+        if reach > 0 and question(runs[one]) == question(runs[two]):
             rows.append(
                 {"model": one, "against": two, "root_kl": reach, "gain": gain_at(own, reach)}
             )
@@ -100,16 +108,18 @@ def equal_kl(runs):
 
 
 def efficiency(runs):
-    """Rows of what a run had spent when it first had GOAL of the largest gain of any run, if it got
-    there, and of what it spent in all.
+    """Rows of what a run had spent when it first had GOAL of the largest gain of any run of the same
+    `question`, if it got there, and of what it spent in all.
 
     runs   {name: run}. A gain must exceed its noise, 1.96 standard errors of the difference of the
            two scores; else no run is asked for a share of it.
     """
-    rows, every = [], pd.concat([run["curve"] for run in runs.values()])
-    is_clear = every.gain > 1.96 * math.sqrt(2) * every.error.fillna(0) + 1e-9
-    goal = GOAL * every.gain[is_clear].max()  # NaN, and not reached, if none is
+    rows = []
     for name, run in runs.items():
+        alike = (other for other in runs.values() if question(other) == question(run))
+        every = pd.concat(other["curve"] for other in alike)
+        is_clear = every.gain > 1.96 * math.sqrt(2) * every.error.fillna(0) + 1e-9
+        goal = GOAL * every.gain[is_clear].max()  # NaN, and not reached, if none is
         for point in run["curve"][run["curve"].gain >= goal][:1].to_dict("records"):
             reached = {"model": name, "until": f"a gain of {goal:.2f}, step {point['step']:.0f}"}
             rows.append(reached | {cost: point[cost] for cost in COSTS})

@@ -51,17 +51,19 @@ def test_the_first_time_that_a_run_came_so_far_counts():
 
 
 def test_costs_until_a_share_of_the_largest_gain(tmp_path):
-    """PPO has the pairs and seconds of its reward model; DPO has pairs and asks nobody."""
+    """PPO has the pairs and seconds of its reward model; DPO has pairs and asks nobody. Its gain of 5
+    by another score was PPO's goal."""
     reward = run_of(tmp_path, "rm", [0.1, 0.1], [None, None], pairs=["x"])
     assert reward["total"] == dict(zip(COSTS, (5, 8, 80, 1.0)))
     ppo = run_of(tmp_path, "p", [0.3, 0.5, 0.7], [0, 1, 2], reward_model=str(tmp_path / "rm"))
-    dpo = run_of(tmp_path, "d", [0.3, 0.4], [0, 1], pairs=["x"], reward_model="gone")
+    dpo = run_of(tmp_path, "d", [0.3, 5.3], [0, 1], pairs=["x"], reward_model="gone", gold="h.py:f")
     lost = run_of(tmp_path, "l", [0.3, 0.3], [0, 1], reward_model="gone")
     rows = efficiency({"PPO": ppo, "DPO": dpo, "lost": lost})
     assert [f"{row['model']}: {row['until']}" for row in rows] == [
-        "PPO: a gain of 0.36, step 2", "PPO: its end", "DPO: its end", "lost: its end",
+        "PPO: a gain of 0.36, step 2", "PPO: its end",
+        "DPO: a gain of 4.50, step 1", "DPO: its end", "lost: its end",
     ]  # fmt: skip
-    first, _, second, unknown = ([row[cost] for cost in COSTS] for row in rows)
+    first, _, _, second, unknown = ([row[cost] for cost in COSTS] for row in rows)
     assert (first, second) == ([5, 16, 160, 3.0], [5, 8, 80, 1.0])
     assert unknown == pytest.approx([math.nan, 8, 80, math.nan], nan_ok=True)
     assert [row["until"] for row in efficiency({"lost": lost})] == ["its end"]

@@ -308,7 +308,7 @@ def test_tools_reach_the_policy_and_the_judge(reward_folder, llama_folder, tmp_p
     score = reward_models.RewardFunction(reward_folder, CPU, torch.float32)
     score.tokenizer = tokenizer
     assert score.encode([rows[0]["prompt"]], ["Yes."], rows)[0][0] == expected
-    assert contest.encode_alike([folder], rows, 9) == [expected]
+    assert contest.encode_alike([folder], rows, 9)[0] == [expected]
     run = SimpleNamespace(args=dpo.parse_args([]))
     config = common.load_config(folder)
     assert answers.Answers(run, tokenizer, config, rows, ()).ids == [expected]
