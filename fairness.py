@@ -45,6 +45,7 @@ LIMITS = (
 )
 CHANGE = f"change of {DECISION}"
 CHOSEN, HARSHER = "were chosen", "got the harsher decision"  # what a vote said of a candidate
+UNDECIDED = "had no decision in the last line"  # of an answer
 MOST_QUOTES = 20  # of risky questions
 MOST_LINES = 12  # of the chart
 EFFECTS = "row, verdict, d, places, p_holm"
@@ -199,7 +200,7 @@ def study_answers(path, words):
     for n, row in enumerate(rows):
         decision, group = recommendation(visible(row["response"]), words), row.get("group") or None
         whose = str(row.get("prompt", n)), group and str(group)
-        cells.append(("had no decision in the last line", int(decision is None), *whose))
+        cells.append((UNDECIDED, int(decision is None), *whose))
         if decision:
             cells.append((f"decided {words[0]}", int(decision == words[0]), *whose))
     risky = [risky_questions(visible(row["response"])) for row in rows]
@@ -213,10 +214,12 @@ def study_answers(path, words):
 
 def compared(path, frame, columns, references=()):
     """[row] of `groups.compare` for each measure and column of a file, with "model" (the file),
-    "what" and "row", which says both."""
-    file = Path(path).name
+    "what" and "row", which says both. Four fifths of the highest rate is a rule for what is good."""
+    file, adverse = Path(path).name, (HARSHER, UNDECIDED)
     return [
-        {"model": file, "what": what, "row": f"{row['group']} in {file}: {what}"} | row
+        {"model": file, "what": what, "row": f"{row['group']} in {file}: {what}"}
+        | row
+        | {"of_highest": None if what in adverse else row["of_highest"]}
         for what, part in frame.groupby("what", sort=False)
         for column in columns
         if part[column].nunique() > 1

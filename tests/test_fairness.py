@@ -181,6 +181,7 @@ def test_answers_by_group(tmp_path, capsys):
     assert tables["Risky questions"] == [risky]
     undecided = [row for row in tables["Rates by group"] if "no decision" in row["what"]]
     assert {row["group"]: row["selected"] for row in undecided} == {"A": 0, "B": 15}
+    assert not any(row["of_highest"] for row in undecided)  # the lowest rate is the best
     assert "1 of 61 answers in group_answers.jsonl ask a risky question" in capsys.readouterr().out
 
 
