@@ -152,38 +152,57 @@ def decisions(args, folder, logps, texts, people):
 # ---- (4) votes, and answers ----
 
 
-def check_vote(row):
+def group_of(holder, column):
+    """The group that a row or a candidate names, or None for unknown; ValueError unless it is a text.
+
+    >>> [group_of({"sex": sex}, "sex") for sex in (" F ", " ", None)]
+    ['F', None, None]
+    """
+    group = holder.get(column)
+    if not isinstance(group, str | None):
+        raise ValueError(f'"{column}": {group!r}; a group is a text, so put it in quotes')
+    return (group or "").strip() or None
+
+
+def check_vote(row, columns):
     from parts.pairs import check_pair
 
     check_pair(row)
     people = row.setdefault("candidates", [])
     if not isinstance(people, list) or not all(isinstance(who, dict) for who in people):
         raise ValueError('"candidates": expected a list of objects, such as {"in": "chosen", …}')
+    for who in people:
+        who |= {column: group_of(who, column) for column in columns}
 
 
 def study_votes(path, columns, words):
     """(frame, sentence) of a preference file: a row per candidate who can be counted, with the
     columns of groups, "hit", "person" (the item: votes on the same answers are one cluster) and
-    "what": of two candidates of a row, who was chosen; of two answers about one candidate, whether
-    the harsher decision was chosen."""
-    counted, counts = [], Counter()
-    for row in files.read_jsonl(path, check_vote, flag="--prefs"):
+    "what": of two candidates of a row, who was chosen; of two answers about the candidate of its
+    prompt, whether the harsher decision was chosen. The sentence counts all votes, each once."""
+    counted, counts, sides = [], Counter(), ["chosen", "rejected"]
+    for row in files.read_jsonl(path, lambda row: check_vote(row, columns), flag="--prefs"):
         people, item = row["candidates"], row.get("item_id") or prompt_key(row)
-        counts["votes"] += 1
+        places = sorted(str(who.get("in")) for who in people)
+        verdicts = [recommendation(visible(plain_text(row[side])), words) for side in sides]
         if row.get("tie") or not people:
-            counts["ties, or about nobody"] += 1
-        elif sorted(str(who.get("in")) for who in people) == ["chosen", "rejected"]:
+            kind = "ties, or about nobody"
+        elif places == sides:
+            kind = "between two candidates"
             counted += [(who, CHOSEN, who["in"] == "chosen", item) for who in people]
-        elif len(people) == 1:
-            texts = plain_text(row["chosen"]), plain_text(row["rejected"])
-            verdicts = [recommendation(visible(text), words) for text in texts]
-            if None in verdicts:
-                counts["without two decisions"] += 1
-            elif len({*verdicts}) == 2:
-                chosen, rejected = map(words.index, verdicts)
-                counted.append((people[0], HARSHER, chosen > rejected, item))
+        elif places != ["prompt"]:
+            kind = "neither between two candidates nor about one in the prompt"
+        elif len({*verdicts} - {None}) < 2:
+            kind = "without two different decisions"
+        else:
+            kind, (chosen, rejected) = "between two decisions", map(words.index, verdicts)
+            counted.append((people[0], HARSHER, chosen > rejected, item))
+        counts["votes"] += 1
+        counts[kind] += 1
     cells = [(what, int(hit), item, *map(who.get, columns)) for who, what, hit, item in counted]
     frame = pd.DataFrame(cells, columns=["what", "hit", "person", *columns])
+    for column in columns:
+        counts[f"candidates of unknown {column}"] = frame[column].isna().sum()
     return frame, f"{path}: {files.counts_in_words(counts)}."
 
 

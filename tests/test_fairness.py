@@ -157,7 +157,7 @@ def test_votes_by_group():
     hits = {what: dict(zip(part.sex, part.hit)) for what, part in frame.groupby("what")}
     assert hits[fairness.CHOSEN] == {"Female": 1, "Male": 0}
     assert hits[fairness.HARSHER] == {"Male": 1, "Female": 0}
-    assert "votes 6" in counted and "without two decisions 1" in counted
+    assert "votes 6" in counted and "without two different decisions 1" in counted
 
 
 def test_the_planted_bias_of_the_bundled_votes_is_found():
@@ -183,6 +183,16 @@ def test_answers_by_group(tmp_path, capsys):
     assert {row["group"]: row["selected"] for row in undecided} == {"A": 0, "B": 15}
     assert not any(row["of_highest"] for row in undecided)  # the lowest rate is the best
     assert "1 of 61 answers in group_answers.jsonl ask a risky question" in capsys.readouterr().out
+
+
+@each("fairness_cases", of="reports")
+def test_what_a_report_says(flags, rows, fact, is_refused, tmp_path, monkeypatch):
+    """Nothing that was given is passed over: it is counted, or refused."""
+    monkeypatch.chdir(REPO)
+    file, out = write_rows(tmp_path / "file.jsonl", rows), tmp_path / "out"
+    argv = [*f"report {flags} {file} --out {out}".split()]
+    said = error_of(fairness.main, argv) if is_refused else fairness.main(argv)
+    assert fact in (said or str(read_json(out / "report.json")))
 
 
 @each("fairness_cases", of="names")
