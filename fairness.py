@@ -209,16 +209,17 @@ def study_votes(path, columns, words):
 def check_answer(row):
     if not isinstance(row.get("response"), str):
         raise ValueError('no text in "response"; expected the answer')
+    row["group"] = group_of(row, "group")
 
 
 def study_answers(path, words):
     """(frame as of `study_votes`, a sentence, [row of a risky question and how often it is asked]) of
     a file of answers. A group may have no decision more often than another."""
     rows = [*files.read_jsonl(path, check_answer, flag="--answers")]
+    decisions = [recommendation(visible(row["response"]), words) for row in rows]
     file, cells = Path(path).name, []
-    for n, row in enumerate(rows):
-        decision, group = recommendation(visible(row["response"]), words), row.get("group") or None
-        whose = str(row.get("prompt", n)), group and str(group)
+    for n, (row, decision) in enumerate(zip(rows, decisions)):
+        whose = str(row.get("prompt", n)), row["group"]
         cells.append((UNDECIDED, int(decision is None), *whose))
         if decision:
             cells.append((f"decided {words[0]}", int(decision == words[0]), *whose))
@@ -226,7 +227,8 @@ def study_answers(path, words):
     quotes = Counter(hit["sentence"] for hits in risky for hit in hits).most_common(MOST_QUOTES)
     return (
         pd.DataFrame(cells, columns=["what", "hit", "person", "group"]),
-        f"{sum(map(bool, risky))} of {len(risky)} answers in {file} ask a risky question.",
+        f"{sum(map(bool, risky))} of {len(rows)} answers in {file} ask a risky question; "
+        f"{decisions.count(None)} {UNDECIDED}; {sum(not row['group'] for row in rows)} are of unknown group.",
         [{"question": quote, "of": file, "times": n} for quote, n in quotes],
     )
 
