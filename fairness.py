@@ -37,7 +37,7 @@ from parts.tables import write_csv
 from parts.texts import plain_text, recommendation, risky_questions
 from parts.twins import ANSWER, DECISION, FIELDS, MARGIN, PROFILE
 
-REFERENCES = ["Male", "White"]
+GROUPS, REFERENCES = ["sex", "race_ethnicity"], ["Male", "White"]
 LIMITS = (
     "Not legal advice. Names are proxies of what a reader may perceive; the bundled names and "
     "résumés are synthetic, US-centric and English.",
@@ -68,7 +68,7 @@ def parse_args(argv=None):
     add("--answers", nargs="+", type=files.existing_file, default=[], help='JSONL: "response", and where known "prompt", "group"')
     add("--twins", type=files.existing_file, default="data/twins.jsonl", help="résumés with slots such as {name}")
     add("--people", type=files.existing_file, default="data/names.csv", help="CSV with columns of groups, and of what fills the slots")
-    add("--group", nargs="+", default=["sex", "race_ethnicity"], help="columns of groups, of --people and of candidates")
+    add("--group", nargs="+", default=GROUPS, help="columns of groups, of --people and of candidates")
     add("--reference", nargs="+", default=REFERENCES, help="groups that the others of their column are compared with; else the largest")
     add("--per-cell", type=whole, default=10, help="people per combination of groups, 10 to 25")
     add("--resumes", type=whole, default=12, help="résumés, 12 to 100")
@@ -300,29 +300,35 @@ def main(argv=None):
         [args.twins, args.people, *args.prefs, *args.answers],
     )  # fmt: skip
     # (1) read people, résumés, votes and answers: a broken row ends it before a model is loaded
-    rates, effects, risky, quotes = [], [], [], []
+    rates, effects, risky, quotes, frames = [], [], [], [], {}
     for path in args.prefs:
-        frame, counted = study_votes(path, args.group, args.decision_words)
-        if len(frame) and frame[args.group].isna().all(axis=None):
-            raise UserError(
-                f"--group {' '.join(args.group)}: no candidate who is “in” chosen or rejected has "
-                f"one; {counted}"
-            )
-        rates += compared(path, frame, args.group, args.reference)
+        frames[path], counted = study_votes(path, args.group, args.decision_words)
+        rates += compared(path, frames[path], args.group, args.reference)
         page.limit(counted)
     for path in args.answers:
-        frame, sentence, rows = study_answers(path, args.decision_words)
-        rates += compared(path, frame, ["group"])
+        frames[path], sentence, rows = study_answers(path, args.decision_words)
+        rates += compared(path, frames[path], ["group"], args.reference)
         risky.append(sentence)
         quotes += rows
     if models:
         people = twins.load_people(args.people, args.group, args.per_cell)
-        unknown = {*args.reference} - {*people[args.group].to_numpy().ravel()}
-        if unknown and args.reference != REFERENCES:
-            raise UserError(f"--reference {min(unknown)}: no such group in {args.people}")
-        for column in args.group:
-            if len(both := {*args.reference} & {*people[column]}) > 1:
-                raise UserError(f"--reference {' '.join(sorted(both))}: name one of {column}")
+        frames[args.people] = people
+    there = pd.concat(frames).reindex(
+        columns=sorted({*args.group, "group"})
+    )  # the latter of answers
+    unknown = {*args.reference} - {*there.to_numpy().ravel()}
+    if unknown and args.reference != REFERENCES:
+        raise UserError(f"--reference {min(unknown)}: no such group in {', '.join(frames)}")
+    is_default = args.group == GROUPS and not (args.prefs and there.isna().all(axis=None))
+    for column in there:
+        if column in args.group and not is_default and there[column].isna().all():
+            raise UserError(
+                f"--group {column}: nobody who is counted in {', '.join(frames)} has one. "
+                f"{' '.join(page.limits)}"
+            )
+        if len(both := {*args.reference} & {*there[column]}) > 1:
+            raise UserError(f"--reference {' '.join(sorted(both))}: name one of {column}")
+    if models:
         rows = twins.load_twins(args.twins, args.resumes, people, args.chat)
         effects = study_models(args, models, names, people, rows)
     # (5) the answer first; what a model did before its training is no finding of it, and comes last
