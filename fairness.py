@@ -84,11 +84,11 @@ def parse_args(argv=None):
 # ---- (3) effects ----
 
 
-def study_models(args, models, names, people, rows):
-    """Rows of `twins.effects` with "model", "what" and "row", which says both; writes decisions-*.csv
-    of each policy.
+def study_models(args, models, names, people, rows, note):
+    """Rows of `twins.effects` with "model", "what" and "row", which says both, also where nothing
+    could be read; writes decisions-*.csv of each policy.
 
-    models   [(folder, its flag)], --before first;  names   {folder: name}
+    models   [(folder, its flag)], --before first;  names   {folder: name};  note  see `twins.readings`
     """
     import common
     from parts.parallel import pick
@@ -96,7 +96,12 @@ def study_models(args, models, names, people, rows):
 
     for folder, flag in models:  # a wrong name ends the command at once
         common.load_config(folder, flag, scores=flag == "--reward-model")
-    texts = {what: twins.readings(rows, what, people, args.group) for what in FIELDS}
+    are_scored = {flag == "--reward-model" for _, flag in models}
+    texts = {
+        what: twins.readings(rows, what, people, args.group, note)
+        for what in FIELDS
+        if (what != DECISION) in are_scored
+    }
     source, effects, before = pick(args.device, "auto"), [], None
 
     def add(folder, what, scores, missing=None, before=None):
@@ -109,9 +114,10 @@ def study_models(args, models, names, people, rows):
         if flag == "--reward-model":
             score = RewardFunction(folder, *source, raw=True)
             for what in (ANSWER, PROFILE):
-                if texts[what]:
-                    add(folder, what, twins.reward_matrix(score, texts[what], f"{folder}, {what}"))
-        elif texts[DECISION]:
+                add(folder, what, twins.reward_matrix(score, texts[what], f"{folder}, {what}"))
+        elif not texts[DECISION]:
+            add(folder, DECISION, [])
+        else:
             tokenizer = common.load_tokenizer(folder, flag)
             policy = common.Policy(common.load_model(folder, *source, flag=flag), source[1])
             logps = twins.decision_logps(  # (R, N, W)
@@ -264,6 +270,11 @@ def answer(rows, before):
     if OPEN in counts or NONE not in counts:
         nothing = "Cannot tell: no difference was found, and what was measured excludes none."
     but = f" but those of {before}" * bool(before)
+    if not counts:
+        return [
+            f"Cannot tell: there are no comparisons{but}; they take --after or --reward-model, or "
+            "votes or answers of two groups."
+        ]
     return [
         *(sentences or [nothing]),
         f"All {counts.total()} comparisons{but}: {files.counts_in_words(counts)}. None larger: the "
@@ -299,6 +310,11 @@ def main(argv=None):
         "Are people treated differently for who they are?", args,
         [args.twins, args.people, *args.prefs, *args.answers],
     )  # fmt: skip
+
+    def note(sentence):  # before the models run, and in the report
+        print(sentence)
+        page.limit(sentence)
+
     # (1) read people, résumés, votes and answers: a broken row ends it before a model is loaded
     rates, effects, risky, quotes, frames = [], [], [], [], {}
     for path in args.prefs:
@@ -329,8 +345,8 @@ def main(argv=None):
         if len(both := {*args.reference} & {*there[column]}) > 1:
             raise UserError(f"--reference {' '.join(sorted(both))}: name one of {column}")
     if models:
-        rows = twins.load_twins(args.twins, args.resumes, people, args.chat)
-        effects = study_models(args, models, names, people, rows)
+        rows = twins.load_twins(args.twins, args.resumes, people, args.chat, note)
+        effects = study_models(args, models, names, people, rows, note)
     # (5) the answer first; what a model did before its training is no finding of it, and comes last
     before = names.get(args.before)
     effects.sort(key=lambda row: (row["model"] == before, *clearness(row)))

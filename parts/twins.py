@@ -20,7 +20,7 @@ import numpy as np
 
 from parts.files import UserError, counts_in_words, read_jsonl
 from parts.messages import as_chat, check_text
-from parts.stats import UNMEASURED, estimate, holm, regress, verdict
+from parts.stats import FEWEST_CLUSTERS, UNMEASURED, estimate, holm, regress, verdict
 from parts.tables import read_csv
 from parts.texts import plain_text
 
@@ -62,9 +62,9 @@ def load_people(path, columns, per_cell):
     return kept
 
 
-def load_twins(path, most, people, chat=False):
-    """The first résumés of a file, rows of texts or messages that hold slots. A slot without a
-    column is refused; what a slot stands for and stands outside of it, too, is counted."""
+def load_twins(path, most, people, chat=False, note=print):
+    """The first résumés of a file, rows of texts or messages that hold slots. A slot that nothing
+    fills is refused; what a slot stands for and stands outside of it, too, is counted for `note`."""
     changing = [column for column in people if people[column].nunique() > 1]
     values, outside = {*people[changing].to_numpy().ravel()}, Counter()
 
@@ -86,9 +86,9 @@ def load_twins(path, most, people, chat=False):
     if len(rows) < FEWEST:
         raise UserError(f"--twins {path}: {len(rows)} résumés; expected {FEWEST} or more")
     if outside:
-        print(
-            "twins      outside slots, where no swap reaches it, the file holds: "
-            f"{counts_in_words(dict(outside.most_common(3)))}"
+        note(
+            f"{path} holds outside slots, where no swap reaches it, most often: "
+            f"{counts_in_words(dict(outside.most_common(3)))}."
         )
     return rows
 
@@ -112,9 +112,9 @@ def filled(row, field, person):
     return [message | {"content": fill(message["content"])} for message in row[field]]
 
 
-def readings(rows, what, people, columns):
+def readings(rows, what, people, columns, note=print):
     """[(row, texts)] of the résumés with the fields for `what`; texts: (N,) tuples of them, one per
-    person. One that two groups would read alike is left out, for it tells nothing."""
+    person. One that two groups would read alike is left out, for it tells nothing; `note` says so."""
     every, kept = people.to_dict("records"), []
     for row in rows:
         if all(row.get(field) for field in FIELDS[what]):
@@ -123,9 +123,9 @@ def readings(rows, what, people, columns):
             if (read.nunique() == 1).all(axis=None):
                 kept.append((row, texts))
     if len(kept) < len(rows):
-        print(
-            f"twins      {what}: {len(rows) - len(kept)} of {len(rows)} left out: a field is missing, "
-            "or groups read the same text"
+        note(
+            f"{what.capitalize()}: {len(rows) - len(kept)} of {len(rows)} résumés are left out: a field "
+            f"is missing ({', '.join(FIELDS[what])}), or groups read the same text."
         )
     return kept
 
@@ -213,13 +213,12 @@ def effects(scores, people, columns, references, before=None, missing=None):
     """[row] of each group against its reference: "group", "reference", "d", the keys of this
     estimate, "p_holm", "verdict" and "places" (of 100).
 
-    scores      (R, N)
+    scores      (R, N); where nothing could be read, an empty list
     references  groups, one of a column; of a column without one, the largest
     before      (R, N) of the same twins: then an effect is the change of d, each in its own SD
     missing     why nothing is measured, or None
     """
-    R, N = scores.shape
-    scaled = standardised(scores) - (0 if before is None else standardised(before))  # (R, N)
+    R, N = len(scores), len(people)
     rows, x = [], []
     for column in columns:
         groups = [*people[column].value_counts().index]
@@ -227,17 +226,21 @@ def effects(scores, people, columns, references, before=None, missing=None):
         for group in sorted({*groups} - {reference}):
             rows.append({"group": group, "reference": reference, "d": None})
             x.append(people[column] == group)
-    x = np.tile(np.column_stack(x).astype(float), (R, 1))  # (R·N, contrasts)
+    x = np.column_stack(x).astype(float)  # (N, contrasts)
     if np.linalg.matrix_rank(x - x.mean(0)) < x.shape[1]:
         raise UserError("--group: two groups always occur together, so no effect is of one alone")
     if R < FEWEST:
-        missing = "too few résumés"
-    elif np.isnan(scaled).any():
-        missing = missing or "every résumé has the same score"
+        missing = f"fewer than {FEWEST} résumés could be read"
+    elif N < FEWEST_CLUSTERS:
+        missing = f"fewer than {FEWEST_CLUSTERS} names"
+    else:
+        scaled = standardised(scores) - (0 if before is None else standardised(before))  # (R, N)
+        if np.isnan(scaled).any():
+            missing = missing or "every résumé has the same score"
     if missing:
         return [row | {"verdict": f"{UNMEASURED}: {missing}"} for row in rows]
     resume, name = np.repeat(np.arange(R), N), np.tile(np.arange(N), R)
-    estimates = regress(scaled.ravel(), x, [resume, name], within=resume)
+    estimates = regress(scaled.ravel(), np.tile(x, (R, 1)), [resume, name], within=resume)
     names = min(people[column].value_counts().min() for column in columns)
     for row, d in zip(rows, estimates):
         d = estimate(d["value"], d["se"], d["n"], min(R, names))

@@ -70,7 +70,7 @@ def test_a_text_that_no_swap_reaches(people, tmp_path, capsys):
     rows = [{"prompt": "{subj} is good", "prefix": "So:"}, {"prompt": "{name}"}]
     (read,) = twins.readings(rows, twins.DECISION, people, ["sex"])
     assert len(read[1]) == len(people) and not twins.readings(rows, twins.DECISION, people, GROUPS)
-    assert "2 of 2 left out" in capsys.readouterr().out
+    assert "2 of 2 résumés are left out" in capsys.readouterr().out
 
 
 @each("fairness_cases", of="broken")
@@ -137,6 +137,8 @@ def test_a_column_without_the_reference_takes_its_largest_group(people):
 
 def test_what_is_not_measured(people):
     assert of_black(np.ones((20, len(people))), people)["verdict"].startswith("not measured")
+    few = people.groupby(GROUPS).head(2)
+    assert of_black(scores_of(few, 0), few)["verdict"] == "not measured: fewer than 20 names"
     certain, decided = np.full((2, 3, 3), 0.01), np.array([[[0.2] * 3]])
     assert twins.undecided(np.log(certain)) and not twins.undecided(np.log(decided))
     both = people.assign(copy=people.sex)
