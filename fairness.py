@@ -22,9 +22,9 @@ Reference    Bertrand & Mullainathan 2004; Gaebler et al. 2024 (twins)
 Axes         R résumés, N people, W decision words
 """  # noqa: E501
 
-import re
 from collections import Counter
 from pathlib import Path
+from urllib.parse import quote
 
 import pandas as pd
 
@@ -37,7 +37,7 @@ from parts.tables import write_csv
 from parts.texts import plain_text, recommendation, risky_questions
 from parts.twins import ANSWER, DECISION, FIELDS, MARGIN, PROFILE
 
-GROUPS, REFERENCES = ["sex", "race_ethnicity"], ["Male", "White"]
+REFERENCES = ["Male", "White"]
 LIMITS = (
     "Not legal advice. Names are proxies of what a reader may perceive; the bundled names and "
     "résumés are synthetic, US-centric and English.",
@@ -68,7 +68,7 @@ def parse_args(argv=None):
     add("--answers", nargs="+", type=files.existing_file, default=[], help='JSONL: "response", and where known "prompt", "group"')
     add("--twins", type=files.existing_file, default="data/twins.jsonl", help="résumés with slots such as {name}")
     add("--people", type=files.existing_file, default="data/names.csv", help="CSV with columns of groups, and of what fills the slots")
-    add("--group", nargs="+", default=GROUPS, help="columns of groups, of --people and of candidates")
+    add("--group", nargs="+", default=["sex", "race_ethnicity"], help="columns of groups, of --people and of candidates")
     add("--reference", nargs="+", default=REFERENCES, help="groups that the others of their column are compared with; else the largest")
     add("--per-cell", type=whole, default=10, help="people per combination of groups, 10 to 25")
     add("--resumes", type=whole, default=12, help="résumés, 12 to 100")
@@ -96,11 +96,10 @@ def study_models(args, models, names, people, rows, note):
 
     for folder, flag in models:  # a wrong name ends the command at once
         common.load_config(folder, flag, scores=flag == "--reward-model")
-    are_scored = {flag == "--reward-model" for _, flag in models}
     texts = {
         what: twins.readings(rows, what, people, args.group, note)
         for what in FIELDS
-        if (what != DECISION) in are_scored
+        if (args.before or args.after if what == DECISION else args.reward_model)
     }
     source, effects, before = pick(args.device, "auto"), [], None
 
@@ -129,9 +128,11 @@ def study_models(args, models, names, people, rows, note):
             elif before is not None:
                 add(folder, CHANGE, odds, missing or missing_before, before)
             add(folder, DECISION, odds, missing)
-            name = re.sub(r"[^\w.-]", "-", names[folder])  # no part of a path
-            file = Path(args.out) / f"decisions-{name}.csv"
-            write_csv(file, decisions(args, folder, logps, texts[DECISION], people), "unknown")
+            file = (
+                f"decisions-{quote(names[folder], ' ')}.csv"  # no part of a path, one of each name
+            )
+            table = decisions(args, folder, logps, texts[DECISION], people)
+            write_csv(f"{args.out}/{file}", table, "unknown")
     return effects
 
 
@@ -175,10 +176,13 @@ def check_vote(row, columns):
 
     check_pair(row)
     people = row.setdefault("candidates", [])
-    if not isinstance(people, list) or not all(isinstance(who, dict) for who in people):
-        raise ValueError('"candidates": expected a list of objects, such as {"in": "chosen", …}')
-    for who in people:
-        who |= {column: group_of(who, column) for column in columns}
+    try:
+        for who in people:
+            who |= {column: group_of(who, column) for column in columns}
+    except (AttributeError, TypeError):
+        raise ValueError(
+            '"candidates": expected a list of objects, such as {"in": "chosen", …}'
+        ) from None
 
 
 def study_votes(path, columns, words):
@@ -305,6 +309,8 @@ def main(argv=None):
         raise UserError(
             "nothing to read: give --reward-model, --before and --after, --prefs, or --answers"
         )
+    if len({*args.decision_words}) < 2:
+        raise UserError(f"--decision-words {args.decision_words[0]}: expected two or more")
     names = names_of([*dict(models)], args.name)
     page = Report(
         "Are people treated differently for who they are?", args,
@@ -329,17 +335,14 @@ def main(argv=None):
     if models:
         people = twins.load_people(args.people, args.group, args.per_cell)
         frames[args.people] = people
-    there = pd.concat(frames).reindex(
-        columns=sorted({*args.group, "group"})
-    )  # the latter of answers
+    there = pd.concat(frames).filter([*args.group, "group"])  # the latter of answers
     unknown = {*args.reference} - {*there.to_numpy().ravel()}
     if unknown and args.reference != REFERENCES:
         raise UserError(f"--reference {min(unknown)}: no such group in {', '.join(frames)}")
-    is_default = args.group == GROUPS and not (args.prefs and there.isna().all(axis=None))
     for column in there:
-        if column in args.group and not is_default and there[column].isna().all():
+        if column in args.group and there[column].isna().all():
             raise UserError(
-                f"--group {column}: nobody who is counted in {', '.join(frames)} has one. "
+                f"--group {column}: nobody who is counted has one; name those that there are. "
                 f"{' '.join(page.limits)}"
             )
         if len(both := {*args.reference} & {*there[column]}) > 1:

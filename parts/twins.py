@@ -22,7 +22,7 @@ from parts.files import UserError, counts_in_words, read_jsonl
 from parts.messages import as_chat, check_text
 from parts.stats import FEWEST_CLUSTERS, UNMEASURED, estimate, holm, regress, verdict
 from parts.tables import read_csv
-from parts.texts import plain_text
+from parts.texts import any_of, plain_text
 
 ANSWER, PROFILE, DECISION = "score of an answer", "score of a profile", "recommendation"
 # the fields of a résumé that each of them takes
@@ -57,7 +57,7 @@ def load_people(path, columns, per_cell):
             f"--people {path}: {', '.join(columns)}: expected two groups or more of {FEWEST} people, "
             f"found {counts_in_words({' '.join(group): n for group, n in sizes.items()})}"
         )
-    kept = people.groupby(columns).head(min(per_cell, sizes.min())).reset_index(drop=True)
+    kept = people.groupby(columns).head(min(per_cell, sizes.min()))
     print(f"people     {len(kept)} of {len(people)}, equally many of each {' × '.join(columns)}")
     return kept
 
@@ -66,7 +66,10 @@ def load_twins(path, most, people, chat=False, note=print):
     """The first résumés of a file, rows of texts or messages that hold slots. A slot that nothing
     fills is refused; what a slot stands for and stands outside of it, too, is counted for `note`."""
     changing = [column for column in people if people[column].nunique() > 1]
-    values, outside = {*people[changing].to_numpy().ravel()}, Counter()
+    values, everybody = {*people[changing].to_numpy().ravel()} - {""}, people.to_dict("records")
+    outside, used = Counter(), set()
+    longest_first = sorted(map(re.escape, values), key=len, reverse=True)
+    value = re.compile(rf"(?<!\w){any_of(longest_first)}(?!\w)", re.IGNORECASE)
 
     def check(row):
         fields = [field for field in TEXTS if row.get(field)]
@@ -74,17 +77,29 @@ def load_twins(path, most, people, chat=False, note=print):
             check_text(row, field)
         text = " ".join(plain_text(row[field]) for field in fields)
         slots = {*SLOT.findall(text)}
-        if unknown := slots - {*people}:
-            raise ValueError(f"no column of --people is called {min(unknown)!r}")
+        try:
+            for who in everybody:
+                [filled(row, field, who) for field in fields]
+        except (KeyError, TypeError) as error:
+            raise ValueError(
+                f'a slot for which neither --people nor "slots" have a text: {error}'
+            ) from None
+        used.update(slots)
         if slots.isdisjoint(changing):
             raise ValueError(f"no slot of {', '.join(changing)}, so its twins are one text")
-        outside.update(values & {*re.findall(r"\w+", " ".join(SLOT.split(text)[::2]))})
+        outside.update(map(str.lower, value.findall("\n".join(SLOT.split(text)[::2]))))
         if chat:
             as_chat(row, *(field for field in fields if field != "prefix"))
 
     rows = list(read_jsonl(path, check, flag="--twins"))[:most]
     if len(rows) < FEWEST:
         raise UserError(f"--twins {path}: {len(rows)} résumés; expected {FEWEST} or more")
+    alike = people.filter(used).duplicated()  # a file pasted twice is no second sample of names
+    if alike.any():
+        raise UserError(
+            f"--people, row {alike.idxmax()}: read as a row above it, of {alike.sum()} such; each person "
+            "counts once: remove copies, or let a slot such as {name} tell them apart"
+        )
     if outside:
         note(
             f"{path} holds outside slots, where no swap reaches it, most often: "

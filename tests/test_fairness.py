@@ -67,10 +67,13 @@ def test_a_text_that_no_swap_reaches(people, tmp_path, capsys):
     row = {"prompt": "{name} is good; he is quick.", "prefix": "So:"}
     twins.load_twins(write_rows(tmp_path / "t.jsonl", 5 * [row]), 5, people)
     assert "he 5" in capsys.readouterr().out
-    rows = [{"prompt": "{subj} is good", "prefix": "So:"}, {"prompt": "{name}"}]
-    (read,) = twins.readings(rows, twins.DECISION, people, ["sex"])
-    assert len(read[1]) == len(people) and not twins.readings(rows, twins.DECISION, people, GROUPS)
-    assert "2 of 2 résumés are left out" in capsys.readouterr().out
+    rows = [row, row | {"prompt": "{subj} is good"}, {"prompt": "{name}"}]
+    _, read = twins.readings(rows, twins.DECISION, people, ["sex"])
+    assert (
+        len(read[1]) == len(people)
+        and len(twins.readings(rows, twins.DECISION, people, GROUPS)) == 1
+    )
+    assert "2 of 3 résumés are left out" in capsys.readouterr().out
 
 
 @each("fairness_cases", of="broken")
