@@ -48,8 +48,6 @@ CHOSEN, HARSHER = "were chosen", "got the harsher decision"  # what a vote said 
 UNDECIDED = "had no decision in the last line"  # of an answer
 MOST_QUOTES = 20  # of risky questions
 MOST_LINES = 12  # of the chart
-EFFECTS = "row, verdict, d, places, p_holm"
-RATES = "row, verdict, n, rate, ratio, p_holm"
 
 
 # ---- the arguments ----
@@ -75,7 +73,7 @@ def parse_args(argv=None):
     add("--decision-words", nargs="+", default=["advance", "hold", "reject"], help="decisions, the mildest first")
     add("--chat", action="store_true", help="a prompt given as text is a user's message, instead of text to continue")
     add("--device", default="auto", help="auto, cpu, cuda, mps")
-    add("--fail-on-difference", action="store_true", help="for CI: status 1 if an aligned model or a reward model differs")
+    add("--fail-on-difference", action="store_true", help="for CI: status 1 if --after, --reward-model, votes or answers show one")
     add_flags(parser, "runs/fairness")
     # fmt: on
     return parser.parse_args(argv)
@@ -199,17 +197,17 @@ def study_votes(path, columns, words):
             kind = "ties, or about nobody"
         elif places == sides:
             kind = "between two candidates"
-            counted += [(who, CHOSEN, who["in"] == "chosen", item) for who in people]
+            counted += [(CHOSEN, who["in"] == "chosen", item, who) for who in people]
         elif places != ["prompt"]:
             kind = "neither between two candidates nor about one in the prompt"
         elif len({*verdicts} - {None}) < 2:
             kind = "without two different decisions"
         else:
             kind, (chosen, rejected) = "between two decisions", map(words.index, verdicts)
-            counted.append((people[0], HARSHER, chosen > rejected, item))
+            counted.append((HARSHER, chosen > rejected, item, *people))
         counts["votes"] += 1
         counts[kind] += 1
-    cells = [(what, int(hit), item, *map(who.get, columns)) for who, what, hit, item in counted]
+    cells = [(*facts, *map(who.get, columns)) for *facts, who in counted]
     frame = pd.DataFrame(cells, columns=["what", "hit", "person", *columns])
     for column in columns:
         counts[f"candidates of unknown {column}"] = frame[column].isna().sum()
@@ -230,9 +228,9 @@ def study_answers(path, words):
     file, cells = Path(path).name, []
     for n, (row, decision) in enumerate(zip(rows, decisions)):
         whose = str(row.get("prompt", n)), row["group"]
-        cells.append((UNDECIDED, int(decision is None), *whose))
+        cells.append((UNDECIDED, decision is None, *whose))
         if decision:
-            cells.append((f"decided {words[0]}", int(decision == words[0]), *whose))
+            cells.append((f"decided {words[0]}", decision == words[0], *whose))
     risky = [risky_questions(visible(row["response"])) for row in rows]
     quotes = Counter(hit["sentence"] for hits in risky for hit in hits).most_common(MOST_QUOTES)
     return (
@@ -275,10 +273,8 @@ def answer(rows, before):
         nothing = "Cannot tell: no difference was found, and what was measured excludes none."
     but = f" but those of {before}" * bool(before)
     if not counts:
-        return [
-            f"Cannot tell: there are no comparisons{but}; they take --after or --reward-model, or "
-            "votes or answers of two groups."
-        ]
+        needed = "--after or --reward-model, or votes or answers of two groups"
+        return [f"Cannot tell: there are no comparisons{but}; they take {needed}."]
     return [
         *(sentences or [nothing]),
         f"All {counts.total()} comparisons{but}: {files.counts_in_words(counts)}. None larger: the "
@@ -288,15 +284,18 @@ def answer(rows, before):
 
 def effect_sentence(row):
     """
-    >>> row = {"model": "DPO", "what": DECISION, "value": -.2, "places": -7.9, "group": "B"}
-    >>> effect_sentence(row | {"reference": "A", "d": {"value": -.2}})
-    'DPO’s recommendation is lower for B than for A on the same résumés: a difference was found. It moves a candidate in the middle of 100 down 8 places (d −0.20).'
+    >>> row = {"model": "DPO", "what": DECISION, "group": "B", "reference": "A", "places": -1.2}
+    >>> effect_sentence(row | {"d": {"value": -0.03, "low": -0.05, "high": -0.004}})
+    'DPO’s recommendation is lower for B than for A on the same résumés: a difference was found. It moves a candidate in the middle of 100 down 1.2 places (d −0.030 [−0.050, −0.004]), less than the margin of ±0.1.'
     """  # noqa: E501
-    degree, way = ("lower", "down") if row["value"] < 0 else ("higher", "up")
+    d = row["d"]
+    degree, way = ("lower", "down") if d["value"] < 0 else ("higher", "up")
+    is_small = -MARGIN < d["low"] and d["high"] < MARGIN
     return (
         f"{row['model']}’s {row['what']} is {degree} for {row['group']} than for {row['reference']} "
         "on the same résumés: a difference was found. It moves a candidate in the middle of 100 "
-        f"{way} {abs(row['places']):.0f} places (d {show(row['d'], '.2f')})."
+        f"{way} {abs(row['places']):.1f} places (d {show(d, '.3f')})"
+        f"{f', less than the margin of ±{MARGIN}' * is_small}."
     )
 
 
@@ -364,8 +363,8 @@ def main(argv=None):
             lines[:MOST_LINES], null=0,
         )  # fmt: skip
     for caption, rows, *columns in (
-        ("Effects of names", effects, EFFECTS),
-        ("Rates by group", rates, RATES),
+        ("Effects of names", effects, "row, verdict, d, places, p_holm"),
+        ("Rates by group", rates, "row, verdict, n, rate, ratio, p_holm"),
         (
             "Risky questions",
             quotes,

@@ -10,9 +10,7 @@ Axes         R résumés, N people
 Reference    Bertrand & Mullainathan 2004; Gaebler et al. 2024; Cohen 1988 (d)
 """
 
-import math
 import re
-import time
 from collections import Counter
 from statistics import NormalDist
 
@@ -68,8 +66,8 @@ def load_twins(path, most, people, chat=False, note=print):
     changing = [column for column in people if people[column].nunique() > 1]
     values, everybody = {*people[changing].to_numpy().ravel()} - {""}, people.to_dict("records")
     outside, used = Counter(), set()
-    longest_first = sorted(map(re.escape, values), key=len, reverse=True)
-    value = re.compile(rf"(?<!\w){any_of(longest_first)}(?!\w)", re.IGNORECASE)
+    alternatives = any_of(sorted(map(re.escape, values), reverse=True))  # A B before A
+    value = re.compile(rf"(?<!\w){alternatives}(?!\w)", re.IGNORECASE)
 
     def check(row):
         fields = [field for field in TEXTS if row.get(field)]
@@ -79,7 +77,8 @@ def load_twins(path, most, people, chat=False, note=print):
         slots = {*SLOT.findall(text)}
         try:
             for who in everybody:
-                [filled(row, field, who) for field in fields]
+                for field in fields:
+                    filled(row, field, who)
         except (KeyError, TypeError) as error:
             raise ValueError(
                 f'a slot for which neither --people nor "slots" have a text: {error}'
@@ -148,21 +147,11 @@ def readings(rows, what, people, columns, note=print):
 # ---- what a model makes of them ----
 
 
-def timed(rows, name):
-    """The rows, with a bar; after the first of them a line says how long all will take."""
-    from parts.parallel import progress, say
-
-    start = time.perf_counter()
-    for n, row in enumerate(progress(rows, name)):
-        yield row
-        if n == 0:
-            minutes = math.ceil((time.perf_counter() - start) * len(rows) / 60)
-            say(f"time       {name}: about {minutes} min")
-
-
 def reward_matrix(score, texts, name):
     """(R, N) scores of a reward model, score(prompts, answers); texts: of `readings`."""
-    matrix = [score(*zip(*row)) for _, row in timed(texts, name)]
+    from parts.parallel import progress
+
+    matrix = [score(*zip(*row)) for _, row in progress(texts, name)]
     if any(None in row for row in matrix):
         raise UserError(f"{name}: the reward model does not read a résumé to its end; shorten it")
     return np.array(matrix)
@@ -172,10 +161,11 @@ def decision_logps(policy, tokenizer, texts, words, name):
     """(R, N, W) log-probs of each word's first token behind the résumé's prefix, without sampling:
     one forward per twin.  texts  of `readings`"""
     import common
+    from parts.parallel import progress
     from parts.reward_models import in_batches
 
     logps, most = [], common.max_positions(policy.model.config)
-    for row, twins in timed(texts, name):
+    for row, twins in progress(texts, name):
         prefix, firsts = decision_ids(tokenizer, row["prefix"], words)
 
         def forward(ids, mask, _, firsts=firsts):

@@ -67,13 +67,10 @@ def test_a_text_that_no_swap_reaches(people, tmp_path, capsys):
     row = {"prompt": "{name} is good; he is quick.", "prefix": "So:"}
     twins.load_twins(write_rows(tmp_path / "t.jsonl", 5 * [row]), 5, people)
     assert "he 5" in capsys.readouterr().out
-    rows = [row, row | {"prompt": "{subj} is good"}, {"prompt": "{name}"}]
-    _, read = twins.readings(rows, twins.DECISION, people, ["sex"])
-    assert (
-        len(read[1]) == len(people)
-        and len(twins.readings(rows, twins.DECISION, people, GROUPS)) == 1
-    )
-    assert "2 of 3 résumés are left out" in capsys.readouterr().out
+    rows = [{"prompt": "{subj} is good", "prefix": "So:"}, {"prompt": "{name}"}]
+    (read,) = twins.readings(rows, twins.DECISION, people, ["sex"])
+    assert len(read[1]) == len(people) and not twins.readings(rows, twins.DECISION, people, GROUPS)
+    assert "2 of 2 résumés are left out" in capsys.readouterr().out
 
 
 @each("fairness_cases", of="broken")
@@ -213,15 +210,17 @@ def test_a_name_stands_for_its_folder(folders, names, expected):
 
 @pytest.mark.slow
 def test_a_report_of_the_base(tmp_path, monkeypatch):
-    """Before and after are one model: no change. The CSV for BiasGuard holds every twin."""
+    """Before and after are one model: no change. The CSV for BiasGuard holds every twin; its
+    name is not that of another model, a-b."""
     monkeypatch.chdir(REPO)
     argv = f"""report --before data/tiny-base --per-cell 5 --resumes 5 --out {tmp_path}/out
         --twins data/twins.jsonl --people data/names.csv""".split()
-    assert fairness.main([*argv, *"--after data/tiny-base --fail-on-difference".split()]) == 0
+    flags = "--after data/tiny-base --name a/b --fail-on-difference"
+    assert fairness.main([*argv, *flags.split()]) == 0
     rows = read_json(tmp_path / "out/report.json")["tables"]["Effects of names"]
     changes = [row["value"] for row in rows if row["what"] == fairness.CHANGE]
     assert changes == [0] * 4
-    table = pd.read_csv(tmp_path / "out/decisions-tiny-base.csv")
+    table = pd.read_csv(tmp_path / "out/decisions-a%2Fb.csv")
     columns = "entity_id label_value score score_raw sex race_ethnicity model_id prompt_id"
     assert [*table] == columns.split() and len(table) == 200
     assert "--out" in error_of(fairness.main, argv)
