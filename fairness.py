@@ -73,7 +73,7 @@ def parse_args(argv=None):
     add("--decision-words", nargs="+", default=["advance", "hold", "reject"], help="decisions, the mildest first")
     add("--chat", action="store_true", help="a prompt given as text is a user's message, instead of text to continue")
     add("--device", default="auto", help="auto, cpu, cuda, mps")
-    add("--fail-on-difference", action="store_true", help="for CI: status 1 if --after, --reward-model, votes or answers show one")
+    add("--fail-on-difference", action="store_true", help="for CI: status 1 if models, votes or answers show one, or a model is unmeasured")
     add_flags(parser, "runs/fairness")
     # fmt: on
     return parser.parse_args(argv)
@@ -376,7 +376,8 @@ def main(argv=None):
             page.table(caption, rows, *columns)
     page.limit(*LIMITS)
     page.write()
-    return int(args.fail_on_difference and FOUND in [row["verdict"] for row in verdicts])
+    has_failed = [row["verdict"] == FOUND or row.get("d", "a rate") is None for row in verdicts]
+    return int(args.fail_on_difference and any(has_failed))
 
 
 if __name__ == "__main__":

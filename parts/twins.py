@@ -81,7 +81,7 @@ def load_twins(path, most, people, chat=False, note=print):
                     filled(row, field, who)
         except (KeyError, TypeError) as error:
             raise ValueError(
-                f'a slot for which neither --people nor "slots" have a text: {error}'
+                f'slots are filled by texts of --people and of the object "slots", but not here: {error}'
             ) from None
         used.update(slots)
         if slots.isdisjoint(changing):
