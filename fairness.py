@@ -10,7 +10,8 @@ Algorithm    (1) read people, résumés with slots, and votes; every résumé is
 Conventions  "difference found" has p < .05, adjusted for all groups of a table; "none larger" means
              that d lies within ±0.1; "cannot tell" clears nobody. d is an effect, no test
              statistic. Names stand for groups in synthetic twins alone. A decision is what stands
-             in an answer's last line "Recommendation: advance", and nothing else
+             in an answer's last line "Recommendation: advance", and nothing else. A group is a
+             text; it is unknown where it is missing or blank
 Left out     1. decisions about people: audit.py   2. what free text says beyond its decision and
              risky questions: read it   3. guessing anybody's group   4. one overall score
 Run          python fairness.py report --before data/tiny-base --after runs/dpo --reward-model runs/reward
@@ -126,9 +127,7 @@ def study_models(args, models, names, people, rows, note):
             elif before is not None:
                 add(folder, CHANGE, odds, missing or missing_before, before)
             add(folder, DECISION, odds, missing)
-            file = (
-                f"decisions-{quote(names[folder], ' ')}.csv"  # no part of a path, one of each name
-            )
+            file = f"decisions-{quote(names[folder], ' ')}.csv"  # two names are two files
             table = decisions(args, folder, logps, texts[DECISION], people)
             write_csv(f"{args.out}/{file}", table, "unknown")
     return effects
@@ -191,14 +190,14 @@ def study_votes(path, columns, words):
     counted, counts, sides = [], Counter(), ["chosen", "rejected"]
     for row in files.read_jsonl(path, lambda row: check_vote(row, columns), flag="--prefs"):
         people, item = row["candidates"], row.get("item_id") or prompt_key(row)
-        places = sorted(str(who.get("in")) for who in people)
+        where = sorted(str(who.get("in")) for who in people)
         verdicts = [recommendation(visible(plain_text(row[side])), words) for side in sides]
         if row.get("tie") or not people:
             kind = "ties, or about nobody"
-        elif places == sides:
+        elif where == sides:
             kind = "between two candidates"
             counted += [(CHOSEN, who["in"] == "chosen", item, who) for who in people]
-        elif places != ["prompt"]:
+        elif where != ["prompt"]:
             kind = "neither between two candidates nor about one in the prompt"
         elif len({*verdicts} - {None}) < 2:
             kind = "without two different decisions"
@@ -241,7 +240,7 @@ def study_answers(path, words):
     )
 
 
-def compared(path, frame, columns, references=()):
+def compared(path, frame, columns, references):
     """[row] of `groups.compare` for each measure and column of a file, with "model" (the file),
     "what" and "row", which says both. Four fifths of the highest rate is a rule for what is good."""
     file, adverse = Path(path).name, (HARSHER, UNDECIDED)
@@ -273,8 +272,10 @@ def answer(rows, before):
         nothing = "Cannot tell: no difference was found, and what was measured excludes none."
     but = f" but those of {before}" * bool(before)
     if not counts:
-        needed = "--after or --reward-model, or votes or answers of two groups"
-        return [f"Cannot tell: there are no comparisons{but}; they take {needed}."]
+        return [
+            f"Cannot tell: there are no comparisons{but}; --after, --reward-model, or two groups in "
+            "votes or answers make them."
+        ]
     return [
         *(sentences or [nothing]),
         f"All {counts.total()} comparisons{but}: {files.counts_in_words(counts)}. None larger: the "
@@ -285,7 +286,8 @@ def answer(rows, before):
 def effect_sentence(row):
     """
     >>> row = {"model": "DPO", "what": DECISION, "group": "B", "reference": "A", "places": -1.2}
-    >>> effect_sentence(row | {"d": {"value": -0.03, "low": -0.05, "high": -0.004}})
+    >>> d = pd.Series({"value": -0.03, "low": -0.05, "high": -0.004})
+    >>> effect_sentence(row | {"d": dict(d)})
     'DPO’s recommendation is lower for B than for A on the same résumés: a difference was found. It moves a candidate in the middle of 100 down 1.2 places (d −0.030 [−0.050, −0.004]), less than the margin of ±0.1.'
     """  # noqa: E501
     d = row["d"]
@@ -295,7 +297,7 @@ def effect_sentence(row):
         f"{row['model']}’s {row['what']} is {degree} for {row['group']} than for {row['reference']} "
         "on the same résumés: a difference was found. It moves a candidate in the middle of 100 "
         f"{way} {abs(row['places']):.1f} places (d {show(d, '.3f')})"
-        f"{f', less than the margin of ±{MARGIN}' * is_small}."
+        f"{f', less than the margin of ±{MARGIN}' if is_small else ''}."
     )
 
 
@@ -376,8 +378,9 @@ def main(argv=None):
             page.table(caption, rows, *columns)
     page.limit(*LIMITS)
     page.write()
-    has_failed = [row["verdict"] == FOUND or row.get("d", "a rate") is None for row in verdicts]
-    return int(args.fail_on_difference and any(has_failed))
+    unmeasured = {*names.values()} - {before, *(row["model"] for row in effects if row["d"])}
+    is_found = FOUND in [row["verdict"] for row in verdicts]
+    return int(args.fail_on_difference and (is_found or len(unmeasured) > 0))
 
 
 if __name__ == "__main__":
