@@ -10,9 +10,7 @@ Axes         R résumés, N people
 Reference    Bertrand & Mullainathan 2004; Gaebler et al. 2024; Cohen 1988 (d)
 """
 
-import math
 import re
-import time
 from collections import Counter
 from statistics import NormalDist
 
@@ -20,9 +18,9 @@ import numpy as np
 
 from parts.files import UserError, counts_in_words, read_jsonl
 from parts.messages import as_chat, check_text
-from parts.stats import UNMEASURED, estimate, holm, regress, verdict
+from parts.stats import FEWEST_CLUSTERS, UNMEASURED, estimate, holm, regress, verdict
 from parts.tables import read_csv
-from parts.texts import plain_text
+from parts.texts import any_of, plain_text
 
 ANSWER, PROFILE, DECISION = "score of an answer", "score of a profile", "recommendation"
 # the fields of a résumé that each of them takes
@@ -57,16 +55,19 @@ def load_people(path, columns, per_cell):
             f"--people {path}: {', '.join(columns)}: expected two groups or more of {FEWEST} people, "
             f"found {counts_in_words({' '.join(group): n for group, n in sizes.items()})}"
         )
-    kept = people.groupby(columns).head(min(per_cell, sizes.min())).reset_index(drop=True)
+    kept = people.groupby(columns).head(min(per_cell, sizes.min()))
     print(f"people     {len(kept)} of {len(people)}, equally many of each {' × '.join(columns)}")
     return kept
 
 
-def load_twins(path, most, people, chat=False):
-    """The first résumés of a file, rows of texts or messages that hold slots. A slot without a
-    column is refused; what a slot stands for and stands outside of it, too, is counted."""
+def load_twins(path, most, people, chat=False, note=print):
+    """The first résumés of a file, rows of texts or messages that hold slots. A slot that nothing
+    fills is refused; what a slot stands for and stands outside of it, too, is counted for `note`."""
     changing = [column for column in people if people[column].nunique() > 1]
-    values, outside = {*people[changing].to_numpy().ravel()}, Counter()
+    values, everybody = {*people[changing].to_numpy().ravel()} - {""}, people.to_dict("records")
+    outside, used = Counter(), set()
+    alternatives = any_of(sorted(map(re.escape, values), reverse=True))  # A B before A
+    value = re.compile(rf"(?<!\w){alternatives}(?!\w)", re.IGNORECASE)
 
     def check(row):
         fields = [field for field in TEXTS if row.get(field)]
@@ -74,21 +75,34 @@ def load_twins(path, most, people, chat=False):
             check_text(row, field)
         text = " ".join(plain_text(row[field]) for field in fields)
         slots = {*SLOT.findall(text)}
-        if unknown := slots - {*people}:
-            raise ValueError(f"no column of --people is called {min(unknown)!r}")
+        try:
+            for who in everybody:
+                for field in fields:
+                    filled(row, field, who)
+        except (KeyError, TypeError) as error:
+            raise ValueError(
+                f'slots are filled by texts of --people and of the object "slots", but not here: {error}'
+            ) from None
+        used.update(slots)
         if slots.isdisjoint(changing):
             raise ValueError(f"no slot of {', '.join(changing)}, so its twins are one text")
-        outside.update(values & {*re.findall(r"\w+", " ".join(SLOT.split(text)[::2]))})
+        outside.update(map(str.lower, value.findall("\n".join(SLOT.split(text)[::2]))))
         if chat:
             as_chat(row, *(field for field in fields if field != "prefix"))
 
     rows = list(read_jsonl(path, check, flag="--twins"))[:most]
     if len(rows) < FEWEST:
         raise UserError(f"--twins {path}: {len(rows)} résumés; expected {FEWEST} or more")
+    alike = people.filter(used).duplicated()  # a file pasted twice is no second sample of names
+    if alike.any():
+        raise UserError(
+            f"--people, row {alike.idxmax()}: read as a row above it, of {alike.sum()} such; each person "
+            "counts once: remove copies, or let a slot such as {name} tell them apart"
+        )
     if outside:
-        print(
-            "twins      outside slots, where no swap reaches it, the file holds: "
-            f"{counts_in_words(dict(outside.most_common(3)))}"
+        note(
+            f"{path} holds outside slots, where no swap reaches it, most often: "
+            f"{counts_in_words(dict(outside.most_common(3)))}."
         )
     return rows
 
@@ -112,9 +126,9 @@ def filled(row, field, person):
     return [message | {"content": fill(message["content"])} for message in row[field]]
 
 
-def readings(rows, what, people, columns):
+def readings(rows, what, people, columns, note=print):
     """[(row, texts)] of the résumés with the fields for `what`; texts: (N,) tuples of them, one per
-    person. One that two groups would read alike is left out, for it tells nothing."""
+    person. One that two groups would read alike is left out, for it tells nothing; `note` says so."""
     every, kept = people.to_dict("records"), []
     for row in rows:
         if all(row.get(field) for field in FIELDS[what]):
@@ -123,9 +137,9 @@ def readings(rows, what, people, columns):
             if (read.nunique() == 1).all(axis=None):
                 kept.append((row, texts))
     if len(kept) < len(rows):
-        print(
-            f"twins      {what}: {len(rows) - len(kept)} of {len(rows)} left out: a field is missing, "
-            "or groups read the same text"
+        note(
+            f"{what.capitalize()}: {len(rows) - len(kept)} of {len(rows)} résumés are left out: a field "
+            f"is missing ({', '.join(FIELDS[what])}), or groups read the same text."
         )
     return kept
 
@@ -133,21 +147,11 @@ def readings(rows, what, people, columns):
 # ---- what a model makes of them ----
 
 
-def timed(rows, name):
-    """The rows, with a bar; after the first of them a line says how long all will take."""
-    from parts.parallel import progress, say
-
-    start = time.perf_counter()
-    for n, row in enumerate(progress(rows, name)):
-        yield row
-        if n == 0:
-            minutes = math.ceil((time.perf_counter() - start) * len(rows) / 60)
-            say(f"time       {name}: about {minutes} min")
-
-
 def reward_matrix(score, texts, name):
     """(R, N) scores of a reward model, score(prompts, answers); texts: of `readings`."""
-    matrix = [score(*zip(*row)) for _, row in timed(texts, name)]
+    from parts.parallel import progress
+
+    matrix = [score(*zip(*row)) for _, row in progress(texts, name)]
     if any(None in row for row in matrix):
         raise UserError(f"{name}: the reward model does not read a résumé to its end; shorten it")
     return np.array(matrix)
@@ -157,10 +161,11 @@ def decision_logps(policy, tokenizer, texts, words, name):
     """(R, N, W) log-probs of each word's first token behind the résumé's prefix, without sampling:
     one forward per twin.  texts  of `readings`"""
     import common
+    from parts.parallel import progress
     from parts.reward_models import in_batches
 
     logps, most = [], common.max_positions(policy.model.config)
-    for row, twins in timed(texts, name):
+    for row, twins in progress(texts, name):
         prefix, firsts = decision_ids(tokenizer, row["prefix"], words)
 
         def forward(ids, mask, _, firsts=firsts):
@@ -213,13 +218,12 @@ def effects(scores, people, columns, references, before=None, missing=None):
     """[row] of each group against its reference: "group", "reference", "d", the keys of this
     estimate, "p_holm", "verdict" and "places" (of 100).
 
-    scores      (R, N)
+    scores      (R, N); where nothing could be read, an empty list
     references  groups, one of a column; of a column without one, the largest
     before      (R, N) of the same twins: then an effect is the change of d, each in its own SD
     missing     why nothing is measured, or None
     """
-    R, N = scores.shape
-    scaled = standardised(scores) - (0 if before is None else standardised(before))  # (R, N)
+    R, N = len(scores), len(people)
     rows, x = [], []
     for column in columns:
         groups = [*people[column].value_counts().index]
@@ -227,17 +231,21 @@ def effects(scores, people, columns, references, before=None, missing=None):
         for group in sorted({*groups} - {reference}):
             rows.append({"group": group, "reference": reference, "d": None})
             x.append(people[column] == group)
-    x = np.tile(np.column_stack(x).astype(float), (R, 1))  # (R·N, contrasts)
+    x = np.column_stack(x).astype(float)  # (N, contrasts)
     if np.linalg.matrix_rank(x - x.mean(0)) < x.shape[1]:
         raise UserError("--group: two groups always occur together, so no effect is of one alone")
     if R < FEWEST:
-        missing = "too few résumés"
-    elif np.isnan(scaled).any():
-        missing = missing or "every résumé has the same score"
+        missing = f"fewer than {FEWEST} résumés could be read"
+    elif N < FEWEST_CLUSTERS:
+        missing = f"fewer than {FEWEST_CLUSTERS} names"
+    else:
+        scaled = standardised(scores) - (0 if before is None else standardised(before))  # (R, N)
+        if np.isnan(scaled).any():
+            missing = missing or "every résumé has the same score"
     if missing:
         return [row | {"verdict": f"{UNMEASURED}: {missing}"} for row in rows]
     resume, name = np.repeat(np.arange(R), N), np.tile(np.arange(N), R)
-    estimates = regress(scaled.ravel(), x, [resume, name], within=resume)
+    estimates = regress(scaled.ravel(), np.tile(x, (R, 1)), [resume, name], within=resume)
     names = min(people[column].value_counts().min() for column in columns)
     for row, d in zip(rows, estimates):
         d = estimate(d["value"], d["se"], d["n"], min(R, names))

@@ -70,7 +70,7 @@ def test_a_text_that_no_swap_reaches(people, tmp_path, capsys):
     rows = [{"prompt": "{subj} is good", "prefix": "So:"}, {"prompt": "{name}"}]
     (read,) = twins.readings(rows, twins.DECISION, people, ["sex"])
     assert len(read[1]) == len(people) and not twins.readings(rows, twins.DECISION, people, GROUPS)
-    assert "2 of 2 left out" in capsys.readouterr().out
+    assert "2 of 2 résumés are left out" in capsys.readouterr().out
 
 
 @each("fairness_cases", of="broken")
@@ -137,6 +137,8 @@ def test_a_column_without_the_reference_takes_its_largest_group(people):
 
 def test_what_is_not_measured(people):
     assert of_black(np.ones((20, len(people))), people)["verdict"].startswith("not measured")
+    few = people.groupby(GROUPS).head(2)
+    assert of_black(scores_of(few, 0), few)["verdict"] == "not measured: fewer than 20 names"
     certain, decided = np.full((2, 3, 3), 0.01), np.array([[[0.2] * 3]])
     assert twins.undecided(np.log(certain)) and not twins.undecided(np.log(decided))
     both = people.assign(copy=people.sex)
@@ -157,7 +159,7 @@ def test_votes_by_group():
     hits = {what: dict(zip(part.sex, part.hit)) for what, part in frame.groupby("what")}
     assert hits[fairness.CHOSEN] == {"Female": 1, "Male": 0}
     assert hits[fairness.HARSHER] == {"Male": 1, "Female": 0}
-    assert "votes 6" in counted and "without two decisions 1" in counted
+    assert "votes 6" in counted and "without two different decisions 1" in counted
 
 
 def test_the_planted_bias_of_the_bundled_votes_is_found():
@@ -181,7 +183,20 @@ def test_answers_by_group(tmp_path, capsys):
     assert tables["Risky questions"] == [risky]
     undecided = [row for row in tables["Rates by group"] if "no decision" in row["what"]]
     assert {row["group"]: row["selected"] for row in undecided} == {"A": 0, "B": 15}
+    assert not any(row["of_highest"] for row in undecided)  # the lowest rate is the best
     assert "1 of 61 answers in group_answers.jsonl ask a risky question" in capsys.readouterr().out
+
+
+@each("fairness_cases", of="reports")
+def test_what_a_report_says(flags, rows, fact, is_refused, tmp_path, monkeypatch):
+    """Nothing that was given is passed over: it is counted, or refused."""
+    monkeypatch.chdir(REPO)
+    file, out = write_rows(tmp_path / "file.jsonl", rows), tmp_path / "out"
+    argv = [*f"report {flags} {file} --out {out}".split()]
+    if is_refused:
+        assert fact in error_of(fairness.main, argv)
+    else:
+        assert fact in f"status {fairness.main(argv)}, {read_json(out / 'report.json')}"
 
 
 @each("fairness_cases", of="names")
@@ -197,15 +212,17 @@ def test_a_name_stands_for_its_folder(folders, names, expected):
 
 @pytest.mark.slow
 def test_a_report_of_the_base(tmp_path, monkeypatch):
-    """Before and after are one model: no change. The CSV for BiasGuard holds every twin."""
+    """Before and after are one model: no change. The CSV for BiasGuard holds every twin; its
+    name is not that of another model, a-b."""
     monkeypatch.chdir(REPO)
     argv = f"""report --before data/tiny-base --per-cell 5 --resumes 5 --out {tmp_path}/out
         --twins data/twins.jsonl --people data/names.csv""".split()
-    assert fairness.main([*argv, *"--after data/tiny-base --fail-on-difference".split()]) == 0
+    flags = "--after data/tiny-base --name a/b --fail-on-difference"
+    assert fairness.main([*argv, *flags.split()]) == 0
     rows = read_json(tmp_path / "out/report.json")["tables"]["Effects of names"]
     changes = [row["value"] for row in rows if row["what"] == fairness.CHANGE]
     assert changes == [0] * 4
-    table = pd.read_csv(tmp_path / "out/decisions-tiny-base.csv")
+    table = pd.read_csv(tmp_path / "out/decisions-a%2Fb.csv")
     columns = "entity_id label_value score score_raw sex race_ethnicity model_id prompt_id"
     assert [*table] == columns.split() and len(table) == 200
     assert "--out" in error_of(fairness.main, argv)

@@ -89,7 +89,7 @@ def test_intervals_cover(clusters, size, rate):
 
 
 @pytest.mark.parametrize("resumes, sizes, interaction, runs, share", [
-    (20, [2, 10], 0.0, 150, 0.06), (20, [2, 10], 0.3, 150, 0.06), (40, [2, 5], 0.1, 150, 0.06),
+    (20, [2, 10], 0.0, 150, 0.06), (20, [2, 10], 0.3, 150, 0.06), (40, [2, 10], 0.1, 150, 0.06),
     (60, [8, 5], 0.1, 150, 0.06), pytest.param(20, [2, 4, 10], 0.1, 300, 0.05, marks=pytest.mark.slow),
 ])  # fmt: skip
 def test_names_without_an_effect(resumes, sizes, interaction, runs, share):
