@@ -38,7 +38,7 @@ from parts.tables import write_csv
 from parts.texts import plain_text, recommendation, risky_questions
 from parts.twins import ANSWER, DECISION, FIELDS, MARGIN, PROFILE
 
-REFERENCES = ["Male", "White"]
+GROUPS, REFERENCES = ["sex", "race_ethnicity"], ["Male", "White"]  # unless others are declared
 LIMITS = (
     "Not legal advice. Names are proxies of what a reader may perceive; the bundled names and "
     "résumés are synthetic, US-centric and English.",
@@ -67,7 +67,7 @@ def parse_args(argv=None):
     add("--answers", nargs="+", type=files.existing_file, default=[], help='JSONL: "response", and where known "prompt", "group"')
     add("--twins", type=files.existing_file, default="data/twins.jsonl", help="résumés with slots such as {name}")
     add("--people", type=files.existing_file, default="data/names.csv", help="CSV with columns of groups, and of what fills the slots")
-    add("--group", nargs="+", default=["sex", "race_ethnicity"], help="columns of groups, of --people and of candidates")
+    add("--group", nargs="+", default=GROUPS, help="columns of groups, of --people and of candidates")
     add("--reference", nargs="+", default=REFERENCES, help="groups that the others of their column are compared with; else the largest")
     add("--per-cell", type=whole, default=10, help="people per combination of groups, 10 to 25")
     add("--resumes", type=whole, default=12, help="résumés, 12 to 100")
@@ -340,12 +340,13 @@ def main(argv=None):
     unknown = {*args.reference} - {*there.to_numpy().ravel()}
     if unknown and args.reference != REFERENCES:
         raise UserError(f"--reference {min(unknown)}: no such group in {', '.join(frames)}")
+    is_empty = there.filter(args.group).isna().all()  # of a column
+    if is_empty.any() and (args.group != GROUPS or is_empty.all()):
+        raise UserError(
+            f"--group {is_empty.idxmax()}: nobody who is counted has one; name those that there are. "
+            f"{' '.join(page.limits)}"
+        )
     for column in there:
-        if column in args.group and there[column].isna().all():
-            raise UserError(
-                f"--group {column}: nobody who is counted has one; name those that there are. "
-                f"{' '.join(page.limits)}"
-            )
         if len(both := {*args.reference} & {*there[column]}) > 1:
             raise UserError(f"--reference {' '.join(sorted(both))}: name one of {column}")
     if models:

@@ -10,7 +10,9 @@ Axes         R résumés, N people
 Reference    Bertrand & Mullainathan 2004; Gaebler et al. 2024; Cohen 1988 (d)
 """
 
+import math
 import re
+import time
 from collections import Counter
 from statistics import NormalDist
 
@@ -147,11 +149,21 @@ def readings(rows, what, people, columns, note=print):
 # ---- what a model makes of them ----
 
 
+def timed(rows, name):
+    """The rows, with a bar; after the first of them a line says how long all will take."""
+    from parts.parallel import progress, say
+
+    start = time.perf_counter()
+    for n, row in enumerate(progress(rows, name)):
+        yield row
+        if n == 0:
+            minutes = math.ceil((time.perf_counter() - start) * len(rows) / 60)
+            say(f"time       {name}: about {minutes} min")
+
+
 def reward_matrix(score, texts, name):
     """(R, N) scores of a reward model, score(prompts, answers); texts: of `readings`."""
-    from parts.parallel import progress
-
-    matrix = [score(*zip(*row)) for _, row in progress(texts, name)]
+    matrix = [score(*zip(*row)) for _, row in timed(texts, name)]
     if any(None in row for row in matrix):
         raise UserError(f"{name}: the reward model does not read a résumé to its end; shorten it")
     return np.array(matrix)
@@ -161,11 +173,10 @@ def decision_logps(policy, tokenizer, texts, words, name):
     """(R, N, W) log-probs of each word's first token behind the résumé's prefix, without sampling:
     one forward per twin.  texts  of `readings`"""
     import common
-    from parts.parallel import progress
     from parts.reward_models import in_batches
 
     logps, most = [], common.max_positions(policy.model.config)
-    for row, twins in progress(texts, name):
+    for row, twins in timed(texts, name):
         prefix, firsts = decision_ids(tokenizer, row["prefix"], words)
 
         def forward(ids, mask, _, firsts=firsts):
