@@ -145,8 +145,7 @@ def test_a_dead_judge_ends_the_run(train, tmp_path):
 def test_a_spent_budget_buys_no_test(train):
     """A step asks at most 16 times, for 1010e-6 USD each: after step 2 a third is too dear."""
     with Rule(vowel) as server:
-        flags = "--judge-price", "1,1", "--judge-budget", 0.04, "--eval-every", 9
-        rows, _ = train(server, *flags)
+        rows, _ = train(server, *"--judge-price 1,1 --judge-budget 0.04 --eval-every 9".split())
     assert trained(rows)[-1]["step"] < 4 and not any("test/score" in row for row in rows)
     assert 1010e-6 * len(server.paid) < 0.04
 

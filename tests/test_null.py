@@ -88,10 +88,7 @@ def test_intervals_cover(clusters, size, rate):
     assert max(shares, means) <= most()
 
 
-@pytest.mark.parametrize("resumes, sizes, interaction, runs, share", [
-    (20, [2, 10], 0.0, 150, 0.06), (20, [2, 10], 0.3, 150, 0.06), (40, [2, 10], 0.1, 150, 0.06),
-    (60, [8, 5], 0.1, 150, 0.06), pytest.param(20, [2, 4, 10], 0.1, 300, 0.05, marks=pytest.mark.slow),
-])  # fmt: skip
+@each("stats_tables", of="names")
 def test_names_without_an_effect(resumes, sizes, interaction, runs, share):
     """Names have effects of their own, and a résumé may read differently for a group: both kinds of
     cluster are needed. By names alone p was below .05 in 48 % of such tables. sizes: groups of each
