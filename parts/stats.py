@@ -110,9 +110,9 @@ def mean_share(values, clusters=None):
 
     se is the clustered error; the rows are worth m = value·(1 − value)/se² independent ones, made
     smaller by (1.96/t)² for few clusters. m may exceed the number of rows, for a row may be a mean
-    of several answers, which vary less than wins and losses. Where fewer than two of G clusters
-    differ from the others, se says too little: it is at least .7/G, as of one win, one loss and else
-    ties, and m at least G. Wilson's interval of m holds ½ where |value − ½| ≤ 1.96·√(¼/m), and p is
+    of several answers, which vary less than wins and losses. Where all but one of G clusters are
+    alike, or all, se says too little: it is at least ½/G, that of one win among ties, and m at least
+    G there. Wilson's interval of m holds ½ where |value − ½| ≤ 1.96·√(¼/m), and p is
     that test's.
 
     >>> row = mean_share([1.0, 0.0] * 50 + [1.0] * 10)  # 60 of 110 independent rows
@@ -123,7 +123,7 @@ def mean_share(values, clusters=None):
     value = row["value"]
     if row["se"] is None:
         return row
-    least = 0.5**0.5 / row["clusters"]
+    least = 0.5 / row["clusters"]
     worth = value * (1 - value) / max(row["se"], least) ** 2
     if row["se"] < least:
         worth = max(worth, row["clusters"])
