@@ -37,7 +37,7 @@ def read_csv(path, needed=(), flag="table"):
             return csv.reader(io.StringIO(text, newline=""), delimiter=mark, **strict)
 
         def width(mark):
-            return min(map(len, itertools.islice(read(mark), 2)), default=0)
+            return min(map(len, itertools.islice(filter(None, read(mark)), 2)), default=0)
 
         mark = max(",;\t|", key=width)
         records = read(mark, strict=True)
