@@ -200,8 +200,8 @@ def write_values(args):
     for row in tables.column_values(table, table.columns):
         print(f"{row['column']}: {row['value']} {row['rows']:,}")
     if args.map:
-        if not (args.sex and args.race):
-            raise UserError("--map: name the columns whose values it shall hold: --sex, --race")
+        if not any(law_columns(args)):
+            raise UserError("--map: name a column that it is for: --sex, --race or --hispanic")
         held = tables.read_csv(args.table, law_columns(args))
         values = {*held.to_numpy().ravel()} - {"", *args.unknown}
         tables.write_map(args.map, sorted(values), (*SEXES, *RACES, *tables.YES_NO))
@@ -280,27 +280,26 @@ def main(argv=None):
             f"{known_of.get(0, 0):.0f} % of the others. Error rates count these people alone, and "
             "mislead where the two shares differ."
         )
-        kinds["True positives"] = "of the qualified ", people[people.outcome == 1]
-        kinds["False positives"] = "of the unqualified ", people[people.outcome == 0]
+        kinds["True positives"] = "; of the qualified alone", people[people.outcome == 1]
+        kinds["False positives"] = "; of the unqualified alone", people[people.outcome == 0]
     # (2) compare the groups
     comparisons, group_metrics, tested = {}, [], []
     for name, label in labels.items():
         reference, rates = args.reference, {}
         for kind, (whose, part) in kinds.items():
-            what, did = f"{kind}, {name}", f"{whose}were selected ({rule})"
+            what, did = f"{kind}, {name}", f"were selected ({rule}{whose})"
             compared = comparisons[what] = compare(part.assign(group=label), [reference])
             reference = compared[0]["reference"] if compared else reference
             if part.hit.nunique() == 2:
                 rates[kind] = {row["group"]: row["rate"]["value"] for row in compared}
             tested += [(row, did, what) for row in compared if row["group"] != reference]
         group_metrics.append({"groups": name} | metrics(pd.DataFrame(rates, columns=[*kinds])))
-        in_groups = sum(row["people"] for row in comparisons[f"Selected, {name}"])
-        twice = in_groups - people.person[label.notna()].nunique()
+        twice = (label.groupby(people.person).nunique() > 1).sum()
         page.limit(
             f"{name}: the others are compared with {reference}, "
             f"{'by --reference' if reference == args.reference else 'the largest group'}; "
-            f"{label.isna().sum():,} rows of unknown group are in no comparison. People in more than one "
-            f"group: {twice:,}."
+            f"{label.isna().sum():,} rows of unknown group are in no comparison"
+            f"{f'; {twice:,} people are in several groups' * bool(args.id)}."
         )
     # (3) the report: what was found, then what is open, then the rest
     tested.sort(key=lambda found: clearness(found[0]))
@@ -312,9 +311,9 @@ def main(argv=None):
     left_out = pd.Series(~table.index.isin(people.index), table.index)
     if left_out.any():
         shares = [left_out.groupby(known(table[name], args)).mean() for name in args.group]
-        shares = ", ".join(f"{share:.0%} of {group}" for group, share in pd.concat(shares).items())
-        text = f"{left_out.sum():,} of {len(table):,} rows have no decision or role: {shares}"
-        said.append(f"{text}. They are left out.")
+        of = [f"{report.show(x, '.0%')} of {group}" for group, x in pd.concat(shares).items()]
+        text = f"{left_out.sum():,} of {len(table):,} rows have no decision{' or role' * within}"
+        said.append(f"{text}: {', '.join(of)}. They are left out.")
     said.append(f"All comparisons: {files.counts_in_words(verdicts)}.")
     page.answer(*said, *[NEXT] * (FOUND in verdicts))
     bars = [(row["group"], row["rate"], row["group"]) for row in comparisons[what]]

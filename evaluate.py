@@ -194,6 +194,8 @@ def compare(args):
     checks = check_judge(scored[judge], scored.p, scored.response_ids, scored.finished)
     distrust, accuracy = any(row["wrong"] for row in checks), None
     remarks = sentences(checks, judge)
+    if judge == "reward" and None in [row["wrong"] for row in checks[:2]]:
+        remarks.append("python evaluate.py reward shows it good answers and spoiled copies.")
     if args.pairs:
         accuracy = stats.mean_share(pairs.right, pairs.label)
         is_chance = accuracy["clusters"] >= FEWEST_CLUSTERS and accuracy["low"] <= 0.5
@@ -203,10 +205,7 @@ def compare(args):
             f"({args.pairs}){', no better than chance' * is_chance}."
         )
         if judge == "reward":
-            remarks.append(
-                "A win rate is its opinion of new answers: pairs that hold none like them do not tell "
-                "whether it is right."
-            )
+            remarks.append("A win rate is its opinion of new answers, which pairs may not hold.")
     # (5) means, win rates, what the runs reached
     n_models = scored.groupby("p").model.transform("nunique")
     compared = scored[n_models == answers.model.nunique()]
@@ -344,7 +343,7 @@ def reward(args):
         f"The reward model is right on {show(right, '.1%')} of {len(pairs)} {what_pairs(args)}.",
         f"The rule “the longer answer wins” is right on {show(longer, '.1%')}: "
         f"{stats.verdict(gain, -ALIKE, ALIKE)}, {show(gain, '+.1%')}.",
-        "It was also shown good answers and spoiled copies of them.", *sentences(checks),
+        "It also read good answers of 16 tokens or more, and spoiled copies.", *sentences(checks),
     )  # fmt: skip
     page.intervals(
         f"Right on {what_pairs(args)}",

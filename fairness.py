@@ -346,9 +346,10 @@ def main(argv=None):
             f"--group {is_empty.idxmax()}: nobody who is counted has one; name those that there are. "
             f"{' '.join(page.limits)}"
         )
-    for column in there:
-        if len(both := {*args.reference} & {*there[column]}) > 1:
-            raise UserError(f"--reference {' '.join(sorted(both))}: name one of {column}")
+    for frame in frames.values() if args.reference != REFERENCES else ():
+        for column in frame.filter([*args.group, "group"]):
+            if len(both := {*args.reference} & {*frame[column]}) > 1:
+                raise UserError(f"--reference {' '.join(sorted(both))}: name one of {column}")
     if models:
         rows = twins.load_twins(args.twins, args.resumes, people, args.chat, note)
         effects = study_models(args, models, names, people, rows, note)

@@ -70,7 +70,9 @@ def load_candidates(args):
             f"{', '.join(sorted(frame)) or 'nothing'}"
         )
     if taken := {"rank", "of", "score", "asked"} & {*frame}:
-        raise UserError(f"{place}: rename the column {min(taken)!r}, which ranked.csv writes")
+        raise UserError(
+            f"{place}: rename the column {min(taken)!r}, which rank.py uses for its own"
+        )
     prompts, ids = [], {""}
     for line, row in frame.to_dict("index").items():
         try:
@@ -85,14 +87,9 @@ def load_candidates(args):
         ids.add(name)
     asked = [plain_text(prompt) for prompt in prompts]
     frame = frame.map(as_text).assign(prompt=prompts, asked=asked)
-    roles = frame.get("role", frame.asked)
-    frame["role"] = args.role or roles.where(roles != "", frame.asked)
-    prompts_of = frame.groupby("role").asked.nunique()
-    if prompts_of.max() > 1:
-        raise UserError(
-            f"{place}: the role {prompts_of.idxmax()!r} has more than one prompt, whose scores cannot be "
-            "compared; give each prompt a role of its own"
-        )
+    role = frame.get("role", frame.asked)
+    is_one_prompt = frame.groupby(role).asked.transform("nunique") == 1
+    frame["role"] = args.role or role.where((role != "") & is_one_prompt, frame.asked)
     return frame.sort_values(["asked", args.text_column, "id"])
 
 

@@ -292,7 +292,6 @@ def sentences(rows, judge="reward"):
     if unknown := " or ".join(row["kind"] for row in rows if row["wrong"] is None):
         said.append(
             f"Whether the judge prefers {unknown} answers to whole ones was not checked: fewer than "
-            f"{FEWEST} prompts have both. (python evaluate.py reward shows a reward model spoiled "
-            "copies of answers of 16 tokens or more.)"
+            f"{FEWEST} prompts have both."
         )
     return said

@@ -90,11 +90,11 @@ def compare(frame, references=()):
 
 def contrast(frame, group, reference, n_tests):
     """Two groups of a frame, compared within roles that hold both: {"compared", "of" (rows in such
-    roles, of all), "ratio" (an estimate; without an interval where an exact p contradicts it), "p", "deviations"
-    (standard deviations: |z|, or what an exact p amounts to), "shortfall" (selections that the group
-    lacks at the common rate of each role), "needed" (people in all, in the same mix of groups and
-    roles; None where nobody of the reference is selected)}; where nothing is tested "p" is None and
-    "verdict" says why.  n_tests  groups among which p will be adjusted"""
+    roles, of all), "ratio" (an estimate; without an interval where an exact p contradicts it), "p",
+    "deviations" (standard deviations: |z|, or what an exact p amounts to), "shortfall" (selections
+    that the group lacks at the common rate of each role), "needed" (people in all, in the same mix of
+    groups and roles; None where nobody of the reference is selected)}; where nothing is tested "p" is
+    None and "verdict" says why.  n_tests  groups among which p will be adjusted"""
     pair = frame[frame.group.isin([group, reference])]
     counts = pair.groupby(["group", "role"], observed=True).hit.agg(["sum", "size"])
     shared = counts.loc[group].join(counts.loc[reference].add_suffix(" there"), how="inner")
@@ -215,7 +215,8 @@ def sentence(row, did, source, within=False):
     if verdict == FOUND:
         side = "fewer" if row["shortfall"] > 0 else "more"
         text += f": about {abs(row['shortfall']):,.0f} {side} of {group} than at the rate of both together"
-        if side == "fewer" and row["of_highest"] < FOUR_FIFTHS:
+        of_highest = row["of_highest"]  # None: nobody was selected, or it is not for the better
+        if side == "fewer" and of_highest is not None and of_highest < FOUR_FIFTHS:
             text += "; below four fifths of the highest rate"
     elif verdict == NONE:
         largest = min(row["ratio"]["low"], 1 / row["ratio"]["high"])

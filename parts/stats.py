@@ -112,15 +112,14 @@ def mean_share(values, clusters=None):
     smaller by (1.96/t)² for few clusters. m may exceed the number of rows, for a row may be a mean
     of several answers, which vary less than wins and losses. Where all but one of G clusters are
     alike, or all, se says too little: it is at least ½/G, that of one win among ties, and m at least
-    G there. Wilson's interval of m holds ½ where |value − ½| ≤ 1.96·√(¼/m), and p is
-    that test's.
+    G there. Wilson's interval of m holds ½ where |value − ½| ≤ 1.96·√(¼/m), and p is that test's.
 
     >>> row = mean_share([1.0, 0.0] * 50 + [1.0] * 10)  # 60 of 110 independent rows
     >>> print(*(round(row[key], 3) for key in ("value", "low", "high", "p")))
     0.545 0.451 0.637 0.348
     """
     row = mean(values, clusters)
-    value = row["value"]
+    row["value"] = value = min(1.0, row["value"])  # without the regression's rounding
     if row["se"] is None:
         return row
     least = 0.5 / row["clusters"]

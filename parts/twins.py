@@ -98,8 +98,8 @@ def load_twins(path, most, people, chat=False, note=print):
     alike = people.filter(used).duplicated()  # a file pasted twice is no second sample of names
     if alike.any():
         raise UserError(
-            f"--people, row {alike.idxmax()}: read as a row above it, of {alike.sum()} such; each person "
-            "counts once: remove copies, or let a slot such as {name} tell them apart"
+            f"--people, row {alike.idxmax()}: it reads like a row above it ({alike.sum()} such rows); "
+            "each person counts once: remove copies, or let a slot such as {name} tell them apart"
         )
     if outside:
         note(

@@ -63,12 +63,12 @@ def test_prompts_are_compared_and_not_answers():
 
 
 def test_several_comparisons_are_adjusted():
-    """20 wins of 27: p is .02 for one comparison, and .06 among three."""
+    """20 wins of 27: p is .02 for one comparison, and .06 among three; 27 ties are about equal."""
     won, lost = [1] * 20 + [-1] * 7, [0] * 27
     rows = compare_answers(answers_of(base=lost, a=won, b=won), "gold")
     p = mean_share(np.array([1.0] * 20 + [0.0] * 7))["p"]
     assert p < 0.05 and [row["p_holm"] for row in rows] == pytest.approx([3 * p, 3 * p, 1.0])
-    assert {row["verdict"] for row in rows} == {"no difference shown"}
+    assert [row["verdict"] for row in rows] == ["no difference shown"] * 2 + ["about equal"]
 
 
 @each("evaluate_cases", of="first")

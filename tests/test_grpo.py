@@ -38,8 +38,7 @@ def test_a_mixture_is_the_weighted_sum():
     assert total[0] == 0.25 and np.isnan(total[1:]).all()
     alone = grpo_rubric.total_reward({"model": 0.25}, {"checks": scores["rubric"]})
     assert alone[:2].tolist() == [1, 0.5], "what only validates has no weight"
-    twice = "--reward rubric:1 --reward rubric:3".split()
-    assert "--reward" in error_of(grpo_rubric.parse_args, twice)
+    assert "--reward" in error_of(grpo_rubric.parse_args, ["--reward", "rubric"] * 2)
 
 
 # ---- one update ----

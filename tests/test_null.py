@@ -4,8 +4,6 @@ A false finding in 5 % of tables shows up to `most` times: the upper 99.9 % poin
 stats_tables.jsonl holds the kinds of tables.
 """
 
-import gc
-
 import numpy as np
 import pandas as pd
 import pytest
@@ -27,12 +25,6 @@ def most(runs=RUNS, share=0.05):
 
 def is_missed(row, truth):
     return not row["low"] <= truth <= row["high"]
-
-
-@pytest.fixture(autouse=True)
-def quick(monkeypatch):
-    """multipletests collects garbage in each call, most of the time of a small table."""
-    monkeypatch.setattr(gc, "collect", lambda *generation: 0)
 
 
 def correlated(rng, clusters, size, rate=0.5, rho=0.3):

@@ -108,8 +108,9 @@ def test_a_role_is_text(ranked):
     role = f"Which candidate fits this role?\n{text}"
     assert [prompt[0]["content"] for prompt, _ in seen] == [role, role]
     assert {row["role"] for row in table} == {text}
-    _, seen = ranked(rows)
+    table, seen = ranked([rows[0], rows[1] | {"role": "chef"}])  # two prompts are two roles
     assert {str(prompt) for prompt, _ in seen} == {str(rank.role_prompt("chef")), "Own prompt?"}
+    assert len({row["role"] for row in table}) == 2
 
 
 @each("bad_candidates")
