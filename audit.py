@@ -120,9 +120,8 @@ def read_people(args):
     what, path = args.y_pred or args.score, args.table
     named = [what, args.y_true, args.within, args.id, *args.group, *law_columns(args)]
     table = tables.read_csv(path, named)
-    values = {value for name in table for value in table[name].unique()}
-    if wrong := {*args.unknown} - values:
-        raise UserError(f"--unknown {min(wrong)}: none of these columns of {path} holds it")
+    if wrong := [value for value in args.unknown if not (table == value).any(axis=None)]:
+        raise UserError(f"--unknown {wrong[0]}: none of these columns of {path} holds it")
     if args.id:
         if wrong := {*args.drop} - {*table[args.id]}:
             raise UserError(f"--drop {min(wrong)}: {path} has no such {args.id}")
@@ -294,7 +293,7 @@ def main(argv=None):
                 rates[kind] = {row["group"]: row["rate"]["value"] for row in compared}
             tested += [(row, did, what) for row in compared if row["group"] != reference]
         group_metrics.append({"groups": name} | metrics(pd.DataFrame(rates, columns=[*kinds])))
-        twice = (label.groupby(people.person).nunique() > 1).sum()
+        twice = (label.groupby(people.person).nunique() > 1).sum() if args.id else 0
         page.limit(
             f"{name}: the others are compared with {reference}, "
             f"{'by --reference' if reference == args.reference else 'the largest group'}; "

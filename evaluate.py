@@ -338,15 +338,15 @@ def reward(args):
     gain = stats.mean(pairs.right - pairs.longer, pairs.label)
     some = pairs[:200]  # more would tell no more
     ids = function.encode(some.prompt, some.chosen, some.to_dict("records"))
-    checks = check_scorer(function.scorer, *zip(*ids))
+    checks, which = check_scorer(function.scorer, *zip(*ids)), what_pairs(args)
     page.answer(
-        f"The reward model is right on {show(right, '.1%')} of {len(pairs)} {what_pairs(args)}.",
+        f"The reward model is right on {show(right, '.1%')} of {len(pairs)} {which}.",
         f"The rule “the longer answer wins” is right on {show(longer, '.1%')}: "
         f"{stats.verdict(gain, -ALIKE, ALIKE)}, {show(gain, '+.1%')}.",
         "It also read good answers of 16 tokens or more, and spoiled copies.", *sentences(checks),
     )  # fmt: skip
     page.intervals(
-        f"Right on {what_pairs(args)}",
+        f"Right on {which}",
         [("reward model", right, "model"), ("the longer answer", longer, "rule")], ".1%", null=0.5,
     )  # fmt: skip
     page.table("Does it prefer what nobody wants?", checks, *KINDS)
