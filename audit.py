@@ -114,9 +114,9 @@ def check_flags(args):
 
 
 def read_people(args):
-    """(table, people, rule): the rows as texts; of those with a decision "hit" 0 or 1, "score",
-    "goodness" (the score, negated where lower is better), "outcome" 1, 0 or NaN, "role", "person", and
-    "sex" and "race" of `law_labels`; and what a selection is, in words."""
+    """(table, facts, people, rule): the rows as texts; these with None for unknown; of those with a
+    decision "hit" 0 or 1, "score", "goodness" (the score, negated where lower is better), "outcome"
+    1, 0 or NaN, "role", "person", and "sex" and "race" of `law_labels`; a selection in words."""
     what, path = args.y_pred or args.score, args.table
     named = [what, args.y_true, args.within, args.id, *args.group, *law_columns(args)]
     table = tables.read_csv(path, named)
@@ -126,11 +126,13 @@ def read_people(args):
         if wrong := {*args.drop} - {*table[args.id]}:
             raise UserError(f"--drop {min(wrong)}: {path} has no such {args.id}")
         table = table[~table[args.id].isin(args.drop)]
-        if (empty := table[args.id] == "").any():
-            raise UserError(f"{path}:{empty.idxmax()}: {args.id} is empty; name the person")
+    facts = table.mask(table.isin(["", *args.unknown]), None)
+    if args.id and (empty := facts[args.id].isna()).any():
+        raise UserError(f"{path}:{empty.idxmax()}: {args.id} is unknown; name the person")
     read = [name for name in (what, args.within) if name]  # without one of them a row says nothing
-    decided = table[known(table[read], args).notna().all(axis=1)]
-    tables.check_last_rows(decided, args.group, path)
+    is_decided = facts[read].notna().all(axis=1)
+    tables.check_last_rows(table[is_decided], args.group, path)
+    decided = facts[is_decided]
     roles = decided[args.within] if args.within else ""
     people = pd.DataFrame({"role": roles}, decided.index, dtype="category")
     people["person"] = pd.factorize(decided[args.id])[0] if args.id else np.arange(len(decided))
@@ -144,9 +146,9 @@ def read_people(args):
         people["goodness"] = people.score if args.better == "higher" else -people.score
         people["hit"], rule = selected(people, args)
     if args.y_true:
-        outcome = known(decided[args.y_true], args).dropna()
+        outcome = decided[args.y_true].dropna()
         people["outcome"], _ = tables.yes_or_no(outcome, args.qualified, "--qualified", path)
-    return table, people, rule
+    return table, facts, people, rule
 
 
 def selected(people, args):
@@ -168,14 +170,9 @@ def selected(people, args):
     return (of_role.rank(method="min", ascending=False) <= places).astype(int), rule
 
 
-def known(cells, args):
-    """The cells, None where they are empty or hold a value of --unknown."""
-    return cells.mask(cells.isin(["", *args.unknown]), None)
-
-
-def group_labels(args, table):
+def group_labels(args, facts):
     """{column: (n,) labels, None where unknown}; two columns are crossed, too."""
-    labels = {name: known(table[name], args).astype("category") for name in args.group}
+    labels = {name: facts[name].astype("category") for name in args.group}
     for name, label in labels.items():
         n = len(label.cat.categories)
         if not 2 <= n <= MOST_GROUPS:
@@ -214,13 +211,13 @@ def law_columns(args):
     return [args.sex, args.race, args.hispanic if args.hispanic != "none" else None]
 
 
-def law_labels(args, table):
+def law_labels(args, facts):
     """(sexes, races): (n,) categories of the rule each, None where unknown."""
     mapping = tables.read_map(args.map) if args.map else {}
-    sexes = tables.categories(known(table[args.sex], args), mapping, SEXES, "--sex")
-    races = tables.categories(known(table[args.race], args), mapping, RACES, "--race")
+    sexes = tables.categories(facts[args.sex], mapping, SEXES, "--sex")
+    races = tables.categories(facts[args.race], mapping, RACES, "--race")
     if args.hispanic not in (None, "none"):
-        asked = known(table[args.hispanic], args)
+        asked = facts[args.hispanic]
         answers = tables.categories(asked, mapping, tables.YES_NO, "--hispanic")
         answers = answers.str.lower().map(tables.YES_NO)
         is_known = (answers == 0) | (races == HISPANIC)
@@ -268,8 +265,8 @@ def main(argv=None):
         "Did decisions about people differ?", args, [args.table, args.map], private=True
     )
     # (1) read the table
-    table, people, rule = read_people(args)
-    rows, within = table.loc[people.index], bool(args.within)
+    table, facts, people, rule = read_people(args)
+    rows, within = facts.loc[people.index], bool(args.within)
     labels = group_labels(args, rows)
     kinds = {"Selected": ("", people)}
     if args.y_true:
@@ -307,11 +304,11 @@ def main(argv=None):
     counted += f", compared within each {args.within}" * within
     said = [sentence(*found, within) for found in tested[:3]]
     said.append(f"{len(people):,} rows, {counted}.")
-    left_out = pd.Series(~table.index.isin(people.index), table.index)
+    left_out = pd.Series(~facts.index.isin(people.index), facts.index)
     if left_out.any():
-        shares = [left_out.groupby(known(table[name], args)).mean() for name in args.group]
+        shares = [left_out.groupby(facts[name]).mean() for name in args.group]
         of = [f"{report.show(x, '.0%')} of {group}" for group, x in pd.concat(shares).items()]
-        text = f"{left_out.sum():,} of {len(table):,} rows have no decision{' or role' * within}"
+        text = f"{left_out.sum():,} of {len(facts):,} rows have no decision{' or role' * within}"
         said.append(f"{text}: {', '.join(of)}. They are left out.")
     said.append(f"All comparisons: {files.counts_in_words(verdicts)}.")
     page.answer(*said, *[NEXT] * (FOUND in verdicts))

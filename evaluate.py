@@ -33,7 +33,7 @@ from statsmodels.genmod.families import Binomial
 from statsmodels.genmod.generalized_linear_model import GLM
 
 from parts import contest, curves, files, report, stats
-from parts.contest import KINDS, check_judge, check_scorer, sentences
+from parts.contest import KINDS, check_judge, sentences
 from parts.files import UserError, number
 from parts.parallel import pick
 from parts.report import show
@@ -43,12 +43,12 @@ from parts.texts import plain_text
 
 NEVER = "this judge cannot be trusted here"  # the verdict where the judge fails its check
 VERDICTS = {  # of the first model of a row against the second
-    FOUND: "better", NONE: "about equal", OPEN: "no difference shown", UNMEASURED: UNMEASURED,
+    FOUND: "better", NONE: "about equal", OPEN: "no difference shown",
+    UNMEASURED: "not measured: fewer than 20 prompts, or all scores are the same",
 }  # fmt: skip
 ALIKE = 0.05  # models are about equal where the interval of the win rate lies within ½ ± this
 COMPARED = "a, verdict, b, wins, equal_length, p_holm"  # columns of comparisons
 NOTE = "At equal length, –: few prompts, one is longer nearly everywhere, or length alone decides."
-VOTE = ["model", "other", "wins", "lengths", "prompt", "annotator"]
 
 # ---- the math ----
 
@@ -194,18 +194,15 @@ def compare(args):
     checks = check_judge(scored[judge], scored.p, scored.response_ids, scored.finished)
     distrust, accuracy = any(row["wrong"] for row in checks), None
     remarks = sentences(checks, judge)
-    if judge == "reward" and None in [row["wrong"] for row in checks[:2]]:
-        remarks.append("python evaluate.py reward shows it good answers and spoiled copies.")
     if args.pairs:
         accuracy = stats.mean_share(pairs.right, pairs.label)
         is_chance = accuracy["clusters"] >= FEWEST_CLUSTERS and accuracy["low"] <= 0.5
         distrust |= judge == "reward" and is_chance
         remarks.append(
-            f"The reward model is right on {show(accuracy, '.1%')} of {len(pairs)} {what_pairs(args)} "
-            f"({args.pairs}){', no better than chance' * is_chance}."
+            f"The reward model is right on {show(accuracy, '.1%')} of {len(pairs)} pairs of "
+            f"{args.pairs}{', no better than chance' * is_chance}. A win rate is a judge's opinion of "
+            "new answers, which pairs may not hold."
         )
-        if judge == "reward":
-            remarks.append("A win rate is its opinion of new answers, which pairs may not hold.")
     # (5) means, win rates, what the runs reached
     n_models = scored.groupby("p").model.transform("nunique")
     compared = scored[n_models == answers.model.nunique()]
@@ -224,9 +221,8 @@ def compare(args):
     for row in comparisons if distrust else ():
         row["verdict"] = NEVER
     of_models = [row for row in comparisons if {row["a"], row["b"]} <= {*names.values()}]
-    scores = ", ".join(f"{row['model']} {show(row[judge]['value'], '.3f')}" for row in models)
     page.answer(
-        headline(of_models), f"Mean score by {judge_flag}: {scores}.",
+        headline(of_models), f"{judge_flag} decided.",
         *remarks, *advice(args, names, of_models, len(comparisons)),
     )  # fmt: skip
     page.intervals(
@@ -265,7 +261,7 @@ def compare(args):
     page.table("Answers side by side, where most differ", some, side_by_side=True)
     page.limit(
         *cut,
-        f"{judge_flag} decided. It favours a policy that was trained with it.",
+        f"{judge_flag} favours a policy that was trained with it.",
         "Each model was trained once; another seed of its training may give another order.",
         f"The numbers hold for prompts like these, at temperature {args.temperature:g}.",
         "No person compared these answers. Fairness is measured by fairness.py.",
@@ -287,13 +283,11 @@ def means(answers, scorers):
 
 def headline(comparisons):
     """The first sentence: who is better than whom, of rows of `judged` on the same prompts."""
-    is_few = comparisons[0]["wins"]["clusters"] < FEWEST_CLUSTERS
-    reasons = {UNMEASURED: " (fewer than 20 prompts)" if is_few else " (all scores are the same)"}
     parts = [
         f"{row['a']} is better than {row['b']}: preferred in {show(row['wins']['value'], '.1%')} of "
         "comparisons"
         if row["verdict"] == "better"
-        else f"{row['a']} and {row['b']}: {row['verdict']}{reasons.get(row['verdict'], '')}"
+        else f"{row['a']} and {row['b']}: {row['verdict']}"
         for row in comparisons
     ]
     return f"{'; '.join(parts)}."
@@ -336,36 +330,24 @@ def reward(args):
     pairs = contest.judge_pairs(args.pairs, function)
     right, longer = (stats.mean_share(pairs[key], pairs.label) for key in ("right", "longer"))
     gain = stats.mean(pairs.right - pairs.longer, pairs.label)
-    some = pairs[:200]  # more would tell no more
-    ids = function.encode(some.prompt, some.chosen, some.to_dict("records"))
-    checks, which = check_scorer(function.scorer, *zip(*ids)), what_pairs(args)
+    which = f"pairs of {args.pairs}"
     page.answer(
         f"The reward model is right on {show(right, '.1%')} of {len(pairs)} {which}.",
         f"The rule “the longer answer wins” is right on {show(longer, '.1%')}: "
         f"{stats.verdict(gain, -ALIKE, ALIKE)}, {show(gain, '+.1%')}.",
-        "It also read good answers of 16 tokens or more, and spoiled copies.", *sentences(checks),
-    )  # fmt: skip
+    )
     page.intervals(
         f"Right on {which}",
         [("reward model", right, "model"), ("the longer answer", longer, "rule")], ".1%", null=0.5,
     )  # fmt: skip
-    page.table("Does it prefer what nobody wants?", checks, *KINDS)
     page.limit(
+        "Pairs that a reward model was trained on flatter it.",
         "Policies may write answers of a kind that these pairs do not hold. To see whether it is "
-        "right on those, let people vote on them: python annotate.py draw"
+        "right on those, let people vote on them: python annotate.py draw",
     )
-    page.write(accuracy=right, length_baseline=longer, against_length=gain, judge=checks)
+    page.write(accuracy=right, length_baseline=longer, against_length=gain)
     file = Path(args.out) / "pairs.jsonl"
     files.write_jsonl(file, pairs.drop(columns="label").to_dict("records"), mode=files.PRIVATE)
-
-
-def what_pairs(args):
-    """What --pairs is to the reward model: held out, or from its training?"""
-    record = files.read_record(args.reward_model) or {"args": {}}
-    known = map(realpath, record["args"].get("pairs") or ())
-    if realpath(args.pairs) in known:
-        return "pairs of the file that it was trained on"
-    return "held-out pairs"
 
 
 # ---- human ----
@@ -373,6 +355,7 @@ def what_pairs(args):
 
 def human(args):
     """two models compared by people, blind: the votes of annotate.py with their models"""
+    from parts.agreement import VOTE, unblinded
     from parts.votes import load_items, read_log, replay
 
     path = Path(args.votes)
@@ -396,8 +379,8 @@ def human(args):
     ]
     page.answer(
         f"By {len(people)} people: {headline([row])}",
-        f"{len(votes)} votes on {wins['clusters']} prompts prefer {a} in {show(wins, '.1%')}. At equal "
-        f"length: {show(row['equal_length'] or 'not measured', '.1%')}.",
+        f"{len(votes)} votes on {wins['clusters']} prompts. At equal length: "
+        f"{show(row['equal_length'] or 'not measured', '.1%')}.",
     )
     if row["verdict"] == VERDICTS[OPEN]:
         page.answer(to_see_more(wins, "let people vote on"))
@@ -416,20 +399,6 @@ def human(args):
         "or that do not name two models.",
     )
     page.write(comparison=row, annotators=people)
-
-
-def unblinded(votes, items):
-    """A row of VOTE per vote on an item of two models: wins and lengths (in characters) are of the
-    model's answer against the other's. Left out: votes on items whose better answer is known."""
-    for vote in votes:
-        item = items[vote["item_id"]]
-        models = sorted({item["a_model"], item["b_model"]} - {None, ""})
-        if len(models) < 2 or item["gold"]:
-            continue
-        side, other = "ab" if item["a_model"] == models[0] else "ba"
-        wins = {side: 1.0, other: 0.0}.get(vote["choice"], 0.5)
-        length = len(plain_text(item[side])) - len(plain_text(item[other]))
-        yield *models, wins, length, plain_text(item["prompt"]), vote["annotator"]
 
 
 COMMANDS = {  # function, and the default of --out

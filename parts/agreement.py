@@ -1,5 +1,5 @@
 """parts/agreement.py: how sure a share is; what votes say: how far people agree, whether they prefer
-a side of the screen, and the pairs to train on.
+a side of the screen, whose answers, and the pairs to train on.
 
 prefs.jsonl        {"prompt": …, "chosen": …, "rejected": …, "strength": 2, "tie": false, …}
 Votes are compared by answer (a, b, tie, both bad), never by side; gold items are not counted.
@@ -12,6 +12,7 @@ from statistics import fmean
 
 import numpy as np
 
+from parts.texts import plain_text
 from parts.votes import SCHEMA, ordinary_votes, other, replay, standing
 
 # ---- how sure ----
@@ -124,6 +125,24 @@ def print_agreement(events):
         right, skips = f"{sum(gold)} of {len(gold)}", len(own) - len(votes)
         agrees = with_interval(*raw_agreement(items, name), form=".0%")
         print(f"{name:<32}  {len(votes):>5} {skips:>5}  {left:<16}  {right:<10}  {agrees}")
+
+
+# ---- of two models ----
+
+VOTE = ["model", "other", "wins", "lengths", "prompt", "annotator"]
+
+
+def unblinded(votes, items):
+    """A row of VOTE per ordinary vote on answers of two models: wins and lengths (in characters) are
+    of the model's answer against the other's."""
+    for vote in ordinary_votes(votes):
+        item = items[vote["item_id"]]
+        models = sorted({item["a_model"], item["b_model"]} - {None, ""})
+        if len(models) == 2:
+            answer = "a" if item["a_model"] == models[0] else "b"
+            wins = {answer: 1.0, other(answer): 0.0}.get(vote["choice"], 0.5)
+            length = len(plain_text(item[answer])) - len(plain_text(item[other(answer)]))
+            yield *models, wins, length, plain_text(item["prompt"]), vote["annotator"]
 
 
 # ---- pairs to train on ----

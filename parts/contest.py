@@ -77,13 +77,9 @@ def encode_alike(folders, rows, max_new_tokens):
                 "between the two; people can compare them: python annotate.py draw --model "
                 f"{folders[0]} --model-b {folder}"
             )
-    remarks = []
-    if cut := sum(len(row) == room for row in ids):
-        remarks = [
-            f"{cut} of {len(rows)} prompts are cut to their last {room} tokens, or just as long."
-        ]
-        print(*remarks)
-    return ids, remarks
+    cut = sum(len(row) == room for row in ids)
+    remark = f"{cut} of {len(rows)} prompts are cut to their last {room} tokens, or just as long."
+    return ids, [remark] * bool(cut)
 
 
 # ---- answers ----
@@ -223,13 +219,12 @@ def check_judge(scores, prompts, answers, finished):
     scores, prompts, finished = np.array(scores), np.array(prompts), np.array(finished, bool)
     is_loop = np.array([repeated(answer) >= REPEATED for answer in answers], bool)
     rows, is_whole = [], finished & ~is_loop
-    lengths = [len(answer) for answer in answers]
-    _, which, counts = np.unique(lengths, return_inverse=True, return_counts=True)
-    place = (counts.cumsum() - counts / 2)[which] / len(which)  # 0 to 1, one of equal lengths
+    lengths = np.array([len(answer) for answer in answers])
+    low, high = np.quantile([*lengths] or [0], (1 / 3, 2 / 3))  # of equal lengths there is no third
     for kind, is_kind, other, is_other in (
         ("cut off", ~finished, "whole", is_whole),
         ("repetitive", is_loop, "whole", is_whole),
-        ("longest third", place >= 2 / 3, "shortest third", place < 1 / 3),
+        ("longest third", (lengths >= high) & (low < high), "shortest third", lengths <= low),
     ):
         both = np.intersect1d(prompts[is_kind], prompts[is_other])
         row = {"kind": kind, "other": other, "prompts": len(both), "wrong": None}

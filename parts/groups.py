@@ -89,8 +89,8 @@ def compare(frame, references=()):
 
 
 def contrast(frame, group, reference, n_tests):
-    """Two groups of a frame, compared within roles that hold both: {"compared", "of" (rows in such
-    roles, of all), "ratio" (an estimate; without an interval where an exact p contradicts it), "p",
+    """Two groups of a frame, compared within roles that hold both: {"compared" (rows in such
+    roles), "ratio" (an estimate; without an interval where an exact p contradicts it), "p",
     "deviations" (standard deviations: |z|, or what an exact p amounts to), "shortfall" (selections
     that the group lacks at the common rate of each role), "needed" (people in all, in the same mix of
     groups and roles; None where nobody of the reference is selected)}; where nothing is tested "p" is
@@ -100,11 +100,11 @@ def contrast(frame, group, reference, n_tests):
     shared = counts.loc[group].join(counts.loc[reference].add_suffix(" there"), how="inner")
     k, n, l, m = table = shared.to_numpy(float).T  # (roles,) each
     N, selected, everybody = n + m, k + l, pair.person.nunique()
-    row = {"compared": int(N.sum()), "of": len(pair), "ratio": {"value": None}, "p": None}
+    row = {"compared": int(N.sum()), "ratio": {"value": None}, "p": None}
     pair = pair[pair.role.isin(shared.index)]
     rows_of = [pair.person[pair.group == side].value_counts() for side in (group, reference)]
     if min(map(len, rows_of)) < FEWEST_PEOPLE:
-        same = " in the same roles" * (row["compared"] < row["of"])
+        same = " in the same roles" * (len(counts) > 2)
         return row | {"verdict": f"{UNMEASURED}: fewer than {FEWEST_PEOPLE} people{same}"}
     if pair.hit.nunique() < 2:
         return row | {"verdict": f"{UNMEASURED}: nobody or everybody was selected"}

@@ -10,12 +10,12 @@ from types import SimpleNamespace
 import pytest
 
 import audit
-import evaluate
 import fairness
 import rank
 from case_rows import rows_of
 from conftest import REPO
 from parts import contest, curves, twins
+from parts.agreement import unblinded
 from parts.files import UserError, read_jsonl
 from parts.pairs import Pairs
 from parts.texts import plain_text
@@ -69,12 +69,12 @@ ITEMS = {row["id"]: row for row in good("items")}
 
 
 def votes(path):
-    list(evaluate.unblinded(replay(read_log(path, ITEMS)), ITEMS))
+    list(unblinded(replay(read_log(path, ITEMS)), ITEMS))
 
 
 def items(path):
     found = load_items(path, "--votes")
-    list(evaluate.unblinded([vote for vote in good("votes") if vote["item_id"] in found], found))
+    list(unblinded([vote for vote in good("votes") if vote["item_id"] in found], found))
 
 
 def log(path):
