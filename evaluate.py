@@ -250,10 +250,9 @@ def compare(args):
             x="√KL from the first model, √nats per answer", y="score",
         )  # fmt: skip
         curves.draw(axes, lines, models, page.colour)
-    if equal := curves.equal_kl(runs):
-        page.table("Two policies at the smaller √KL of the two", equal, note=curves.AT_KL)
-    if runs:
-        page.table("What it cost", curves.efficiency(runs), note=curves.COSTLY)
+    equal = curves.equal_kl(runs)
+    page.table("Two policies at the smaller √KL of the two", equal, note=curves.AT_KL)
+    page.table("What it cost", curves.efficiency(runs), note=curves.COSTLY)
     texts = answers.drop_duplicates(["p", "model"]).set_index(["p", "model"]).response.unstack()
     texts = texts.loc[texts.nunique(axis="columns").nlargest(3).index, [*names.values()]]
     texts.insert(0, "prompt", [plain_text(rows[p]["prompt"]) for p in texts.index])

@@ -366,18 +366,10 @@ def main(argv=None):
             f"Effects d, 0 is none: the {len(lines[:MOST_LINES])} clearest of {len(lines)}",
             lines[:MOST_LINES], null=0,
         )  # fmt: skip
-    for caption, rows, *columns in (
-        ("Effects of names", effects, "row, verdict, d, places, p_holm"),
-        ("Rates by group", rates, "row, verdict, n, rate, ratio, p_holm"),
-        (
-            "Risky questions",
-            quotes,
-            "",
-            "The detector reads English and errs both ways: read the quotes.",
-        ),
-    ):
-        if rows:
-            page.table(caption, rows, *columns)
+    page.table("Effects of names", effects, "row, verdict, d, places, p_holm")
+    page.table("Rates by group", rates, "row, verdict, n, rate, ratio, p_holm")
+    errs = "The detector reads English and errs both ways: read the quotes."
+    page.table("Risky questions", quotes, note=errs)
     page.limit(*LIMITS)
     page.write()
     unmeasured = {*names.values()} - {before, *(row["model"] for row in effects if row["d"])}

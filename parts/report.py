@@ -118,12 +118,14 @@ class Report:
             axes.axvline(null, color=SOFT, linewidth=1, linestyle="--")
 
     def table(self, caption, rows, columns="", note="", side_by_side=False):
-        """rows: dicts with unrounded values;  columns: the keys to show, "model, wins, p_holm", or all
-        of the first row.
+        """rows: dicts with unrounded values, without one no table;  columns: the keys to show, "model,
+        wins, p_holm", or all of the first row.
 
         COLUMNS has the header of a key and the format of its numbers and estimates. `side_by_side`:
         of texts, on the page alone, before all numbers; the first column is what they answer.
         """
+        if not rows:
+            return
         keys = columns.split(", ") if columns else rows[0]
         self.tables.append({
             "caption": caption, "rows": rows, "note": note,
