@@ -94,18 +94,18 @@ def parse_args(argv=None):
 
 def check_flags(args):
     """UserError for flags that are missing, or that do not go together."""
-    cuts = (args.cutoff is not None) + (args.select is not None)
-    law = {args.ll144, bool(args.sex), bool(args.race)}
+    cuts = 2 - [args.cutoff, args.select].count(None)
+    law = args.ll144, args.sex, args.race
+    is_law = any((*law, args.map, args.hispanic))
     for is_wrong, text in (
         (bool(args.y_pred) == bool(args.score), "--y-pred, --score: expected one of them"),
         (bool(args.score) != bool(args.better), "--score, --better: a score needs --better higher or lower"),
         (cuts != bool(args.score) and (cuts or not args.ll144), "--cutoff, --select: expected one of them, with --score"),
         (not args.group, "--group: expected one or two columns of groups"),
-        (len(law) > 1, "--ll144, --sex, --race: Local Law 144 needs all three"),
+        (is_law and not all(law), "--ll144, --sex, --race: Local Law 144 needs all three; --map, --hispanic are of it"),
         (args.drop and not args.id, "--drop: it needs --id, the column that holds these labels"),
         (args.favourable and not args.y_pred, "--favourable: its values are of --y-pred"),
         (args.qualified and not args.y_true, "--qualified: its values are of --y-true"),
-        ((args.map or args.hispanic) and not args.ll144, "--map, --hispanic: they are of --ll144"),
     ):  # fmt: skip
         if is_wrong:
             raise UserError(text)
@@ -130,10 +130,14 @@ def read_people(args):
     facts = table.mask(table.isin(["", *args.unknown]), None)
     if args.id and (empty := facts[args.id].isna()).any():
         raise UserError(f"{path}:{empty.idxmax()}: {args.id} is unknown; name the person")
-    read = [name for name in (what, args.within) if name]  # without one of them a row says nothing
-    is_decided = facts[read].notna().all(axis=1)
-    tables.check_last_rows(table[is_decided], args.group, path)
-    decided = facts[is_decided]
+    decided = facts.dropna(subset=[what, *filter(None, [args.within])])
+    empty = (table.loc[decided.index, args.group] == "").all(axis=1)
+    if 0 < empty.sum() <= 3 and empty.is_monotonic_increasing:
+        raise UserError(
+            f"{path}:{empty.idxmax()}: only the last rows have no {args.group[0]}, as sums below a "
+            "table; remove them, or pass --id COLUMN --drop LABEL; for people, fill in a value of "
+            "--unknown"
+        )
     roles, names = decided.get(args.within, ""), decided.get(args.id, decided.index)
     people = pd.DataFrame({"role": roles}, decided.index, dtype="category")
     people["person"] = pd.factorize(names)[0]
@@ -218,11 +222,10 @@ def law_columns(args):
 def law_labels(args, facts):
     """(sexes, races): (n,) categories of the rule each, None where unknown."""
     mapping = tables.read_map(args.map) if args.map else {}
-    sexes = tables.categories(facts[args.sex], mapping, SEXES, "--sex")
-    races = tables.categories(facts[args.race], mapping, RACES, "--race")
+    sexes = tables.categories(facts[args.sex], mapping, SEXES)
+    races = tables.categories(facts[args.race], mapping, RACES)
     if args.hispanic not in (None, "none"):
-        asked = facts[args.hispanic]
-        answers = tables.categories(asked, mapping, tables.YES_NO, "--hispanic")
+        answers = tables.categories(facts[args.hispanic], mapping, tables.YES_NO)
         answers = answers.str.lower().map(tables.YES_NO)
         is_known = (answers == 0) | (races == HISPANIC)
         races = races.where(is_known, None).mask(answers == 1, HISPANIC)
@@ -270,7 +273,7 @@ def main(argv=None):
     table, facts, people, rule = read_people(args)
     rows, within = facts.loc[people.index], bool(args.within)
     labels = group_labels(args, rows)
-    kinds, did = {"Selected": people}, f"were selected ({rule})"
+    kinds = {"Selected": people}
     if args.y_true:
         known_of = 100 * people.outcome.notna().groupby(people.hit).mean()
         page.limit(
@@ -282,16 +285,20 @@ def main(argv=None):
         kinds["True positives"] = people[people.outcome == 1]
         kinds["False positives"] = people[people.outcome == 0]
     # (2) compare the groups
-    comparisons, group_metrics, tested = {}, [], []
+    group_metrics, tested = [], []
+    note = f"Each ratio is to the reference{', within roles' * within}."
     for name, label in labels.items():
-        reference, rates = args.reference, {}
+        reference = args.reference
         for kind, part in kinds.items():
-            what = f"{kind}, {name}"
-            compared = comparisons[what] = compare(part.assign(group=label), [reference])
+            what, compared = f"{kind}, {name}", compare(part.assign(group=label), [reference])
+            page.table(what, compared, SHOWN, note)
             reference = compared[0]["reference"] if compared else reference
-            if part.hit.nunique() == 2:
-                rates[kind] = {row["group"]: row["rate"]["value"] for row in compared}
-            tested += [(row, did, what) for row in compared if row["group"] != reference]
+            tested += [(row, what, compared) for row in compared if row["group"] != reference]
+        rates = {
+            kind: part.hit.groupby(label).mean()
+            for kind, part in kinds.items()
+            if part.hit.nunique() == 2
+        }
         group_metrics.append({"groups": name} | metrics(pd.DataFrame(rates, columns=[*kinds])))
         page.limit(
             f"{name}: the others are compared with {reference}, "
@@ -301,23 +308,21 @@ def main(argv=None):
         )
     # (3) the report: what was found, then what is open, then the rest
     tested.sort(key=lambda found: clearness(found[0]))
-    what, verdicts = tested[0][2], Counter(row["verdict"] for row, *_ in tested)
+    verdicts = Counter(row["verdict"] for row, *_ in tested)
     page.answer(
-        *(sentence(*found, within) for found in tested[:3]),
+        *(sentence(row, f"were selected ({rule})", what, within) for row, what, _ in tested[:3]),
         f"{len(people):,} rows, of {people.person.nunique():,} people; without --id, a row is a person.",
     )
-    left_out = pd.Series(~facts.index.isin(people.index), facts.index)
+    left_out = people.hit.reindex(facts.index).isna()
     if left_out.any():
         shares = [left_out.groupby(facts[name]).mean() for name in args.group]
         of = [f"{report.show(x, '.0%')} of {group}" for group, x in pd.concat(shares).items()]
         text = f"{left_out.sum():,} of {len(facts):,} rows have no decision{' or role' * within}"
         page.answer(f"{text}: {', '.join(of)}. They are left out.")
     page.answer(f"All comparisons: {files.counts_in_words(verdicts)}. {NEXT}")
-    bars = [(row["group"], row["rate"], row["group"]) for row in comparisons[what]]
+    _, what, compared = tested[0]
+    bars = [(row["group"], row["rate"], row["group"]) for row in compared]
     page.intervals(f"{what}: share selected{' over all roles' * within}", bars, ".1%")
-    note = f"Each ratio is to the reference{', within roles' * within}."
-    for title, compared in comparisons.items():
-        page.table(title, compared, SHOWN, note)
     # (4) Local Law 144
     for title, cells in law_tables(people) if args.ll144 else ():
         page.table(title, cells)

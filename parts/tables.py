@@ -72,18 +72,6 @@ def read_csv(path, needed=(), flag="table"):
 # ---- what cells mean, as declared ----
 
 
-def check_last_rows(table, columns, path):
-    """UserError where one to three last rows, alone of all, have none of these columns filled: sums
-    and averages stand there in an export."""
-    empty = (table[columns] == "").all(axis=1)
-    if 0 < empty.sum() <= 3 and empty.is_monotonic_increasing:
-        raise UserError(
-            f"{path}:{empty.idxmax()}: only the last rows have no {columns[0]}, as sums "
-            "below a table; remove them, or pass --id COLUMN --drop LABEL; for people, fill in a "
-            "value of --unknown"
-        )
-
-
 def read_map(path):
     """{label: what it stands for} of a CSV as `write_map` writes it; UserError for one that is there
     twice."""
@@ -94,17 +82,19 @@ def read_map(path):
     return dict(table.to_numpy())
 
 
-def categories(cells, mapping, allowed, flag):
+def categories(cells, mapping, allowed):
     """(n,) categories: what the map says, else the cell itself; None for unknown. UserError
     for one that is none of the allowed, in the map's spelling or in small letters."""
-    named = {value: mapping.get(csv_cell(value), value) for value in cells.dropna().unique()}
+    named = {
+        value: mapping.get(csv_cell(value), value) or None for value in cells.dropna().unique()
+    }
     for value, name in named.items():
-        if {name, name.lower()}.isdisjoint(["", *allowed]):
+        if name and {name, name.lower()}.isdisjoint(allowed):
             raise UserError(
-                f"{flag} {cells.name}: {value!r} is none of {', '.join(allowed)}; map it in --map "
+                f"{cells.name}: {value!r} is none of {', '.join(allowed)}; map it in --map "
                 "FILE, which `audit.py values` writes, or add it to --unknown"
             )
-    return cells.map(named).replace("", None).astype(object)  # where all are unknown, too
+    return cells.map(named).astype(object)  # where all are unknown, too
 
 
 def write_map(path, values, allowed):

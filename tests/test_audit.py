@@ -290,7 +290,7 @@ def test_categories_are_mapped_by_a_file_that_the_user_fills_in(audited, tmp_pat
     rows = counts_of(by_race)
     assert rows["White"] == [18, 9] and rows["Hispanic or Latino"] == [9, 9]
     map_file.write_text("yours,the rule's\nM,Male\nF,Female\n")
-    assert "--race race: 'Caucasian' is none of" in error_of(audited, text, flags)
+    assert "race: 'Caucasian' is none of" in error_of(audited, text, flags)
     map_file.write_text("yours,the rule's\nM,Male\nM,Female\n")
     assert "M is there twice" in error_of(audited, text, flags)
     assert "--sex" in error_of(audit.main, [*values[:2], "--map", "m"])
