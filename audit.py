@@ -251,8 +251,9 @@ def law_tables(people):
         counts = counts.reindex(categories, fill_value=0)
         counts["rate"] = counts["# selected"] / counts["# of applicants"]
         counts["impact ratio"] = counts.rate / counts.rate.max()
-        unknown = f"{labels.isna().sum():,} of {len(labels):,} rows, of unknown category"
-        title = f"Local Law 144, {key}; {unknown}, are left out"
+        title = (
+            f"Local Law 144, {key}; {labels.isna().sum():,} rows of unknown category are left out"
+        )
         yield title, counts.rename_axis("category").reset_index().to_dict("records")
 
 
