@@ -208,7 +208,7 @@ def write_values(args):
         if not columns:
             raise UserError("--map: name a column that it is for: --sex, --race or --hispanic")
         values = {*table.to_numpy().ravel()} - {"", *args.unknown}
-        tables.write_map(args.map, sorted(values), (*SEXES, *RACES, *tables.YES_NO))
+        tables.write_map(args.map, sorted(values), (*SEXES, *RACES, *tables.YES, *tables.NO))
 
 
 # ---- 8. Local Law 144 ----
@@ -225,10 +225,9 @@ def law_labels(args, facts):
     sexes = tables.categories(facts[args.sex], mapping, SEXES)
     races = tables.categories(facts[args.race], mapping, RACES)
     if args.hispanic not in (None, "none"):
-        answers = tables.categories(facts[args.hispanic], mapping, tables.YES_NO)
-        answers = answers.str.lower().map(tables.YES_NO)
-        is_known = (answers == 0) | (races == HISPANIC)
-        races = races.where(is_known, None).mask(answers == 1, HISPANIC)
+        answers = tables.categories(facts[args.hispanic], mapping, tables.YES + tables.NO)
+        is_known = answers.isin(tables.NO) | (races == HISPANIC)
+        races = races.where(is_known, None).mask(answers.isin(tables.YES), HISPANIC)
     elif not args.hispanic and not (races == HISPANIC).any():
         raise UserError(
             f"--race {args.race}: nobody is {HISPANIC}; name the column that asks for it: "

@@ -18,7 +18,8 @@ from parts.files import PRIVATE, UserError, brief, replacing
 
 MOST = 30  # values of a column that are listed
 MAP = ["yours", "the rule's"]  # columns of --map
-YES_NO = {"1": 1, "yes": 1, "true": 1, "0": 0, "no": 0, "false": 0}
+YES = "1 yes Yes YES true True TRUE".split()
+NO = "0 no No NO false False FALSE".split()
 # what a spreadsheet would run, and no number such as -1.5e3
 FORMULA = re.compile(
     r"(?![+-]?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?\Z)(?:\s*[=+\-@＝＋－＠]|[\t\r\n|%])"
@@ -84,12 +85,12 @@ def read_map(path):
 
 def categories(cells, mapping, allowed):
     """(n,) categories: what the map says, else the cell itself; None for unknown. UserError
-    for one that is none of the allowed, in the map's spelling or in small letters."""
+    for one that is none of the allowed."""
     named = {
         value: mapping.get(csv_cell(value), value) or None for value in cells.dropna().unique()
     }
     for value, name in named.items():
-        if name and {name, name.lower()}.isdisjoint(allowed):
+        if name not in (None, *allowed):
             raise UserError(
                 f"{cells.name}: {value!r} is none of {', '.join(allowed)}; map it in --map "
                 "FILE, which `audit.py values` writes, or add it to --unknown"
@@ -98,11 +99,10 @@ def categories(cells, mapping, allowed):
 
 
 def write_map(path, values, allowed):
-    """Write a map to be filled in: the values, and beside them those that are allowed already, in
-    this spelling or in small letters."""
+    """Write a map to be filled in: the values, and beside them those that are allowed already."""
     if Path(path).exists():
         raise UserError(f"--map {path}: it exists; choose another file")
-    filled = ["" if {value, value.lower()}.isdisjoint(allowed) else value for value in values]
+    filled = [value if value in allowed else "" for value in values]
     write_csv(path, pd.DataFrame(zip(values, filled), columns=MAP))
     print(f"wrote {path}: fill in its second column; empty means none of the categories")
 
@@ -111,8 +111,8 @@ def yes_or_no(cells, favourable, flag, path):
     """((n,) 0 or 1, the values that are 1): the declared ones, or 1, yes, true of a column that holds
     nothing but 1/0, yes/no, true/false. UserError where none of two values or more is one of them."""
     values = sorted(set(cells))
-    if not favourable and {*map(str.lower, values)} <= {*YES_NO}:
-        favourable = [value for value in values if YES_NO[value.lower()]]
+    if not favourable and {*values} <= {*YES, *NO}:
+        favourable = [value for value in values if value in YES]
     if len(values) < 2 or not {*favourable} <= {*values} or not favourable:
         raise UserError(
             f"{path}: {cells.name} holds {', '.join(map(repr, values[:MOST]))}; say which count as 1: "
