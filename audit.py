@@ -15,11 +15,8 @@ Writes       report.html, report.json, audit.csv, below --out; only you can read
 Reference    29 CFR 1607.4D (four fifths); 6 RCNY 5-300 to 5-304; statistics: parts/groups.py
 """
 
-import sys
 from collections import Counter
-from pathlib import Path
 
-import numpy as np
 import pandas as pd
 
 from parts import files, report, tables
@@ -34,7 +31,10 @@ RACES = (
     "Native American or Alaska Native", "Two or More Races",
 )  # fmt: skip
 MOST_GROUPS = 20  # values of a column, above which it is no column of groups
-NEXT = "Next: find the step, criterion or person where the rates part; ask counsel before you act."
+NEXT = (
+    "Where a difference was found, find the step, criterion or person where the rates part; ask "
+    "counsel before you act."
+)
 LIMITS = (
     "Not legal advice, and no independent bias audit. It sees who was selected in this table, not why.",
     "“Cannot tell” clears nobody: so few people show neither a difference nor its absence. “None "
@@ -45,6 +45,7 @@ LIMITS = (
     "table; a page of three tables shows something by chance in up to one of seven.",
     "Four fifths is a rule of thumb. It is taken against the highest rate of a group of 2 % or more, "
     "in all roles together.",
+    "audit.csv has the layout that BiasGuard reads.",
 )
 
 # ---- 4. the arguments ----
@@ -68,16 +69,16 @@ LISTS = {
 }
 
 
-def parse_args(argv):
+def parse_args(argv=None):
     parser = files.parser("audit.py [values] people.csv [flags]", __doc__.splitlines()[0])
     # fmt: off
     add = parser.add_argument
-    add("table", metavar="people.csv", help="CSV with a header, a row per person or decision; “values” in front of it lists what it holds")
+    add("values", nargs="?", choices=["values"], help="lists what columns hold: those of --sex, --race and --hispanic, or all")
+    add("table", metavar="people.csv", help="CSV with a header, a row per person or decision")
     for flag, text in COLUMNS.items():
         add(flag, type=str.strip, metavar="COLUMN", help=text)
     for flag, text in LISTS.items():
-        kind = "COLUMN" if flag == "--group" else "VALUE"
-        add(flag, nargs="+", type=str.strip, metavar=kind, default=[], help=text)
+        add(flag, nargs="+", type=str.strip, default=[], help=text)
     add("--better", choices=("higher", "lower"), help="which end of the score is good")
     add("--cutoff", type=files.number(), help="a score as good as this, or better, is a selection")
     add("--select", type=files.number(above=0, below=1), help="share selected from the top, such as 0.3; of each role with --within")
@@ -93,18 +94,18 @@ def parse_args(argv):
 
 def check_flags(args):
     """UserError for flags that are missing, or that do not go together."""
-    cuts = (args.cutoff is not None) + (args.select is not None)
-    law = {args.ll144, bool(args.sex), bool(args.race)}
+    cuts = 2 - [args.cutoff, args.select].count(None)
+    law = args.ll144, args.sex, args.race
+    is_law = any((*law, args.map, args.hispanic))
     for is_wrong, text in (
         (bool(args.y_pred) == bool(args.score), "--y-pred, --score: expected one of them"),
         (bool(args.score) != bool(args.better), "--score, --better: a score needs --better higher or lower"),
         (cuts != bool(args.score) and (cuts or not args.ll144), "--cutoff, --select: expected one of them, with --score"),
         (not args.group, "--group: expected one or two columns of groups"),
-        (len(law) > 1, "--ll144, --sex, --race: Local Law 144 needs all three"),
+        (is_law and not all(law), "--ll144, --sex, --race: Local Law 144 needs all three; --map, --hispanic are of it"),
         (args.drop and not args.id, "--drop: it needs --id, the column that holds these labels"),
         (args.favourable and not args.y_pred, "--favourable: its values are of --y-pred"),
         (args.qualified and not args.y_true, "--qualified: its values are of --y-true"),
-        ((args.map or args.hispanic) and not args.ll144, "--map, --hispanic: they are of --ll144"),
     ):  # fmt: skip
         if is_wrong:
             raise UserError(text)
@@ -115,8 +116,8 @@ def check_flags(args):
 
 def read_people(args):
     """(table, facts, people, rule): the rows as texts; these with None for unknown; of those with a
-    decision "hit" 0 or 1, "score", "goodness" (the score, negated where lower is better), "outcome"
-    1, 0 or NaN, "role", "person", and "sex" and "race" of `law_labels`; a selection in words."""
+    decision "hit" 0 or 1, "score", "outcome" 1, 0 or NaN, "role", "person", and "sex" and "race" of
+    `law_labels`; a selection in words."""
     what, path = args.y_pred or args.score, args.table
     named = [what, args.y_true, args.within, args.id, *args.group, *law_columns(args)]
     table = tables.read_csv(path, named)
@@ -129,13 +130,17 @@ def read_people(args):
     facts = table.mask(table.isin(["", *args.unknown]), None)
     if args.id and (empty := facts[args.id].isna()).any():
         raise UserError(f"{path}:{empty.idxmax()}: {args.id} is unknown; name the person")
-    read = [name for name in (what, args.within) if name]  # without one of them a row says nothing
-    is_decided = facts[read].notna().all(axis=1)
-    tables.check_last_rows(table[is_decided], args.group, path)
-    decided = facts[is_decided]
-    roles = decided[args.within] if args.within else ""
+    decided = facts.dropna(subset=[what, *filter(None, [args.within])])
+    empty = (table.loc[decided.index, args.group] == "").all(axis=1)
+    if 0 < empty.sum() <= 3 and empty.is_monotonic_increasing:
+        raise UserError(
+            f"{path}:{empty.idxmax()}: only the last rows have no {args.group[0]}, as sums below a "
+            "table; remove them, or pass --id COLUMN --drop LABEL; for people, fill in a value of "
+            "--unknown"
+        )
+    roles, names = decided.get(args.within, ""), decided.get(args.id, decided.index)
     people = pd.DataFrame({"role": roles}, decided.index, dtype="category")
-    people["person"] = pd.factorize(decided[args.id])[0] if args.id else np.arange(len(decided))
+    people["person"] = pd.factorize(names)[0]
     if args.ll144:
         people["sex"], people["race"] = law_labels(args, decided)
     if args.y_pred:
@@ -143,7 +148,6 @@ def read_people(args):
         rule = f"{what} is {' or '.join(yes)}"
     else:
         people["score"] = tables.numbers(decided[what], args.decimal, path)
-        people["goodness"] = people.score if args.better == "higher" else -people.score
         people["hit"], rule = selected(people, args)
     if args.y_true:
         outcome = decided[args.y_true].dropna()
@@ -154,30 +158,33 @@ def read_people(args):
 def selected(people, args):
     """((n,) 0 or 1, the rule in words): at the cut-off; in the top share of a role, with all who tie
     with its last; or better than the median of the people of known sex or race."""
-    goodness, is_higher = people.goodness, args.better == "higher"
+    sign = 1 if args.better == "higher" else -1
+    goodness = sign * people.score
     if args.cutoff is not None:
-        least, sign = (args.cutoff, "≥") if is_higher else (-args.cutoff, "≤")
-        return (goodness >= least).astype(int), f"{args.score} {sign} {args.cutoff:g}"
-    if args.select is None:
-        median = goodness[people.sex.notna() | people.race.notna()].median()
+        is_in = goodness >= sign * args.cutoff
+        rule = f"{args.score} {args.cutoff:g} or {args.better}"
+    elif args.select is None:
+        is_known = people[["sex", "race"]].notna().any(axis=1)
+        is_in = goodness > goodness[is_known].median()
         rule = f"{args.score} better than the median where sex or race is known"
-        return (goodness > median).astype(int), rule
-    of_role = goodness.groupby(people.role)
-    # rounded upwards; .07 · 100 is 7.000000000000001
-    places = np.ceil(args.select * of_role.transform("size") - 1e-9)
-    rule = f"top {100 * args.select:g} % by {args.score} and who ties, {args.better} is better"
-    rule += f", of each {args.within}" if args.within else ""
-    return (of_role.rank(method="min", ascending=False) <= places).astype(int), rule
+    else:
+        of_role = goodness.groupby(people.role)
+        n_better = of_role.rank(method="min", ascending=False) - 1
+        # .07 · 100 is 7.000000000000001
+        is_in = n_better < args.select * of_role.transform("size") - 1e-9
+        rule = f"top {100 * args.select:g} % by {args.score} and who ties, {args.better} is better"
+        rule += f", of each {args.within}" if args.within else ""
+    return is_in.astype(int), rule
 
 
 def group_labels(args, facts):
     """{column: (n,) labels, None where unknown}; two columns are crossed, too."""
     labels = {name: facts[name].astype("category") for name in args.group}
     for name, label in labels.items():
-        n = len(label.cat.categories)
-        if not 2 <= n <= MOST_GROUPS:
+        if not 2 <= label.nunique() <= MOST_GROUPS:
             raise UserError(
-                f"--group {name}: {n} groups; expected 2 to {MOST_GROUPS}; of ages, write bands"
+                f"--group {name}: {label.nunique()} groups; expected 2 to {MOST_GROUPS}; of ages, "
+                "write bands"
             )
     if len(labels) == 2:
         one, two = labels.values()
@@ -191,37 +198,36 @@ def group_labels(args, facts):
 
 
 def write_values(args):
-    """`audit.py values`: prints what each column holds, and writes --map, for you to fill in."""
-    table = tables.read_csv(args.table)
+    """`audit.py values`: prints what each column holds, or those of the law if they are named, and
+    writes what these hold to --map, for you to fill in."""
+    columns = law_columns(args)
+    table = tables.read_csv(args.table, columns)
     for row in tables.column_values(table, table.columns):
         print(f"{row['column']}: {row['value']} {row['rows']:,}")
     if args.map:
-        if not any(law_columns(args)):
+        if not columns:
             raise UserError("--map: name a column that it is for: --sex, --race or --hispanic")
-        held = tables.read_csv(args.table, law_columns(args))
-        values = {*held.to_numpy().ravel()} - {"", *args.unknown}
-        tables.write_map(args.map, sorted(values), (*SEXES, *RACES, *tables.YES_NO))
+        values = {*table.to_numpy().ravel()} - {"", *args.unknown}
+        tables.write_map(args.map, sorted(values), (*SEXES, *RACES, *tables.YES, *tables.NO))
 
 
 # ---- 8. Local Law 144 ----
 
 
 def law_columns(args):
-    """Those of --sex, --race and --hispanic."""
-    return [args.sex, args.race, args.hispanic if args.hispanic != "none" else None]
+    """The columns that --sex, --race and --hispanic name."""
+    return [name for name in (args.sex, args.race, args.hispanic) if name not in (None, "none")]
 
 
 def law_labels(args, facts):
     """(sexes, races): (n,) categories of the rule each, None where unknown."""
     mapping = tables.read_map(args.map) if args.map else {}
-    sexes = tables.categories(facts[args.sex], mapping, SEXES, "--sex")
-    races = tables.categories(facts[args.race], mapping, RACES, "--race")
+    sexes = tables.categories(facts[args.sex], mapping, SEXES)
+    races = tables.categories(facts[args.race], mapping, RACES)
     if args.hispanic not in (None, "none"):
-        asked = facts[args.hispanic]
-        answers = tables.categories(asked, mapping, tables.YES_NO, "--hispanic")
-        answers = answers.str.lower().map(tables.YES_NO)
-        is_known = (answers == 0) | (races == HISPANIC)
-        races = races.where(is_known, None).mask(answers == 1, HISPANIC)
+        answers = tables.categories(facts[args.hispanic], mapping, tables.YES + tables.NO)
+        is_known = answers.isin(tables.NO) | (races == HISPANIC)
+        races = races.where(is_known, None).mask(answers.isin(tables.YES), HISPANIC)
     elif not args.hispanic and not (races == HISPANIC).any():
         raise UserError(
             f"--race {args.race}: nobody is {HISPANIC}; name the column that asks for it: "
@@ -231,23 +237,23 @@ def law_labels(args, facts):
 
 
 def law_tables(people):
-    """{title: rows} of 6 RCNY 5-303, by sex, by race/ethnicity, crossed. Impact ratio: rate / the
-    highest rate, of every category, however small."""
-    law, crossed = {}, people.race.str.cat(people.sex, sep=", ")
+    """Yields (title, rows) of 6 RCNY 5-303, by sex, by race/ethnicity, crossed. Impact ratio: rate /
+    the highest rate, of every category, however small."""
+    crossed = people.race.str.cat(people.sex, sep=", ")
     both = [f"{race}, {sex}" for race in RACES for sex in SEXES]
     for key, labels, categories in (
         ("sex", people.sex, SEXES),
         ("race/ethnicity", people.race, RACES),
         ("crossed", crossed, both),
     ):
-        counts = people.hit.groupby(labels).agg(["size", "sum"]).reindex(categories, fill_value=0)
-        counts.columns = ["# of applicants", "# selected"]
+        counts = people.hit.groupby(labels).agg(**{"# of applicants": "size", "# selected": "sum"})
+        counts = counts.reindex(categories, fill_value=0)
         counts["rate"] = counts["# selected"] / counts["# of applicants"]
         counts["impact ratio"] = counts.rate / counts.rate.max()
-        unknown = f"{labels.isna().sum():,} of {len(labels):,} rows, of unknown category"
-        title = f"Local Law 144, {key}; {unknown}, are left out"
-        law[title] = counts.rename_axis("category").reset_index().to_dict("records")
-    return law
+        title = (
+            f"Local Law 144, {key}; {labels.isna().sum():,} rows of unknown category are left out"
+        )
+        yield title, counts.rename_axis("category").reset_index().to_dict("records")
 
 
 # ---- 9. the report ----
@@ -256,10 +262,9 @@ SHOWN = "group, verdict, n, selected, rate, compared, ratio, p_holm, deviations,
 
 
 def main(argv=None):
-    argv = sys.argv[1:] if argv is None else argv
-    if argv[:1] == ["values"]:
-        return write_values(parse_args(argv[1:]))
     args = parse_args(argv)
+    if args.values:
+        return write_values(args)
     check_flags(args)
     page = report.Report(
         "Did decisions about people differ?", args, [args.table, args.map], private=True
@@ -268,73 +273,72 @@ def main(argv=None):
     table, facts, people, rule = read_people(args)
     rows, within = facts.loc[people.index], bool(args.within)
     labels = group_labels(args, rows)
-    kinds = {"Selected": ("", people)}
+    kinds = {"Selected": people}
     if args.y_true:
         known_of = 100 * people.outcome.notna().groupby(people.hit).mean()
         page.limit(
             f"Outcomes are known of {known_of.get(1, 0):.0f} % of the selected and of "
             f"{known_of.get(0, 0):.0f} % of the others. Error rates count these people alone, and "
-            "mislead where the two shares differ."
+            "mislead where the two shares differ: true positives the qualified, false positives "
+            "the unqualified."
         )
-        kinds["True positives"] = "; of the qualified alone", people[people.outcome == 1]
-        kinds["False positives"] = "; of the unqualified alone", people[people.outcome == 0]
+        kinds["True positives"] = people[people.outcome == 1]
+        kinds["False positives"] = people[people.outcome == 0]
     # (2) compare the groups
-    comparisons, group_metrics, tested = {}, [], []
+    group_metrics, tested = [], []
+    note = f"Each ratio is to the reference{', within roles' * within}."
     for name, label in labels.items():
-        reference, rates = args.reference, {}
-        for kind, (whose, part) in kinds.items():
-            what, did = f"{kind}, {name}", f"were selected ({rule}{whose})"
-            compared = comparisons[what] = compare(part.assign(group=label), [reference])
+        reference = args.reference
+        for kind, part in kinds.items():
+            what, compared = f"{kind}, {name}", compare(part.assign(group=label), [reference])
+            page.table(what, compared, SHOWN, note)
             reference = compared[0]["reference"] if compared else reference
-            if part.hit.nunique() == 2:
-                rates[kind] = {row["group"]: row["rate"]["value"] for row in compared}
-            tested += [(row, did, what) for row in compared if row["group"] != reference]
+            tested += [(row, what, compared) for row in compared if row["group"] != reference]
+        rates = {
+            kind: part.hit.groupby(label).mean()
+            for kind, part in kinds.items()
+            if part.hit.nunique() == 2
+        }
         group_metrics.append({"groups": name} | metrics(pd.DataFrame(rates, columns=[*kinds])))
-        twice = (label.groupby(people.person).nunique() > 1).sum() if args.id else 0
         page.limit(
             f"{name}: the others are compared with {reference}, "
             f"{'by --reference' if reference == args.reference else 'the largest group'}; "
-            f"{label.isna().sum():,} rows of unknown group are in no comparison"
-            f"{f'; {twice:,} people are in several groups' * bool(args.id)}."
+            f"{label.isna().sum():,} rows of unknown group are in no comparison; "
+            f"{(label.groupby(people.person).nunique() > 1).sum():,} people are in several groups."
         )
     # (3) the report: what was found, then what is open, then the rest
     tested.sort(key=lambda found: clearness(found[0]))
-    what, verdicts = tested[0][2], Counter(row["verdict"] for row, *_ in tested)
-    counted = f"of {people.person.nunique():,} people" if args.id else "each a person (no --id)"
-    counted += f", compared within each {args.within}" * within
-    said = [sentence(*found, within) for found in tested[:3]]
-    said.append(f"{len(people):,} rows, {counted}.")
-    left_out = pd.Series(~facts.index.isin(people.index), facts.index)
+    verdicts = Counter(row["verdict"] for row, *_ in tested)
+    page.answer(
+        *(sentence(row, f"were selected ({rule})", what, within) for row, what, _ in tested[:3]),
+        f"{len(people):,} rows, of {people.person.nunique():,} people; without --id, a row is a person.",
+    )
+    left_out = people.hit.reindex(facts.index).isna()
     if left_out.any():
         shares = [left_out.groupby(facts[name]).mean() for name in args.group]
         of = [f"{report.show(x, '.0%')} of {group}" for group, x in pd.concat(shares).items()]
         text = f"{left_out.sum():,} of {len(facts):,} rows have no decision{' or role' * within}"
-        said.append(f"{text}: {', '.join(of)}. They are left out.")
-    said.append(f"All comparisons: {files.counts_in_words(verdicts)}.")
-    page.answer(*said, *[NEXT] * (FOUND in verdicts))
-    bars = [(row["group"], row["rate"], row["group"]) for row in comparisons[what]]
+        page.answer(f"{text}: {', '.join(of)}. They are left out.")
+    page.answer(f"All comparisons: {files.counts_in_words(verdicts)}. {NEXT}")
+    _, what, compared = tested[0]
+    bars = [(row["group"], row["rate"], row["group"]) for row in compared]
     page.intervals(f"{what}: share selected{' over all roles' * within}", bars, ".1%")
-    note = f"Each ratio is to the reference{', within roles' * within}."
-    for title, compared in comparisons.items():
-        page.table(title, compared, SHOWN, note)
     # (4) Local Law 144
-    for title, cells in law_tables(people).items() if args.ll144 else ():
+    for title, cells in law_tables(people) if args.ll144 else ():
         page.table(title, cells)
     page.table("Group metrics, over all groups", group_metrics)
     columns = args.y_pred, args.y_true, args.within, *args.group
     page.table("What the columns hold", tables.column_values(table, columns))
     # (5) files
-    decisions = pd.DataFrame(labels)
-    decisions["entity_id"] = rows[args.id] if args.id else "row " + people.person.astype(str)
-    decisions["score"] = people.hit
+    ids = rows[args.id] if args.id else "row " + people.person.astype(str)
+    decisions = pd.DataFrame(labels).assign(entity_id=ids, score=people.hit)
     if args.y_true and people.outcome.notna().all():
         decisions["label_value"] = people.outcome.astype(int)
     if args.score:
         decisions["score_raw"] = people.score
-    file = Path(args.out) / "audit.csv"
-    page.limit(*LIMITS, f"{file} has the layout that BiasGuard reads.")
+    page.limit(*LIMITS)
     page.write()
-    tables.write_csv(file, decisions, empty="unknown")
+    tables.write_csv(page.out / "audit.csv", decisions, empty="unknown")
     return int(args.fail_on_difference and FOUND in verdicts)
 
 

@@ -18,8 +18,12 @@ from parts.files import PRIVATE, UserError, brief, replacing
 
 MOST = 30  # values of a column that are listed
 MAP = ["yours", "the rule's"]  # columns of --map
-YES_NO = {"1": 1, "yes": 1, "true": 1, "0": 0, "no": 0, "false": 0}
-NUMBER = r"[+-]?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?"
+YES = "1 yes Yes YES true True TRUE".split()
+NO = "0 no No NO false False FALSE".split()
+# what a spreadsheet would run, and no number such as -1.5e3
+FORMULA = re.compile(
+    r"(?![+-]?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?\Z)(?:\s*[=+\-@＝＋－＠]|[\t\r\n|%])"
+)
 
 
 def read_csv(path, needed=(), flag="table"):
@@ -43,13 +47,13 @@ def read_csv(path, needed=(), flag="table"):
         records = read(mark, strict=True)
         header = [" ".join(name.split()) for name in next(records, [])]
         # of tuples, which the garbage collector passes over
-        rows = {line: tuple(row) for line, row in enumerate(records, 2) if any(row)}
+        rows = {line: tuple(map(str.strip, row)) for line, row in enumerate(records, 2) if any(row)}
     except (OSError, UnicodeDecodeError, csv.Error) as error:
         raise UserError(
             f"{flag} {path}: {brief(error)}; expected a CSV in UTF-8 (a spreadsheet saves it as "
             "“CSV UTF-8”)"
         ) from None
-    needed = [*dict.fromkeys(filter(None, [*needed] or header))]
+    needed = [*dict.fromkeys(filter(None, needed or header))]
     if wrong := [name for name in needed if header.count(name) != 1]:
         raise UserError(
             f"{flag} {path}: expected one column {wrong[0]!r}; the first line holds "
@@ -63,86 +67,64 @@ def read_csv(path, needed=(), flag="table"):
                 f"{flag} {path}:{line}: {len(row)} cells below a header of {len(header)}; remove "
                 "rows below the table, and quote cells that hold the separator"
             )
-    columns = {
-        name: [row[place].strip() for row in rows.values()]
-        for place, name in enumerate(header)
-        if name in needed
-    }
-    return pd.DataFrame(columns, index=[*rows], dtype=object)
+    return pd.DataFrame(rows.values(), [*rows], header, dtype=object)[needed]
 
 
 # ---- what cells mean, as declared ----
 
 
-def check_last_rows(table, columns, path):
-    """UserError where one to three last rows, alone of all, have none of these columns filled: sums
-    and averages stand there in an export."""
-    empty = (table[columns] == "").all(axis=1)
-    if 0 < empty.sum() <= 3 and empty.iloc[-empty.sum() :].all():
-        raise UserError(
-            f"{path}:{table.index[empty].min()}: only the last rows have no {columns[0]}, as sums "
-            "below a table; remove them, or pass --id COLUMN --drop LABEL; for people, fill in a "
-            "value of --unknown"
-        )
-
-
 def read_map(path):
     """{label: what it stands for} of a CSV as `write_map` writes it; UserError for one that is there
     twice."""
-    table = read_csv(path, MAP, "--map")
-    labels = table[MAP[0]].map(csv_cell)
-    if (twice := labels.duplicated()).any():
-        raise UserError(f"--map {path}:{twice.idxmax()}: {labels[twice.idxmax()]} is there twice")
-    return dict(zip(labels, table[MAP[1]]))
+    table = read_csv(path, MAP, "--map").map(csv_cell)
+    if (twice := table.duplicated("yours")).any():
+        line = twice.idxmax()
+        raise UserError(f"--map {path}:{line}: {table.yours[line]} is there twice")
+    return dict(table.to_numpy())
 
 
-def categories(cells, mapping, allowed, flag):
+def categories(cells, mapping, allowed):
     """(n,) categories: what the map says, else the cell itself; None for unknown. UserError
-    for one that is none of the allowed, in the map's spelling or in small letters."""
-    named = {value: mapping.get(csv_cell(value), value) for value in cells.dropna().unique()}
+    for one that is none of the allowed."""
+    named = {
+        value: mapping.get(csv_cell(value), value) or None for value in cells.dropna().unique()
+    }
     for value, name in named.items():
-        if {name, name.lower()}.isdisjoint(["", *allowed]):
+        if name not in (None, *allowed):
             raise UserError(
-                f"{flag} {cells.name}: {value!r} is none of {', '.join(allowed)}; map it in --map "
+                f"{cells.name}: {value!r} is none of {', '.join(allowed)}; map it in --map "
                 "FILE, which `audit.py values` writes, or add it to --unknown"
             )
-    return cells.map(named).replace("", None).astype(object)  # where all are unknown, too
+    return cells.map(named).astype(object)  # where all are unknown, too
 
 
 def write_map(path, values, allowed):
-    """Write a map to be filled in: the values, and beside them those that are allowed already, in
-    this spelling or in small letters."""
+    """Write a map to be filled in: the values, and beside them those that are allowed already."""
     if Path(path).exists():
         raise UserError(f"--map {path}: it exists; choose another file")
-    filled = ["" if {value, value.lower()}.isdisjoint(allowed) else value for value in values]
-    write_csv(path, dict(zip(MAP, (values, filled))))
+    filled = [value if value in allowed else "" for value in values]
+    write_csv(path, pd.DataFrame(zip(values, filled), columns=MAP))
     print(f"wrote {path}: fill in its second column; empty means none of the categories")
 
 
 def yes_or_no(cells, favourable, flag, path):
     """((n,) 0 or 1, the values that are 1): the declared ones, or 1, yes, true of a column that holds
-    nothing but 1/0, yes/no, true/false."""
+    nothing but 1/0, yes/no, true/false. UserError where none of two values or more is one of them."""
     values = sorted(set(cells))
-    if len(values) < 2:
+    if not favourable and {*values} <= {*YES, *NO}:
+        favourable = [value for value in values if value in YES]
+    if len(values) < 2 or not {*favourable} <= {*values} or not favourable:
         raise UserError(
-            f"{path}: every known {cells.name} is {' '.join(values) or 'empty'}: nothing to "
-            "compare; if an empty cell means no, write that value there"
+            f"{path}: {cells.name} holds {', '.join(map(repr, values[:MOST]))}; say which count as 1: "
+            f"{flag} VALUE …, unless they are 1/0, yes/no, true/false; --unknown are left out; one value "
+            "alone is nothing to compare: if an empty cell means no, write that value there"
         )
-    read = {value: int(value in favourable) for value in values}
-    if not favourable:
-        read = {value: YES_NO.get(value.lower()) for value in values}
-    if None in read.values() or {*favourable} - {*values}:
-        raise UserError(
-            f"{path}: {cells.name} holds {', '.join(map(repr, values[:MOST]))}; say which count as "
-            f"1: {flag} VALUE …; --unknown are left out"
-        )
-    return cells.map(read).astype(int), [value for value in values if read[value]]
+    return cells.isin(favourable).astype(int), favourable
 
 
 def numbers(cells, decimal, path):
     """(n,) finite numbers, written with this decimal mark and no other."""
-    other = "," if decimal == "." else "."
-    points = cells.mask(cells.str.contains(other, regex=False), "").str.replace(",", ".")
+    points = cells.str.translate({ord(decimal): ".", ord("."): decimal})  # a comma is no number
     values = pd.to_numeric(points, errors="coerce").astype(float)
     if (wrong := ~np.isfinite(values)).any():
         line = wrong.idxmax()
@@ -169,20 +151,17 @@ def column_values(table, columns):
 
 
 def write_csv(path, frame, empty=""):
-    """Write a frame, or {header: cells}, as UTF-8 CSV, complete or not there; see `csv_cell`.
+    """Write a frame as UTF-8 CSV, complete or not there; see `csv_cell`.
 
     empty   what stands for a missing cell. BiasGuard (github.com/themacdonald/BiasGuard, MIT) ends at
             an empty one. It reads "entity_id", "score" (the decision, 0 or 1), columns of groups, and
             "label_value" (what was right):
             biasguard audit FILE --y-true COL --y-pred COL --group COL --protected A --reference B
     """
-    frame = pd.DataFrame(frame).rename(columns=csv_cell)
-    cells = {
-        name: frame[name].map({x: csv_cell(x) for x in frame[name].unique()}) for name in frame
-    }
+    cells = frame.rename(columns=csv_cell).map(csv_cell)
     Path(path).parent.mkdir(parents=True, exist_ok=True)
     with replacing(path, PRIVATE) as file:
-        pd.DataFrame(cells).to_csv(file, index=False, lineterminator="\n", na_rep=empty)
+        cells.to_csv(file, index=False, lineterminator="\n", na_rep=empty)
 
 
 def csv_cell(value):
@@ -191,7 +170,4 @@ def csv_cell(value):
     >>> [csv_cell(x) for x in ("=1+1", "@sum", "-1.5", "- a list", -2, None, "Ann", " =x")]
     ["'=1+1", "'@sum", '-1.5', "'- a list", -2, None, 'Ann', "' =x"]
     """
-    if not isinstance(value, str) or value[:1].isalnum():  # most cells, and quickly
-        return value
-    formula = re.match(r"\s*[=+\-@＝＋－＠]|[\t\r\n|%]", value)
-    return f"'{value}" if formula and not re.fullmatch(NUMBER, value) else value
+    return f"'{value}" if isinstance(value, str) and FORMULA.match(value) else value

@@ -100,7 +100,7 @@ def test_ticks_are_numbers_that_are_shown_exactly(low, high, tmp_path):
 @each("audit_cases", of="ties")
 def test_all_who_tie_with_the_last_are_in(scores, share, selected):
     """The top share is rounded upwards, though .07 · 100 is 7.000000000000001 in floats."""
-    people = pd.DataFrame({"goodness": list(map(float, scores)), "role": ""})
+    people = pd.DataFrame({"score": list(map(float, scores)), "role": ""})
     args = audit.parse_args(["t", "--score", "s", "--better", "higher", "--select", str(share)])
     hit, rule = audit.selected(people, args)
     assert hit.tolist() == selected and "and who ties" in rule
@@ -217,7 +217,8 @@ def law_of(people, *flags):
     """The rows of the three tables of the law: by sex, by race, crossed."""
     argv = "people.csv --y-pred hired --ll144 --sex sex --race race".split()
     labels = audit.law_labels(audit.parse_args([*argv, *flags]), people)
-    return [*audit.law_tables(people.assign(**dict(zip(("sex", "race"), labels)))).values()]
+    people = people.assign(**dict(zip(("sex", "race"), labels)))
+    return [rows for _, rows in audit.law_tables(people)]
 
 
 def counts_of(rows):
@@ -289,7 +290,7 @@ def test_categories_are_mapped_by_a_file_that_the_user_fills_in(audited, tmp_pat
     rows = counts_of(by_race)
     assert rows["White"] == [18, 9] and rows["Hispanic or Latino"] == [9, 9]
     map_file.write_text("yours,the rule's\nM,Male\nF,Female\n")
-    assert "--race race: 'Caucasian' is none of" in error_of(audited, text, flags)
+    assert "race: 'Caucasian' is none of" in error_of(audited, text, flags)
     map_file.write_text("yours,the rule's\nM,Male\nM,Female\n")
     assert "M is there twice" in error_of(audited, text, flags)
     assert "--sex" in error_of(audit.main, [*values[:2], "--map", "m"])
