@@ -29,8 +29,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 from scipy.special import expit
-from statsmodels.genmod.families import Binomial
-from statsmodels.genmod.generalized_linear_model import GLM
+from statsmodels.discrete.discrete_model import Logit
 
 from parts import contest, curves, files, report, stats
 from parts.contest import KINDS, check_judge, sentences
@@ -67,31 +66,32 @@ def preference(a, b, wins, lengths, prompts):
     rates = wins.groupby(prompts).mean()
     if rates.mean() < 0.5:
         a, b, wins, lengths, rates = b, a, 1 - wins, -lengths, 1 - rates
-    row = {"a": a, "b": b, "wins": stats.mean_share(rates), "equal_length": None}
-    if len(rates) >= FEWEST_CLUSTERS and lengths.std() and wins.std():
-        row["equal_length"] = equal_length(wins, lengths, prompts)
-    return row | {"p": row["wins"]["p"]}
+    share, equal = stats.mean_share(rates), equal_length(wins, lengths, prompts)
+    return {"a": a, "b": b, "wins": share, "equal_length": equal, "p": share["p"]}
 
 
-def equal_length(wins, lengths, clusters):
+def equal_length(wins, lengths, prompts):
     """The win rate of A over B if both answered at equal length: {"value", "low", "high"}.
 
     wins     (n,) 1 A won, ½ tie, 0 B won;  lengths  (n,) of A's answer − of B's, in tokens
     It is σ(θ) of logit P(A wins) = θ + φ·tanh(Δ/sd(Δ)), clustered by prompt [Dubois et al. 2024].
-    None where one model is longer in more than 95 % of rows: equal lengths were then not seen; and
-    where length alone tells wins from losses: φ is then infinite [Albert & Anderson 1984].
-    The lengths must differ, and so must the wins.
+    None where there are fewer than 20 prompts, or no win or no loss; where one model is longer in
+    more than 95 % of rows: equal lengths were then not seen; and where length alone tells wins from
+    losses, or all lengths are the same: φ is then infinite, or unknown [Albert & Anderson 1984].
     """
-    wins, lengths = np.asarray(wins, float), np.asarray(lengths, float)
+    if prompts.nunique() < FEWEST_CLUSTERS or wins.nunique() == 1:
+        return None
     won, lost = lengths[wins > 0], lengths[wins < 1]  # ties are both
     is_separated = won.min() >= lost.max() or lost.min() >= won.max()
     if is_separated or min((lengths >= 0).mean(), (lengths <= 0).mean()) < 0.05:
         return None
-    x = np.c_[np.ones(len(lengths)), np.tanh(lengths / lengths.std())]
-    codes, labels = pd.factorize(clusters)
-    fit = GLM(wins, x, family=Binomial()).fit(cov_type="cluster", cov_kwds={"groups": codes})
-    theta = stats.estimate(fit.params[0], fit.bse[0], len(x), len(labels))
-    return {end: expit(theta[end]) for end in ("value", "low", "high")}
+    x = np.c_[np.ones(len(lengths)), np.tanh(lengths / lengths.std(ddof=0))]
+    codes, _ = pd.factorize(prompts)
+    fit = Logit(np.asarray(wins), x).fit(
+        disp=0, cov_type="cluster", cov_kwds={"groups": codes}, use_t=True
+    )
+    value, (low, high) = expit(fit.params[0]), expit(fit.conf_int()[0])
+    return {"value": value, "low": low, "high": high}
 
 
 def judged(rows):
@@ -107,9 +107,9 @@ def compare_answers(answers, score):
     answers   a frame of model, p (the prompt), length and `score`, all known. Where all scores are
               the same there is nothing to test, and p is None.
     """
-    rows, of = [], dict(iter(answers.groupby("model", sort=False)))
-    for a, b in itertools.combinations(of, 2):
-        met = of[a].merge(of[b], on="p", suffixes=("", "_b"))
+    rows, of_models = [], answers.groupby("model", sort=False)
+    for (a, one), (b, two) in itertools.combinations(of_models, 2):
+        met = one.merge(two, on="p", suffixes=("", "_b"))
         wins = (np.sign(met[score] - met[f"{score}_b"]) + 1) / 2
         rows.append(preference(a, b, wins, met.length - met.length_b, met.p))
         if answers[score].nunique() == 1:
@@ -125,8 +125,9 @@ def parse_args(argv=None):
     parser.epilog = "flags: python evaluate.py compare --help"
     commands, adders = parser.add_subparsers(dest="command", metavar="command", required=True), {}
     for name, (function, out) in COMMANDS.items():
-        text = function.__doc__.splitlines()[0]
-        command = commands.add_parser(name, help=text, formatter_class=parser.formatter_class)
+        command = commands.add_parser(
+            name, help=function.__doc__, formatter_class=parser.formatter_class
+        )
         adders[name] = command.add_argument
         report.add_flags(command, out)
     whole, some = number(int, at_least=0), number(int, at_least=1)
@@ -213,7 +214,7 @@ def compare(args):
             f"{missing.to_dict()}"
         )
     models = [
-        {"model": name, "missing": int(missing[name])} | means(part, scorers)
+        {"model": name, "missing": missing[name]} | means(part, scorers)
         for name, part in compared.groupby("model")
     ]
     models.sort(key=lambda row: -row[judge]["value"])
@@ -250,13 +251,15 @@ def compare(args):
             x="√KL from the first model, √nats per answer", y="score",
         )  # fmt: skip
         curves.draw(axes, lines, models, page.colour)
-    equal = curves.equal_kl(runs)
-    page.table("Two policies at the smaller √KL of the two", equal, note=curves.AT_KL)
+    page.table(
+        "Two policies at the smaller √KL of the two", curves.equal_kl(runs), note=curves.AT_KL
+    )
     page.table("What it cost", curves.efficiency(runs), note=curves.COSTLY)
-    texts = answers.drop_duplicates(["p", "model"]).set_index(["p", "model"]).response.unstack()
-    texts = texts.loc[texts.nunique(axis="columns").nlargest(3).index, [*names.values()]]
-    texts.insert(0, "prompt", [plain_text(rows[p]["prompt"]) for p in texts.index])
-    some = texts.to_dict("records")
+    texts = answers.pivot_table(
+        "response", answers.prompt.map(plain_text), "model", "first", sort=False
+    )
+    differ = texts.nunique(axis="columns").nlargest(3).index
+    some = texts.loc[differ, [*names.values()]].reset_index().to_dict("records")
     page.table("Answers side by side, where most differ", some, side_by_side=True)
     page.limit(
         *cut,
