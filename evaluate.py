@@ -133,8 +133,8 @@ def parse_args(argv=None):
     whole, some = number(int, at_least=0), number(int, at_least=1)
     # fmt: off
     add = adders["compare"]
-    add("--model", nargs="+", required=True, metavar="MODEL", help="two or more folders or hub ids; KL is measured from the first")
-    add("--name", nargs="+", metavar="NAME", help="what the report calls them, in the same order (default: the last part of each path)")
+    add("--model", nargs="+", required=True, help="two or more folders or hub ids; KL is measured from the first")
+    add("--name", nargs="+", help="what the report calls them, in the same order (default: the last part of each path)")
     add("--prompts", metavar="FILE", help="JSONL of prompt, split, task (default: data/prompts.jsonl)")
     add("--split", default="test", help='use only prompts with this "split", where rows have one; all: every prompt')
     add("--n", type=whole, default=200, help="prompts, drawn by --seed, 50 to 800; 0: all")
@@ -165,7 +165,8 @@ def compare(args):
     # (1) prompts, and what scores the answers
     args.gold = args.gold or ("none" if args.prompts else "data/recruiter.py:reward")
     args.prompts = args.prompts or "data/prompts.jsonl"
-    args.samples = args.samples if args.temperature else 1  # greedy answers are all the same
+    if not args.temperature:
+        args.samples = 1  # greedy answers are all the same
     if not 2 <= len({*map(realpath, args.model)}) == len(args.model) <= report.N_COLOURS:
         raise UserError(f"--model: name two or more different models, {report.N_COLOURS} at most")
     names = report.names_of(args.model, args.name)
@@ -242,15 +243,11 @@ def compare(args):
     runs = {name: run for folder, name in names.items() if (run := curves.read_run(folder))}
     if judge == "gold" and args.temperature:
         start = [realpath(args.model[0]), realpath(args.gold)]
-        lines = {
-            name: run for name, run in runs.items()
-            if run["curve"].root_kl.count() > 1 and curves.question(run)[:2] == start
-        }  # fmt: skip
         axes = page.chart(
-            "Score over √KL" + " (lines: during training, on validation prompts)" * bool(lines),
+            "Score over √KL; a line is a run during its training, on validation prompts",
             x="√KL from the first model, √nats per answer", y="score",
         )  # fmt: skip
-        curves.draw(axes, lines, models, page.colour)
+        curves.draw(axes, runs, start, models, page.colour)
     page.table(
         "Two policies at the smaller √KL of the two", curves.equal_kl(runs), note=curves.AT_KL
     )
@@ -306,11 +303,11 @@ def advice(args, names, comparisons, n_tested):
             )
     for row in unclear[:1]:
         pair = [shlex.quote(key) for key in names if names[key] in (row["a"], row["b"])]
-        temperature = f"--temperature {args.temperature:g} " * (args.temperature > 0)
         yield (
             f"To let people compare them: python annotate.py draw --model {' --model-b '.join(pair)} "
             f"--prompts {shlex.quote(args.prompts)} --split {shlex.quote(args.split)} "
-            f"--max-new-tokens {args.max_new_tokens} {temperature}{'--chat ' * args.chat}--out runs/ab"
+            f"--max-new-tokens {args.max_new_tokens} --temperature {args.temperature or 1:g} "
+            f"{'--chat ' * args.chat}--out runs/ab"
         )
 
 
@@ -332,14 +329,13 @@ def reward(args):
     pairs = contest.judge_pairs(args.pairs, function)
     right, longer = (stats.mean_share(pairs[key], pairs.label) for key in ("right", "longer"))
     gain = stats.mean(pairs.right - pairs.longer, pairs.label)
-    which = f"pairs of {args.pairs}"
     page.answer(
-        f"The reward model is right on {show(right, '.1%')} of {len(pairs)} {which}.",
+        f"The reward model is right on {show(right, '.1%')} of {len(pairs)} pairs of {args.pairs}.",
         f"The rule “the longer answer wins” is right on {show(longer, '.1%')}: "
         f"{stats.verdict(gain, -ALIKE, ALIKE)}, {show(gain, '+.1%')}.",
     )
     page.intervals(
-        f"Right on {which}",
+        f"Right on pairs of {args.pairs}",
         [("reward model", right, "model"), ("the longer answer", longer, "rule")], ".1%", null=0.5,
     )  # fmt: skip
     page.limit(

@@ -4,9 +4,10 @@ Read from a run folder: args.json, and metrics.jsonl with its evaluations on val
 ("val/gold", "val/kl") and what each step cost. No model is loaded.
 
 Run      {"args", "curve", "total"};  total  {cost: of the whole run, NaN where it is unknown}
-Curve    a frame with a row per evaluation: step, score, error, gain, root_kl, and a column per cost,
-         what had been spent by then. error is the standard error of the score; gain is the score less
-         that of step 0, NaN without one; root_kl is √KL from the model that the run started from, in
+Curve    a frame with a row per evaluation: step, score, noise, gain, root_kl, and a column per cost,
+         what had been spent by then. noise is half the 95 % interval of a difference of two such
+         scores, √2 times that of the score, NaN where it was not logged; gain is the score less that
+         of step 0, NaN without one; root_kl is √KL from the model that the run started from, in
          √nats per answer, NaN where it was not logged
 Source   Gao, Schulman & Hilton 2022, arXiv 2210.10760: score over √KL
 """
@@ -19,7 +20,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-from parts.files import UserError, read_jsonl, read_record
+from parts.files import read_jsonl, read_record
 
 # cost: its key in metrics.jsonl
 COSTS = {"pairs": "n", "reward calls": "episodes", "tokens": "answer_tokens", "seconds": "time_s"}
@@ -35,8 +36,9 @@ GOAL = 0.9  # share of the largest gain of such runs that `efficiency` asks for
 
 def check_row(row):
     for key in READ:
-        if not isinstance(row.get(key), (int, float, type(None))):
-            raise ValueError(f"{key} is {row[key]!r:.40}; expected a number")
+        value = row.get(key)
+        if not isinstance(value, (int, float, type(None))) or abs(value or 0) > 1e300:
+            raise ValueError(f"{key} is {value!r:.40}; expected a number")
 
 
 def read_run(folder):
@@ -45,10 +47,7 @@ def read_run(folder):
     if record is None:
         return None
     args, rows = record["args"], [*read_jsonl(path, check_row, log=True)] if path.is_file() else []
-    try:
-        log = pd.DataFrame(rows, columns=READ, dtype=float)
-    except OverflowError as error:  # an integer of 400 digits
-        raise UserError(f"{path}: {error}") from None
+    log = pd.DataFrame(rows, columns=READ, dtype=float)
     is_step = [not any(key.startswith(("val/", "eval/", "test/")) for key in row) for row in rows]
     steps = log.fillna(0).mul(is_step, axis="index")
     steps["n"] = (steps.n + steps.n_ties) * bool(args.get("pairs"))
@@ -58,7 +57,7 @@ def read_run(folder):
         for cost in ("pairs", "seconds"):
             spent[cost] += before["total"][cost] if before else math.nan
     curve = spent.assign(step=log.step, score=log["val/gold"], root_kl=log["val/kl"].clip(0) ** 0.5)
-    curve["error"] = (log["val/gold_high"] - log["val/gold_low"]) / (2 * 1.96)
+    curve["noise"] = (log["val/gold_high"] - log["val/gold_low"]) / 2**0.5
     curve["gain"] = curve.score - curve.score[curve.step == 0].mean()
     total = spent[-1:].mean().to_dict()  # NaN without a row
     return {"args": args, "curve": curve.dropna(subset="score"), "total": total}
@@ -99,7 +98,7 @@ def equal_kl(runs):
     rows = []
     for one, two in itertools.permutations(runs, 2):
         own, other = (runs[x]["curve"].dropna(subset=["gain", "root_kl"]) for x in (one, two))
-        reach = np.min([own.root_kl.max(), other.root_kl.max()])  # NaN of an empty curve
+        reach = np.minimum(own.root_kl.max(), other.root_kl.max())  # NaN of an empty curve
         if reach > 0 and question(runs[one]) == question(runs[two]):
             rows.append(
                 {"model": one, "against": two, "root_kl": reach, "gain": gain_at(own, reach)}
@@ -111,14 +110,13 @@ def efficiency(runs):
     """Rows of what a run had spent when it first had GOAL of the largest gain of any run of the same
     `question`, if it got there, and of what it spent in all.
 
-    runs   {name: run}. A gain must exceed its noise, 1.96 standard errors of the difference of the
-           two scores; else no run is asked for a share of it.
+    runs   {name: run}. A gain must exceed its noise; else no run is asked for a share of it.
     """
     rows = []
     for name, run in runs.items():
         alike = (other for other in runs.values() if question(other) == question(run))
         every = pd.concat(other["curve"] for other in alike)
-        is_clear = every.gain > 1.96 * math.sqrt(2) * every.error.fillna(0) + 1e-9
+        is_clear = every.gain > every.noise.fillna(0) + 1e-9
         goal = GOAL * every.gain[is_clear].max()  # NaN, and not reached, if none is
         for point in run["curve"][run["curve"].gain >= goal][:1].to_dict("records"):
             reached = {"model": name, "until": f"a gain of {goal:.2f}, step {point['step']:.0f}"}
@@ -127,13 +125,15 @@ def efficiency(runs):
     return rows
 
 
-def draw(axes, runs, models, colour):
-    """Score over √KL: a dot for each model, and the curve of each run.
+def draw(axes, runs, start, models, colour):
+    """Score over √KL: a dot for each model, and the curve of each run with this start and score.
 
+    start    the first two of `question`
     models   [{"model", "gold", "kl"}], estimates;  colour  name → a colour of matplotlib
     """
     for name, run in runs.items():
-        axes.plot(run["curve"].root_kl, run["curve"].score, color=colour(name), linewidth=1.2)
+        if question(run)[:2] == start:
+            axes.plot(run["curve"].root_kl, run["curve"].score, color=colour(name), linewidth=1.2)
     for row in models:
         if "kl" in row:
             dot = max(0, row["kl"]["value"]) ** 0.5, row["gold"]["value"]
