@@ -32,7 +32,6 @@ from scipy.special import expit
 from statsmodels.discrete.discrete_model import Logit
 
 from parts import contest, curves, files, report, stats
-from parts.contest import KINDS, check_judge, sentences
 from parts.files import UserError, number
 from parts.parallel import pick
 from parts.report import show
@@ -64,8 +63,8 @@ def preference(a, b, wins, lengths, prompts):
     ('B', 0.625, None)
     """
     rates = wins.groupby(prompts).mean()
-    if rates.mean() < 0.5:
-        a, b, wins, lengths, rates = b, a, 1 - wins, -lengths, 1 - rates
+    if round(rates.mean(), 9) < 0.5:  # last bits order nothing
+        return preference(b, a, 1 - wins, -lengths, prompts)
     share, equal = stats.mean_share(rates), equal_length(wins, lengths, prompts)
     return {"a": a, "b": b, "wins": share, "equal_length": equal, "p": share["p"]}
 
@@ -193,9 +192,9 @@ def compare(args):
         answers = answers.drop(pool.index[pool.p.duplicated()])
     # (4) is the judge to be trusted?
     scored = answers.dropna(subset=[judge])
-    checks = check_judge(scored[judge], scored.p, scored.response_ids, scored.finished)
+    checks = contest.check_judge(scored[judge], scored.p, scored.response_ids, scored.finished)
     distrust, accuracy = any(row["wrong"] for row in checks), None
-    remarks = sentences(checks, judge)
+    remarks = contest.sentences(checks, judge)
     if args.pairs:
         accuracy = stats.mean_share(pairs.right, pairs.label)
         is_chance = accuracy["clusters"] >= FEWEST_CLUSTERS and accuracy["low"] <= 0.5
@@ -232,7 +231,7 @@ def compare(args):
         [(f"{row['a']} over {row['b']}", row["wins"], row["a"]) for row in comparisons],
         ".1%", null=0.5,
     )  # fmt: skip
-    page.table("Does the judge prefer what nobody wants?", checks, *KINDS)
+    page.table("Does the judge prefer what nobody wants?", checks, *contest.KINDS)
     page.table(
         f"Comparisons on {compared.p.nunique()} of {len(rows)} prompts where every model has a score, "
         "winner first", comparisons, COMPARED, NOTE,
@@ -251,7 +250,8 @@ def compare(args):
     page.table(
         "Two policies at the smaller √KL of the two", curves.equal_kl(runs), note=curves.AT_KL
     )
-    page.table("What it cost", curves.efficiency(runs), note=curves.COSTLY)
+    costs = curves.efficiency(runs)
+    page.table("What it cost", costs, f"model, until, {', '.join(curves.COSTS)}", curves.COSTLY)
     texts = answers.pivot_table(
         "response", answers.prompt.map(plain_text), "model", "first", sort=False
     )
@@ -344,8 +344,8 @@ def reward(args):
         "right on those, let people vote on them: python annotate.py draw",
     )
     page.write(accuracy=right, length_baseline=longer, against_length=gain)
-    file = Path(args.out) / "pairs.jsonl"
-    files.write_jsonl(file, pairs.drop(columns="label").to_dict("records"), mode=files.PRIVATE)
+    scored = pairs.drop(columns="label").to_dict("records")
+    files.write_jsonl(Path(args.out) / "pairs.jsonl", scored, mode=files.PRIVATE)
 
 
 # ---- human ----

@@ -77,8 +77,8 @@ def gain_at(curve, root_kl):
 
     By hand: half of the way from √KL 1.0 to 1.5, half of the way from a gain of .2 to one of .4.
     >>> curve = pd.DataFrame({"gain": [0, 0.2, 0.4], "root_kl": [0, 1, 1.5]})
-    >>> round(gain_at(curve, 1.25), 6), gain_at(curve[::2], 1.25), gain_at(curve[2:], 1.25)
-    (0.3, None, None)
+    >>> print(gain_at(curve, 1.25).round(6), gain_at(curve[::2], 1.25), gain_at(curve[2:], 1.25))
+    0.3 None None
     """
     after = np.argmax(curve.root_kl >= root_kl)
     if not after:
@@ -86,7 +86,7 @@ def gain_at(curve, root_kl):
     around = curve[after - 1 : after + 1]
     low, high = around.root_kl
     is_near = high == root_kl or high - low <= root_kl / 2
-    return float(np.interp(root_kl, around.root_kl, around.gain)) if is_near else None
+    return np.interp(root_kl, around.root_kl, around.gain) if is_near else None
 
 
 def equal_kl(runs):
@@ -108,19 +108,18 @@ def equal_kl(runs):
 
 def efficiency(runs):
     """Rows of what a run had spent when it first had GOAL of the largest gain of any run of the same
-    `question`, if it got there, and of what it spent in all.
+    `question`, with all of this evaluation, if it got there, and of what it spent in all.
 
     runs   {name: run}. A gain must exceed its noise; else no run is asked for a share of it.
     """
     rows = []
     for name, run in runs.items():
-        alike = (other for other in runs.values() if question(other) == question(run))
-        every = pd.concat(other["curve"] for other in alike)
+        every = pd.concat(x["curve"] for x in runs.values() if question(x) == question(run))
         is_clear = every.gain > every.noise.fillna(0) + 1e-9
         goal = GOAL * every.gain[is_clear].max()  # NaN, and not reached, if none is
         for point in run["curve"][run["curve"].gain >= goal][:1].to_dict("records"):
-            reached = {"model": name, "until": f"a gain of {goal:.2f}, step {point['step']:.0f}"}
-            rows.append(reached | {cost: point[cost] for cost in COSTS})
+            until = f"a gain of {goal:.2f}, step {point['step']:.0f}"
+            rows.append({"model": name, "until": until} | point)
         rows.append({"model": name, "until": "its end"} | run["total"])
     return rows
 
