@@ -134,7 +134,7 @@ def parse_args(argv=None):
     add = adders["compare"]
     add("--model", nargs="+", required=True, help="two or more folders or hub ids; KL is measured from the first")
     add("--name", nargs="+", help="what the report calls them, in the same order (default: the last part of each path)")
-    add("--prompts", metavar="FILE", help="JSONL of prompt, split, task (default: data/prompts.jsonl)")
+    add("--prompts", metavar="FILE", default="data/prompts.jsonl", help="JSONL of prompt, split, task")
     add("--split", default="test", help='use only prompts with this "split", where rows have one; all: every prompt')
     add("--n", type=whole, default=200, help="prompts, drawn by --seed, 50 to 800; 0: all")
     add("--gold", help="the score that decides and that no training saw: FILE:FUNCTION, or none (default: the recruiter for the bundled prompts, else none)")
@@ -162,8 +162,8 @@ def parse_args(argv=None):
 def compare(args):
     """which model is better, by how much, at what KL"""
     # (1) prompts, and what scores the answers
-    args.gold = args.gold or ("none" if args.prompts else "data/recruiter.py:reward")
-    args.prompts = args.prompts or "data/prompts.jsonl"
+    bundled = args.prompts == "data/prompts.jsonl"
+    args.gold = args.gold or ("data/recruiter.py:reward" if bundled else "none")
     if not args.temperature:
         args.samples = 1  # greedy answers are all the same
     if not 2 <= len({*map(realpath, args.model)}) == len(args.model) <= report.N_COLOURS:
@@ -179,7 +179,8 @@ def compare(args):
     rows = contest.load_prompts(args)
     ids, cut = contest.encode_alike(args.model, rows, args.max_new_tokens)
     scorers = contest.load_scorers(args, rows)  # {"gold", "reward": (function, its flag)}
-    judge, (_, judge_flag) = next(iter(scorers.items()))
+    judge, *_ = scorers  # the first one decides
+    judge_flag = scorers[judge][1]
     if args.pairs:
         pairs = contest.judge_pairs(args.pairs, scorers["reward"][0])
     # (2) answers and their KL
@@ -250,8 +251,10 @@ def compare(args):
     page.table(
         "Two policies at the smaller √KL of the two", curves.equal_kl(runs), note=curves.AT_KL
     )
-    costs = curves.efficiency(runs)
-    page.table("What it cost", costs, f"model, until, {', '.join(curves.COSTS)}", curves.COSTLY)
+    page.table(
+        "What it cost", curves.efficiency(runs),
+        "model, until, pairs, reward calls, tokens, seconds", curves.COSTLY,
+    )  # fmt: skip
     texts = answers.pivot_table(
         "response", answers.prompt.map(plain_text), "model", "first", sort=False
     )

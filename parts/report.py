@@ -42,9 +42,12 @@ def add_flags(parser, out):
 
 
 def names_of(folders, given=None):
-    """{folder: what a report calls it}: the name given for it, else the last part of its path."""
+    """{folder: what a report calls it}: the name given for it, else the last part of its path.
+
+    folders   all different
+    """
     names = given or [Path(folder).resolve().name for folder in folders]
-    if not len({*folders}) == len(names) == len({*names}):
+    if not len(folders) == len(names) == len({*names}):
         raise UserError(f"--name: expected {len(folders)} different names, one for each model")
     return dict(zip(folders, names))
 
@@ -57,16 +60,18 @@ class Report:
 
         UserError where --out holds files, unless it is a report and --overwrite replaces it.
         """
-        self.out, self.title, self.mode = Path(args.out), title, PRIVATE if private else 0o644
+        self.out, self.mode = Path(args.out), PRIVATE if private else 0o644
         replaced = args.overwrite and (self.out / "report.json").is_file()
         if not replaced and self.out.exists() and any(self.out.iterdir()):
             raise UserError(
                 f"--out {self.out}: holds files already; choose another folder; --overwrite "
                 "replaces a report"
             )
-        self.answers, self.charts, self.tables, self.limits = [], [], [], []
-        self.colours = {}
-        self.record = {
+        self.charts, self.tables, self.limits, self.colours = [], [], [], {}
+        self.record = {  # of report.json
+            "title": title,
+            "answer": [],
+            "limits": self.limits,
             "command": [Path(sys.argv[0]).name, *sys.argv[1:]],
             "args": json.loads(json.dumps(vars(args), default=str)),  # a path as text
             "sha256": {
@@ -75,11 +80,12 @@ class Report:
                 if Path(path or "").is_file()
             },
             "versions": {name: version(name) for name in ("numpy", "scipy", "statsmodels")},
+            "tables": {},
         }
 
     def answer(self, *sentences):
         """What a reader acts on, most important first; the first one is shown large."""
-        self.answers += sentences
+        self.record["answer"] += sentences
 
     def limit(self, *sentences):
         """What this report does not show."""
@@ -127,6 +133,7 @@ class Report:
         if not rows:
             return
         keys = columns.split(", ") if columns else rows[0]
+        self.record["tables"][caption] = rows
         self.tables.append({
             "caption": caption, "rows": rows, "note": note,
             "columns": {key: COLUMNS.get(key, [key, ""]) for key in keys},
@@ -137,11 +144,7 @@ class Report:
         """Writes report.html and report.json, with `numbers` beside the rows of its tables, and
         prints the report."""
         self.out.mkdir(parents=True, exist_ok=True)
-        record = {
-            "title": self.title, "answer": self.answers, "limits": self.limits, **numbers,
-            "tables": {table["caption"]: table["rows"] for table in self.tables}, **self.record,
-        }  # fmt: skip
-        write_json(self.out / "report.json", record, self.mode)
+        write_json(self.out / "report.json", self.record | numbers, self.mode)
         with replacing(self.out / "report.html", self.mode) as file:
             file.write(self.render("measure.html").encode())
         print(self.render("measure.txt"))
@@ -162,8 +165,7 @@ class Report:
 def svg(figure):
     """A figure as inline SVG that takes the page's colours, font and width."""
     buffer = io.StringIO()
-    nothing = dict.fromkeys(("Date", "Creator", "Format", "Type"))
-    figure.savefig(buffer, format="svg", metadata=nothing)
+    figure.savefig(buffer, format="svg", metadata={"Date": None})
     text = re.sub("#0000([ef][0-9])", r"var(--\1)", buffer.getvalue())
     return Markup(text[text.index("<svg") :])
 
