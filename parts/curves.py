@@ -4,6 +4,7 @@ Read from a run folder: args.json, and metrics.jsonl with its evaluations on val
 ("val/gold", "val/kl") and what each step cost. No model is loaded.
 
 Run      {"args", "curve", "total"};  total  {cost: of the whole run, NaN where it is unknown}
+Costs    pairs, reward calls, tokens (of answers), seconds
 Curve    a frame with a row per evaluation: step, score, noise, gain, root_kl, and a column per cost,
          what had been spent by then. noise is half the 95 % interval of a difference of two such
          scores, √2 times that of the score, NaN where it was not logged; gain is the score less that
@@ -13,7 +14,6 @@ Source   Gao, Schulman & Hilton 2022, arXiv 2210.10760: score over √KL
 """
 
 import itertools
-import math
 from os.path import realpath
 from pathlib import Path
 
@@ -22,9 +22,10 @@ import pandas as pd
 
 from parts.files import read_jsonl, read_record
 
-# cost: its key in metrics.jsonl
-COSTS = {"pairs": "n", "reward calls": "episodes", "tokens": "answer_tokens", "seconds": "time_s"}
-READ = ["step", *COSTS.values(), "n_ties", "val/gold", "val/gold_low", "val/gold_high", "val/kl"]
+READ = [  # of metrics.jsonl
+    "step", "n", "n_ties", "episodes", "answer_tokens", "time_s",
+    "val/gold", "val/gold_low", "val/gold_high", "val/kl",
+]  # fmt: skip
 # notes below the tables of `equal_kl` and `efficiency`
 AT_KL = "From each run's own curve on validation prompts. –: it was not evaluated near that √KL."
 COSTLY = (
@@ -50,12 +51,14 @@ def read_run(folder):
     log = pd.DataFrame(rows, columns=READ, dtype=float)
     is_step = [not any(key.startswith(("val/", "eval/", "test/")) for key in row) for row in rows]
     steps = log.fillna(0).mul(is_step, axis="index")
-    steps["n"] = (steps.n + steps.n_ties) * bool(args.get("pairs"))
-    spent = steps[[*COSTS.values()]].cumsum().set_axis([*COSTS], axis="columns")
+    spent = pd.DataFrame({
+        "pairs": (steps.n + steps.n_ties) * bool(args.get("pairs")),
+        "reward calls": steps.episodes, "tokens": steps.answer_tokens, "seconds": steps.time_s,
+    }).cumsum()  # fmt: skip
     if args.get("reward_model") and not args.get("pairs"):  # with pairs, in DPO, it only watches
         before = read_run(args["reward_model"])
         for cost in ("pairs", "seconds"):
-            spent[cost] += before["total"][cost] if before else math.nan
+            spent[cost] += before["total"][cost] if before else np.nan
     curve = spent.assign(step=log.step, score=log["val/gold"], root_kl=log["val/kl"].clip(0) ** 0.5)
     curve["noise"] = (log["val/gold_high"] - log["val/gold_low"]) / 2**0.5
     curve["gain"] = curve.score - curve.score[curve.step == 0].mean()
@@ -117,7 +120,7 @@ def efficiency(runs):
         every = pd.concat(x["curve"] for x in runs.values() if question(x) == question(run))
         is_clear = every.gain > every.noise.fillna(0) + 1e-9
         goal = GOAL * every.gain[is_clear].max()  # NaN, and not reached, if none is
-        for point in run["curve"][run["curve"].gain >= goal][:1].to_dict("records"):
+        for point in run["curve"].query("gain >= @goal")[:1].to_dict("records"):
             until = f"a gain of {goal:.2f}, step {point['step']:.0f}"
             rows.append({"model": name, "until": until} | point)
         rows.append({"model": name, "until": "its end"} | run["total"])
