@@ -42,12 +42,9 @@ def add_flags(parser, out):
 
 
 def names_of(folders, given=None):
-    """{folder: what a report calls it}: the name given for it, else the last part of its path.
-
-    folders   all different
-    """
+    """{folder: what a report calls it}: the name given for it, else the last part of its path."""
     names = given or [Path(folder).resolve().name for folder in folders]
-    if not len(folders) == len(names) == len({*names}):
+    if not len({*folders}) == len(names) == len({*names}):
         raise UserError(f"--name: expected {len(folders)} different names, one for each model")
     return dict(zip(folders, names))
 
