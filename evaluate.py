@@ -166,13 +166,13 @@ def compare(args):
     args.gold = args.gold or ("data/recruiter.py:reward" if bundled else "none")
     if not args.temperature:
         args.samples = 1  # greedy answers are all the same
+        if args.bon:
+            raise UserError("--bon: needs a --temperature above 0")
     if not 2 <= len({*map(realpath, args.model)}) == len(args.model) <= report.N_COLOURS:
         raise UserError(f"--model: name two or more different models, {report.N_COLOURS} at most")
     names = report.names_of(args.model, args.name)
     if args.reward_model == "none" and (args.bon or args.pairs):
         raise UserError("--bon, --pairs: need a --reward-model")
-    if args.bon and not args.temperature:
-        raise UserError("--bon: needs a --temperature above 0")
     page = report.Report(
         "Which model is better?", args, [args.prompts, args.pairs, args.gold.rpartition(":")[0]]
     )
