@@ -29,11 +29,9 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 from scipy.special import expit
-from statsmodels.genmod.families import Binomial
-from statsmodels.genmod.generalized_linear_model import GLM
+from statsmodels.discrete.discrete_model import Logit
 
 from parts import contest, curves, files, report, stats
-from parts.contest import KINDS, check_judge, sentences
 from parts.files import UserError, number
 from parts.parallel import pick
 from parts.report import show
@@ -65,33 +63,34 @@ def preference(a, b, wins, lengths, prompts):
     ('B', 0.625, None)
     """
     rates = wins.groupby(prompts).mean()
-    if rates.mean() < 0.5:
-        a, b, wins, lengths, rates = b, a, 1 - wins, -lengths, 1 - rates
-    row = {"a": a, "b": b, "wins": stats.mean_share(rates), "equal_length": None}
-    if len(rates) >= FEWEST_CLUSTERS and lengths.std() and wins.std():
-        row["equal_length"] = equal_length(wins, lengths, prompts)
-    return row | {"p": row["wins"]["p"]}
+    if round(rates.mean(), 9) < 0.5:  # last bits order nothing
+        return preference(b, a, 1 - wins, -lengths, prompts)
+    share, equal = stats.mean_share(rates), equal_length(wins, lengths, prompts)
+    return {"a": a, "b": b, "wins": share, "equal_length": equal, "p": share["p"]}
 
 
-def equal_length(wins, lengths, clusters):
+def equal_length(wins, lengths, prompts):
     """The win rate of A over B if both answered at equal length: {"value", "low", "high"}.
 
     wins     (n,) 1 A won, ½ tie, 0 B won;  lengths  (n,) of A's answer − of B's, in tokens
     It is σ(θ) of logit P(A wins) = θ + φ·tanh(Δ/sd(Δ)), clustered by prompt [Dubois et al. 2024].
-    None where one model is longer in more than 95 % of rows: equal lengths were then not seen; and
-    where length alone tells wins from losses: φ is then infinite [Albert & Anderson 1984].
-    The lengths must differ, and so must the wins.
+    None where there are fewer than 20 prompts, or no win or no loss; where one model is longer in
+    more than 95 % of rows: equal lengths were then not seen; and where length alone tells wins from
+    losses, or all lengths are the same: φ is then infinite, or unknown [Albert & Anderson 1984].
     """
-    wins, lengths = np.asarray(wins, float), np.asarray(lengths, float)
+    if prompts.nunique() < FEWEST_CLUSTERS or wins.nunique() == 1:
+        return None
     won, lost = lengths[wins > 0], lengths[wins < 1]  # ties are both
     is_separated = won.min() >= lost.max() or lost.min() >= won.max()
     if is_separated or min((lengths >= 0).mean(), (lengths <= 0).mean()) < 0.05:
         return None
-    x = np.c_[np.ones(len(lengths)), np.tanh(lengths / lengths.std())]
-    codes, labels = pd.factorize(clusters)
-    fit = GLM(wins, x, family=Binomial()).fit(cov_type="cluster", cov_kwds={"groups": codes})
-    theta = stats.estimate(fit.params[0], fit.bse[0], len(x), len(labels))
-    return {end: expit(theta[end]) for end in ("value", "low", "high")}
+    x = np.c_[np.ones(len(lengths)), np.tanh(lengths / lengths.std(ddof=0))]
+    codes, _ = pd.factorize(prompts)
+    fit = Logit(np.asarray(wins), x).fit(
+        disp=0, cov_type="cluster", cov_kwds={"groups": codes}, use_t=True
+    )
+    value, (low, high) = expit(fit.params[0]), expit(fit.conf_int()[0])
+    return {"value": value, "low": low, "high": high}
 
 
 def judged(rows):
@@ -107,9 +106,9 @@ def compare_answers(answers, score):
     answers   a frame of model, p (the prompt), length and `score`, all known. Where all scores are
               the same there is nothing to test, and p is None.
     """
-    rows, of = [], dict(iter(answers.groupby("model", sort=False)))
-    for a, b in itertools.combinations(of, 2):
-        met = of[a].merge(of[b], on="p", suffixes=("", "_b"))
+    rows, of_models = [], answers.groupby("model", sort=False)
+    for (a, one), (b, two) in itertools.combinations(of_models, 2):
+        met = one.merge(two, on="p", suffixes=("", "_b"))
         wins = (np.sign(met[score] - met[f"{score}_b"]) + 1) / 2
         rows.append(preference(a, b, wins, met.length - met.length_b, met.p))
         if answers[score].nunique() == 1:
@@ -125,16 +124,17 @@ def parse_args(argv=None):
     parser.epilog = "flags: python evaluate.py compare --help"
     commands, adders = parser.add_subparsers(dest="command", metavar="command", required=True), {}
     for name, (function, out) in COMMANDS.items():
-        text = function.__doc__.splitlines()[0]
-        command = commands.add_parser(name, help=text, formatter_class=parser.formatter_class)
+        command = commands.add_parser(
+            name, help=function.__doc__, formatter_class=parser.formatter_class
+        )
         adders[name] = command.add_argument
         report.add_flags(command, out)
     whole, some = number(int, at_least=0), number(int, at_least=1)
     # fmt: off
     add = adders["compare"]
-    add("--model", nargs="+", required=True, metavar="MODEL", help="two or more folders or hub ids; KL is measured from the first")
-    add("--name", nargs="+", metavar="NAME", help="what the report calls them, in the same order (default: the last part of each path)")
-    add("--prompts", metavar="FILE", help="JSONL of prompt, split, task (default: data/prompts.jsonl)")
+    add("--model", nargs="+", required=True, help="two or more folders or hub ids; KL is measured from the first")
+    add("--name", nargs="+", help="what the report calls them, in the same order (default: the last part of each path)")
+    add("--prompts", metavar="FILE", default="data/prompts.jsonl", help="JSONL of prompt, split, task")
     add("--split", default="test", help='use only prompts with this "split", where rows have one; all: every prompt')
     add("--n", type=whole, default=200, help="prompts, drawn by --seed, 50 to 800; 0: all")
     add("--gold", help="the score that decides and that no training saw: FILE:FUNCTION, or none (default: the recruiter for the bundled prompts, else none)")
@@ -162,23 +162,25 @@ def parse_args(argv=None):
 def compare(args):
     """which model is better, by how much, at what KL"""
     # (1) prompts, and what scores the answers
-    args.gold = args.gold or ("none" if args.prompts else "data/recruiter.py:reward")
-    args.prompts = args.prompts or "data/prompts.jsonl"
-    args.samples = args.samples if args.temperature else 1  # greedy answers are all the same
+    bundled = args.prompts == "data/prompts.jsonl"
+    args.gold = args.gold or ("data/recruiter.py:reward" if bundled else "none")
+    if not args.temperature:
+        args.samples = 1  # greedy answers are all the same
+        if args.bon:
+            raise UserError("--bon: needs a --temperature above 0")
     if not 2 <= len({*map(realpath, args.model)}) == len(args.model) <= report.N_COLOURS:
         raise UserError(f"--model: name two or more different models, {report.N_COLOURS} at most")
     names = report.names_of(args.model, args.name)
     if args.reward_model == "none" and (args.bon or args.pairs):
         raise UserError("--bon, --pairs: need a --reward-model")
-    if args.bon and not args.temperature:
-        raise UserError("--bon: needs a --temperature above 0")
     page = report.Report(
         "Which model is better?", args, [args.prompts, args.pairs, args.gold.rpartition(":")[0]]
     )
     rows = contest.load_prompts(args)
     ids, cut = contest.encode_alike(args.model, rows, args.max_new_tokens)
     scorers = contest.load_scorers(args, rows)  # {"gold", "reward": (function, its flag)}
-    judge, (_, judge_flag) = next(iter(scorers.items()))
+    judge, *_ = scorers  # the first one decides
+    judge_flag = scorers[judge][1]
     if args.pairs:
         pairs = contest.judge_pairs(args.pairs, scorers["reward"][0])
     # (2) answers and their KL
@@ -191,9 +193,9 @@ def compare(args):
         answers = answers.drop(pool.index[pool.p.duplicated()])
     # (4) is the judge to be trusted?
     scored = answers.dropna(subset=[judge])
-    checks = check_judge(scored[judge], scored.p, scored.response_ids, scored.finished)
+    checks = contest.check_judge(scored[judge], scored.p, scored.response_ids, scored.finished)
     distrust, accuracy = any(row["wrong"] for row in checks), None
-    remarks = sentences(checks, judge)
+    remarks = contest.sentences(checks, judge)
     if args.pairs:
         accuracy = stats.mean_share(pairs.right, pairs.label)
         is_chance = accuracy["clusters"] >= FEWEST_CLUSTERS and accuracy["low"] <= 0.5
@@ -213,7 +215,7 @@ def compare(args):
             f"{missing.to_dict()}"
         )
     models = [
-        {"model": name, "missing": int(missing[name])} | means(part, scorers)
+        {"model": name, "missing": missing[name]} | means(part, scorers)
         for name, part in compared.groupby("model")
     ]
     models.sort(key=lambda row: -row[judge]["value"])
@@ -230,7 +232,7 @@ def compare(args):
         [(f"{row['a']} over {row['b']}", row["wins"], row["a"]) for row in comparisons],
         ".1%", null=0.5,
     )  # fmt: skip
-    page.table("Does the judge prefer what nobody wants?", checks, *KINDS)
+    page.table("Does the judge prefer what nobody wants?", checks, *contest.KINDS)
     page.table(
         f"Comparisons on {compared.p.nunique()} of {len(rows)} prompts where every model has a score, "
         "winner first", comparisons, COMPARED, NOTE,
@@ -241,22 +243,23 @@ def compare(args):
     runs = {name: run for folder, name in names.items() if (run := curves.read_run(folder))}
     if judge == "gold" and args.temperature:
         start = [realpath(args.model[0]), realpath(args.gold)]
-        lines = {
-            name: run for name, run in runs.items()
-            if run["curve"].root_kl.count() > 1 and curves.question(run)[:2] == start
-        }  # fmt: skip
         axes = page.chart(
-            "Score over √KL" + " (lines: during training, on validation prompts)" * bool(lines),
+            "Score over √KL; a line is a run during its training, on validation prompts",
             x="√KL from the first model, √nats per answer", y="score",
         )  # fmt: skip
-        curves.draw(axes, lines, models, page.colour)
-    equal = curves.equal_kl(runs)
-    page.table("Two policies at the smaller √KL of the two", equal, note=curves.AT_KL)
-    page.table("What it cost", curves.efficiency(runs), note=curves.COSTLY)
-    texts = answers.drop_duplicates(["p", "model"]).set_index(["p", "model"]).response.unstack()
-    texts = texts.loc[texts.nunique(axis="columns").nlargest(3).index, [*names.values()]]
-    texts.insert(0, "prompt", [plain_text(rows[p]["prompt"]) for p in texts.index])
-    some = texts.to_dict("records")
+        curves.draw(axes, runs, start, models, page.colour)
+    page.table(
+        "Two policies at the smaller √KL of the two", curves.equal_kl(runs), note=curves.AT_KL
+    )
+    page.table(
+        "What it cost", curves.efficiency(runs),
+        "model, until, pairs, reward calls, tokens, seconds", curves.COSTLY,
+    )  # fmt: skip
+    texts = answers.pivot_table(
+        "response", answers.prompt.map(plain_text), "model", "first", sort=False
+    )
+    differ = texts.nunique(axis="columns").nlargest(3).index
+    some = texts.loc[differ, [*names.values()]].reset_index().to_dict("records")
     page.table("Answers side by side, where most differ", some, side_by_side=True)
     page.limit(
         *cut,
@@ -303,11 +306,11 @@ def advice(args, names, comparisons, n_tested):
             )
     for row in unclear[:1]:
         pair = [shlex.quote(key) for key in names if names[key] in (row["a"], row["b"])]
-        temperature = f"--temperature {args.temperature:g} " * (args.temperature > 0)
         yield (
             f"To let people compare them: python annotate.py draw --model {' --model-b '.join(pair)} "
             f"--prompts {shlex.quote(args.prompts)} --split {shlex.quote(args.split)} "
-            f"--max-new-tokens {args.max_new_tokens} {temperature}{'--chat ' * args.chat}--out runs/ab"
+            f"--max-new-tokens {args.max_new_tokens} --temperature {args.temperature or 1:g} "
+            f"{'--chat ' * args.chat}--out runs/ab"
         )
 
 
@@ -329,14 +332,13 @@ def reward(args):
     pairs = contest.judge_pairs(args.pairs, function)
     right, longer = (stats.mean_share(pairs[key], pairs.label) for key in ("right", "longer"))
     gain = stats.mean(pairs.right - pairs.longer, pairs.label)
-    which = f"pairs of {args.pairs}"
     page.answer(
-        f"The reward model is right on {show(right, '.1%')} of {len(pairs)} {which}.",
+        f"The reward model is right on {show(right, '.1%')} of {len(pairs)} pairs of {args.pairs}.",
         f"The rule “the longer answer wins” is right on {show(longer, '.1%')}: "
         f"{stats.verdict(gain, -ALIKE, ALIKE)}, {show(gain, '+.1%')}.",
     )
     page.intervals(
-        f"Right on {which}",
+        f"Right on pairs of {args.pairs}",
         [("reward model", right, "model"), ("the longer answer", longer, "rule")], ".1%", null=0.5,
     )  # fmt: skip
     page.limit(
@@ -345,8 +347,8 @@ def reward(args):
         "right on those, let people vote on them: python annotate.py draw",
     )
     page.write(accuracy=right, length_baseline=longer, against_length=gain)
-    file = Path(args.out) / "pairs.jsonl"
-    files.write_jsonl(file, pairs.drop(columns="label").to_dict("records"), mode=files.PRIVATE)
+    scored = pairs.drop(columns="label").to_dict("records")
+    files.write_jsonl(Path(args.out) / "pairs.jsonl", scored, mode=files.PRIVATE)
 
 
 # ---- human ----

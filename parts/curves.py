@@ -4,26 +4,28 @@ Read from a run folder: args.json, and metrics.jsonl with its evaluations on val
 ("val/gold", "val/kl") and what each step cost. No model is loaded.
 
 Run      {"args", "curve", "total"};  total  {cost: of the whole run, NaN where it is unknown}
-Curve    a frame with a row per evaluation: step, score, error, gain, root_kl, and a column per cost,
-         what had been spent by then. error is the standard error of the score; gain is the score less
-         that of step 0, NaN without one; root_kl is √KL from the model that the run started from, in
+Costs    pairs, reward calls, tokens (of answers), seconds
+Curve    a frame with a row per evaluation: step, score, noise, gain, root_kl, and a column per cost,
+         what had been spent by then. noise is half the 95 % interval of a difference of two such
+         scores, √2 times that of the score, NaN where it was not logged; gain is the score less that
+         of step 0, NaN without one; root_kl is √KL from the model that the run started from, in
          √nats per answer, NaN where it was not logged
 Source   Gao, Schulman & Hilton 2022, arXiv 2210.10760: score over √KL
 """
 
 import itertools
-import math
 from os.path import realpath
 from pathlib import Path
 
 import numpy as np
 import pandas as pd
 
-from parts.files import UserError, read_jsonl, read_record
+from parts.files import read_jsonl, read_record
 
-# cost: its key in metrics.jsonl
-COSTS = {"pairs": "n", "reward calls": "episodes", "tokens": "answer_tokens", "seconds": "time_s"}
-READ = ["step", *COSTS.values(), "n_ties", "val/gold", "val/gold_low", "val/gold_high", "val/kl"]
+READ = [  # of metrics.jsonl
+    "step", "n", "n_ties", "episodes", "answer_tokens", "time_s",
+    "val/gold", "val/gold_low", "val/gold_high", "val/kl",
+]  # fmt: skip
 # notes below the tables of `equal_kl` and `efficiency`
 AT_KL = "From each run's own curve on validation prompts. –: it was not evaluated near that √KL."
 COSTLY = (
@@ -35,8 +37,9 @@ GOAL = 0.9  # share of the largest gain of such runs that `efficiency` asks for
 
 def check_row(row):
     for key in READ:
-        if not isinstance(row.get(key), (int, float, type(None))):
-            raise ValueError(f"{key} is {row[key]!r:.40}; expected a number")
+        value = row.get(key)
+        if not isinstance(value, (int, float, type(None))) or abs(value or 0) > 1e300:
+            raise ValueError(f"{key} is {value!r:.40}; expected a number")
 
 
 def read_run(folder):
@@ -45,20 +48,19 @@ def read_run(folder):
     if record is None:
         return None
     args, rows = record["args"], [*read_jsonl(path, check_row, log=True)] if path.is_file() else []
-    try:
-        log = pd.DataFrame(rows, columns=READ, dtype=float)
-    except OverflowError as error:  # an integer of 400 digits
-        raise UserError(f"{path}: {error}") from None
+    log = pd.DataFrame(rows, columns=READ, dtype=float)
     is_step = [not any(key.startswith(("val/", "eval/", "test/")) for key in row) for row in rows]
     steps = log.fillna(0).mul(is_step, axis="index")
-    steps["n"] = (steps.n + steps.n_ties) * bool(args.get("pairs"))
-    spent = steps[[*COSTS.values()]].cumsum().set_axis([*COSTS], axis="columns")
+    spent = pd.DataFrame({
+        "pairs": (steps.n + steps.n_ties) * bool(args.get("pairs")),
+        "reward calls": steps.episodes, "tokens": steps.answer_tokens, "seconds": steps.time_s,
+    }).cumsum()  # fmt: skip
     if args.get("reward_model") and not args.get("pairs"):  # with pairs, in DPO, it only watches
         before = read_run(args["reward_model"])
         for cost in ("pairs", "seconds"):
-            spent[cost] += before["total"][cost] if before else math.nan
+            spent[cost] += before["total"][cost] if before else np.nan
     curve = spent.assign(step=log.step, score=log["val/gold"], root_kl=log["val/kl"].clip(0) ** 0.5)
-    curve["error"] = (log["val/gold_high"] - log["val/gold_low"]) / (2 * 1.96)
+    curve["noise"] = (log["val/gold_high"] - log["val/gold_low"]) / 2**0.5
     curve["gain"] = curve.score - curve.score[curve.step == 0].mean()
     total = spent[-1:].mean().to_dict()  # NaN without a row
     return {"args": args, "curve": curve.dropna(subset="score"), "total": total}
@@ -78,8 +80,8 @@ def gain_at(curve, root_kl):
 
     By hand: half of the way from √KL 1.0 to 1.5, half of the way from a gain of .2 to one of .4.
     >>> curve = pd.DataFrame({"gain": [0, 0.2, 0.4], "root_kl": [0, 1, 1.5]})
-    >>> round(gain_at(curve, 1.25), 6), gain_at(curve[::2], 1.25), gain_at(curve[2:], 1.25)
-    (0.3, None, None)
+    >>> print(gain_at(curve, 1.25).round(6), gain_at(curve[::2], 1.25), gain_at(curve[2:], 1.25))
+    0.3 None None
     """
     after = np.argmax(curve.root_kl >= root_kl)
     if not after:
@@ -87,7 +89,7 @@ def gain_at(curve, root_kl):
     around = curve[after - 1 : after + 1]
     low, high = around.root_kl
     is_near = high == root_kl or high - low <= root_kl / 2
-    return float(np.interp(root_kl, around.root_kl, around.gain)) if is_near else None
+    return np.interp(root_kl, around.root_kl, around.gain) if is_near else None
 
 
 def equal_kl(runs):
@@ -99,7 +101,7 @@ def equal_kl(runs):
     rows = []
     for one, two in itertools.permutations(runs, 2):
         own, other = (runs[x]["curve"].dropna(subset=["gain", "root_kl"]) for x in (one, two))
-        reach = np.min([own.root_kl.max(), other.root_kl.max()])  # NaN of an empty curve
+        reach = np.minimum(own.root_kl.max(), other.root_kl.max())  # NaN of an empty curve
         if reach > 0 and question(runs[one]) == question(runs[two]):
             rows.append(
                 {"model": one, "against": two, "root_kl": reach, "gain": gain_at(own, reach)}
@@ -109,31 +111,31 @@ def equal_kl(runs):
 
 def efficiency(runs):
     """Rows of what a run had spent when it first had GOAL of the largest gain of any run of the same
-    `question`, if it got there, and of what it spent in all.
+    `question`, with all of this evaluation, if it got there, and of what it spent in all.
 
-    runs   {name: run}. A gain must exceed its noise, 1.96 standard errors of the difference of the
-           two scores; else no run is asked for a share of it.
+    runs   {name: run}. A gain must exceed its noise; else no run is asked for a share of it.
     """
     rows = []
     for name, run in runs.items():
-        alike = (other for other in runs.values() if question(other) == question(run))
-        every = pd.concat(other["curve"] for other in alike)
-        is_clear = every.gain > 1.96 * math.sqrt(2) * every.error.fillna(0) + 1e-9
+        every = pd.concat(x["curve"] for x in runs.values() if question(x) == question(run))
+        is_clear = every.gain > every.noise.fillna(0) + 1e-9
         goal = GOAL * every.gain[is_clear].max()  # NaN, and not reached, if none is
-        for point in run["curve"][run["curve"].gain >= goal][:1].to_dict("records"):
-            reached = {"model": name, "until": f"a gain of {goal:.2f}, step {point['step']:.0f}"}
-            rows.append(reached | {cost: point[cost] for cost in COSTS})
+        for point in run["curve"].query("gain >= @goal")[:1].to_dict("records"):
+            until = f"a gain of {goal:.2f}, step {point['step']:.0f}"
+            rows.append({"model": name, "until": until} | point)
         rows.append({"model": name, "until": "its end"} | run["total"])
     return rows
 
 
-def draw(axes, runs, models, colour):
-    """Score over √KL: a dot for each model, and the curve of each run.
+def draw(axes, runs, start, models, colour):
+    """Score over √KL: a dot for each model, and the curve of each run with this start and score.
 
+    start    the first two of `question`
     models   [{"model", "gold", "kl"}], estimates;  colour  name → a colour of matplotlib
     """
     for name, run in runs.items():
-        axes.plot(run["curve"].root_kl, run["curve"].score, color=colour(name), linewidth=1.2)
+        if question(run)[:2] == start:
+            axes.plot(run["curve"].root_kl, run["curve"].score, color=colour(name), linewidth=1.2)
     for row in models:
         if "kl" in row:
             dot = max(0, row["kl"]["value"]) ** 0.5, row["gold"]["value"]

@@ -13,6 +13,7 @@ Files      report.html holds everything, with no script and no request; report.j
 
 import hashlib
 import io
+import json
 import re
 import sys
 import warnings
@@ -29,7 +30,7 @@ from parts.files import PRIVATE, UserError, parse_json, replacing, write_json
 TEMPLATES = Path(__file__).resolve().parent / "templates"  # measure.html and .txt, charts.mplstyle
 COLUMNS = parse_json((TEMPLATES / "columns.json").read_text("utf-8"))  # {key: [header, format]}
 N_COLOURS = 8  # --f0 … --f7 of measure.html
-INK, SOFT = "#0000e0", "#0000e1"  # --e0, --e1 of it; so in charts.mplstyle
+SOFT = "#0000e1"  # --e1 of it; so in charts.mplstyle
 WIDTH = 5.0  # inches of a chart, 360 points: readable on a phone without scrolling
 warnings.filterwarnings("ignore", "Glyph")  # the browser has letters that matplotlib lacks
 matplotlib.style.use(TEMPLATES / "charts.mplstyle")
@@ -56,29 +57,32 @@ class Report:
 
         UserError where --out holds files, unless it is a report and --overwrite replaces it.
         """
-        self.out, self.title, self.mode = Path(args.out), title, PRIVATE if private else 0o644
+        self.out, self.mode = Path(args.out), PRIVATE if private else 0o644
         replaced = args.overwrite and (self.out / "report.json").is_file()
         if not replaced and self.out.exists() and any(self.out.iterdir()):
             raise UserError(
                 f"--out {self.out}: holds files already; choose another folder; --overwrite "
                 "replaces a report"
             )
-        self.answers, self.charts, self.tables, self.limits = [], [], [], []
-        self.colours = {}
-        self.record = {
+        self.charts, self.tables, self.limits, self.colours = [], [], [], {}
+        self.record = {  # of report.json
+            "title": title,
+            "answer": [],
+            "limits": self.limits,
             "command": [Path(sys.argv[0]).name, *sys.argv[1:]],
-            "args": {name: str(v) if isinstance(v, Path) else v for name, v in vars(args).items()},
+            "args": json.loads(json.dumps(vars(args), default=str)),  # a path as text
             "sha256": {
                 str(path): hashlib.sha256(Path(path).read_bytes()).hexdigest()
                 for path in inputs
                 if Path(path or "").is_file()
             },
             "versions": {name: version(name) for name in ("numpy", "scipy", "statsmodels")},
+            "tables": {},
         }
 
     def answer(self, *sentences):
         """What a reader acts on, most important first; the first one is shown large."""
-        self.answers += sentences
+        self.record["answer"] += sentences
 
     def limit(self, *sentences):
         """What this report does not show."""
@@ -91,7 +95,7 @@ class Report:
     def chart(self, caption, height=2.6, x="", y=""):
         """matplotlib axes to draw on, in the page's style; the caption says what is to be seen.
 
-        Colours are `report.colour(name)`, INK and SOFT of this module, and no others.
+        Colours are `report.colour(name)`, SOFT of this module, and no others.
         """
         figure = Figure(figsize=(WIDTH, height), layout="constrained")
         self.charts.append((caption, figure))
@@ -105,11 +109,10 @@ class Report:
         axes = self.chart(f"{caption}, with 95 % intervals", 0.8 + 0.4 * len(rows))
         for y, (_, estimate, name) in enumerate(rows):
             colour, value = self.colour(name), estimate["value"]
-            axes.plot([estimate["low"], estimate["high"]], [y, y], color=colour, linewidth=2.2)
-            axes.plot(value, y, "o", color=colour)
-            axes.annotate(show(value, form), (value, y - 0.15), ha="center", fontsize=8.5)
+            line = [estimate["low"], value, estimate["high"]]
+            axes.plot(line, [y, y, y], "o-", color=colour, linewidth=2.2, markevery=[1])
+            axes.text(value, y - 0.15, show(value, form), ha="center", fontsize=8.5)
         axes.set_yticks(range(len(rows)), [text for text, *_ in rows])
-        axes.tick_params(axis="y", length=0, labelcolor=INK)
         axes.set_ylim(len(rows) - 0.5, -0.7)
         axes.grid(False, axis="y")
         if "%" in form:
@@ -127,6 +130,7 @@ class Report:
         if not rows:
             return
         keys = columns.split(", ") if columns else rows[0]
+        self.record["tables"][caption] = rows
         self.tables.append({
             "caption": caption, "rows": rows, "note": note,
             "columns": {key: COLUMNS.get(key, [key, ""]) for key in keys},
@@ -137,14 +141,10 @@ class Report:
         """Writes report.html and report.json, with `numbers` beside the rows of its tables, and
         prints the report."""
         self.out.mkdir(parents=True, exist_ok=True)
-        record = {"title": self.title, "answer": self.answers, "limits": self.limits}
-        tables = {table["caption"]: table["rows"] for table in self.tables}
-        record |= numbers | {"tables": tables} | self.record
-        write_json(self.out / "report.json", record, self.mode)
+        write_json(self.out / "report.json", self.record | numbers, self.mode)
         with replacing(self.out / "report.html", self.mode) as file:
             file.write(self.render("measure.html").encode())
         print(self.render("measure.txt"))
-        print(f"\nReport: {self.out}/report.html (numbers: report.json)")
 
     def render(self, name):
         """The report by a template, without characters that steer a terminal or turn a line."""
@@ -159,15 +159,12 @@ class Report:
         )
 
 
-def svg(figure, caption):
+def svg(figure):
     """A figure as inline SVG that takes the page's colours, font and width."""
     buffer = io.StringIO()
-    nothing = dict.fromkeys(("Date", "Creator", "Format", "Type"))
-    figure.savefig(buffer, format="svg", metadata=nothing)
+    figure.savefig(buffer, format="svg", metadata={"Date": None})
     text = re.sub("#0000([ef][0-9])", r"var(--\1)", buffer.getvalue())
-    text = text[text.index("<svg") :]
-    label = f'<svg role="img" aria-label="{Markup.escape(caption)}" '
-    return Markup(text.replace("<svg ", label, 1))
+    return Markup(text[text.index("<svg") :])
 
 
 def show(value, form=""):
@@ -180,8 +177,8 @@ def show(value, form=""):
     if isinstance(value, dict):
         if value.get("low") is None:
             return show(value["value"], form)
-        ends = ", ".join(show(value[end], form).removesuffix(" %") for end in ("low", "high"))
-        return f"{show(value['value'], form)} [{ends}]"
+        low, high = (show(value[end], form).removesuffix(" %") for end in ("low", "high"))
+        return f"{show(value['value'], form)} [{low}, {high}]"
     if isinstance(value, str):
         return value
     if value is None or value != value:  # NaN

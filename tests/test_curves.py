@@ -11,8 +11,9 @@ import pytest
 
 import tiny
 from case_rows import rows_of
-from parts.curves import COSTS, efficiency, equal_kl, gain_at, read_run
+from parts.curves import efficiency, equal_kl, gain_at, read_run
 
+COSTS = "pairs", "reward calls", "tokens", "seconds"
 ARGS = {"model": "base", "prompts": "val.jsonl", "gold": "g.py:f", "temperature": 1.0}
 
 
