@@ -62,11 +62,10 @@ def load_candidates(args):
         frame = read_csv(path, flag="--candidates")
     else:
         rows = dict(files.read_jsonl(path, numbered=True, flag="--candidates"))
-        frame = pd.DataFrame([*rows.values()], [*rows], dtype=object).fillna("")
-    if missing := [name for name in ("id", args.text_column) if name not in frame]:
+        frame = pd.DataFrame(rows.values(), rows.keys(), dtype=object).fillna("")
+    if missing := {"id", args.text_column} - {*frame}:
         raise UserError(
-            f"{place}: expected a column {missing[0]!r}; there is "
-            f"{', '.join(sorted(frame)) or 'nothing'}"
+            f"{place}: expected a column {min(missing)!r}; there is {', '.join(sorted(frame)) or 'nothing'}"
         )
     if taken := {"rank", "of", "score", "asked"} & {*frame}:
         raise UserError(
@@ -131,20 +130,21 @@ def main(argv=None):
     profiles = frame[frame[args.text_column].str.split().str.len() >= args.min_words]
     if profiles.empty:
         raise UserError(
-            f"--candidates {args.candidates}: no profile of --min-words {args.min_words} words in "
-            f"{args.text_column!r}; name its --text-column"
+            f"--candidates: no {args.text_column!r} has --min-words {args.min_words}; name its --text-column"
         )
     # (2) scores; None of a profile that the model does not read to its end
     function = RewardFunction(args.reward_model, *pick(args.device, "auto"), raw=True)
     scores = function(profiles.prompt, profiles[args.text_column])
     frame["score"] = pd.Series(scores, profiles.index, float).round(6)
     # (3) ranks
-    scores = frame.groupby("asked").score
-    frame["rank"] = scores.rank(ascending=False, method="min").astype("Int64")
-    frame["of"] = scores.transform("count").where(frame.score.notna()).astype("Int64")
-    some = frame.dropna(subset="score").sort_values(["role", "rank", "id"])
-    others = frame[frame.score.isna()].sort_values("id")
-    columns = [*FIRST, *frame.columns.drop([*FIRST, "prompt", "asked"])]
+    some = frame.dropna(subset="score")
+    scores = some.groupby("asked").score
+    some = some.assign(
+        rank=scores.rank(ascending=False, method="min").astype("Int64"),
+        of=scores.transform("size").astype("Int64"),
+    ).sort_values(["role", "rank", "id"])
+    others = frame.drop(some.index).sort_values("id")
+    columns = [*FIRST, *some.columns.drop([*FIRST, "prompt", "asked"])]
     write_csv(out, pd.concat([some, others])[columns])
     print(
         "This is no decision: a score is a reason to read a profile, and not to drop one.\n"
