@@ -54,7 +54,7 @@ def parse_args(argv=None):
     add, whole = parser.add_argument, files.number(int, at_least=1)
     # fmt: off
     add("command", choices=("report",), help="twins of models before and after, votes, answers")
-    add("--before", help="policy before training")
+    add("--before", nargs=1, default=[], help="policy before training")
     add("--after", nargs="+", default=[], help="aligned policies")
     add("--reward-model", nargs="+", default=[], help="reward models")
     add("--name", nargs="+", help="what the report calls these models, in this order (default: the last part of each path)")
@@ -78,24 +78,28 @@ def parse_args(argv=None):
 # ---- (3) effects ----
 
 
-def study_models(args, models, names, people, rows, note):
+def study_models(args, names, people, note):
     """Rows of `twins.effects` with "model", "what" and "row", which says both, also where nothing
     could be read; writes decisions-*.csv of each policy.
 
-    models   [(folder, its flag)], --before first;  names   {folder: name};  note  see `twins.readings`
+    names   {folder: name};  note  see `twins.readings`
     """
     import common
     from parts.parallel import pick
     from parts.reward_models import RewardFunction
 
-    for folder, flag in models:  # a wrong name ends the command at once
-        common.load_config(folder, flag, scores=flag == "--reward-model")
+    rows = twins.load_twins(args.twins, args.resumes, people, args.chat, note)
+    source, effects, start = pick(args.device, "auto"), [], None
+    policies, flag = args.before + args.after, "--before, --after"
+    for folder in policies:  # a wrong name ends the command at once
+        common.load_config(folder, flag)
+    for folder in args.reward_model:
+        common.load_config(folder, "--reward-model", scores=True)
     texts = {
         what: twins.readings(rows, what, people, args.group, note)
         for what in FIELDS
-        if (args.before or args.after if what == DECISION else args.reward_model)
+        if (policies if what == DECISION else args.reward_model)
     }
-    source, effects, before = pick(args.device, "auto"), [], None
 
     def add(folder, what, scores, missing=None, before=None):
         name = names[folder]
@@ -103,28 +107,30 @@ def study_models(args, models, names, people, rows, note):
             words = f"{name}’s {what}, {row['group']} compared with {row['reference']}"
             effects.append({"model": name, "what": what, "row": words} | row)
 
-    for folder, flag in models:
-        if flag == "--reward-model":
-            score = RewardFunction(folder, *source, raw=True)
-            for what in (ANSWER, PROFILE):
-                add(folder, what, twins.reward_matrix(score, texts[what], f"{folder}, {what}"))
-        elif not texts[DECISION]:
+    for folder in policies:
+        if not texts[DECISION]:
             add(folder, DECISION, [])
-        else:
-            tokenizer = common.load_tokenizer(folder, flag)
-            policy = common.Policy(common.load_model(folder, *source, flag=flag), source[1])
-            logps = twins.decision_logps(  # (R, N, W)
-                policy, tokenizer, texts[DECISION], args.decision_words, f"{folder}, {DECISION}"
-            )
-            odds, missing = twins.log_odds(logps), twins.undecided(logps)
-            if flag == "--before":
-                before, missing_before = odds, missing
-            elif before is not None:
-                add(folder, CHANGE, odds, missing or missing_before, before)
-            add(folder, DECISION, odds, missing)
-            file = f"decisions-{quote(names[folder], ' ')}.csv"  # two names are two files
-            table = decisions(args, folder, logps, texts[DECISION], people)
-            write_csv(f"{args.out}/{file}", table, "unknown")
+            continue
+        tokenizer = common.load_tokenizer(folder, flag)
+        policy = common.Policy(common.load_model(folder, *source, flag=flag), source[1])
+        logps = twins.decision_logps(  # (R, N, W)
+            policy, tokenizer, texts[DECISION], args.decision_words, f"{folder}, {DECISION}"
+        )
+        odds, missing = twins.log_odds(logps), twins.undecided(logps)
+        if start:
+            add(folder, CHANGE, odds, missing or start[1], start[0])
+        elif args.before:
+            start = odds, missing
+        add(folder, DECISION, odds, missing)
+        write_csv(
+            f"{args.out}/decisions-{quote(names[folder], ' ')}.csv",  # two names are two files
+            decisions(args, folder, logps, texts[DECISION], people),
+            "unknown",
+        )
+    for folder in args.reward_model:
+        score = RewardFunction(folder, *source, raw=True)
+        for what in (ANSWER, PROFILE):
+            add(folder, what, twins.reward_matrix(score, texts[what], f"{folder}, {what}"))
     return effects
 
 
@@ -296,16 +302,14 @@ def effect_sentence(row):
 
 def main(argv=None):
     args = parse_args(argv)
-    models = [(folder, "--before") for folder in [args.before] if folder]
-    models += [(folder, "--after") for folder in args.after]
-    models += [(folder, "--reward-model") for folder in args.reward_model]
+    models = args.before + args.after + args.reward_model
     if not (models or args.prefs or args.answers):
         raise UserError(
             "nothing to read: give --reward-model, --before and --after, --prefs, or --answers"
         )
     if len({*args.decision_words}) < 2:
         raise UserError(f"--decision-words {args.decision_words[0]}: expected two or more")
-    names = names_of([*dict(models)], args.name)
+    names = names_of([*dict.fromkeys(models)], args.name)
     page = Report(
         "Are people treated differently for who they are?", args,
         [args.twins, args.people, *args.prefs, *args.answers],
@@ -336,20 +340,18 @@ def main(argv=None):
     is_empty = there.filter(args.group).isna().all()  # of a column
     if is_empty.any() and (args.group != GROUPS or is_empty.all()):
         raise UserError(
-            f"--group {is_empty.idxmax()}: nobody who is counted has one; name those that there are. "
-            f"{' '.join(page.limits)}"
+            f"--group {is_empty.idxmax()}: nobody who is counted has one; name another. {' '.join(page.limits)}"
         )
     for _, frame in there.groupby(level=0):  # of each file
         for column, cells in frame.items():
             if len(both := declared & {*cells}) > 1:
                 raise UserError(f"--reference {' '.join(sorted(both))}: name one of {column}")
     if models:
-        rows = twins.load_twins(args.twins, args.resumes, people, args.chat, note)
-        effects = study_models(args, models, names, people, rows, note)
+        effects = study_models(args, names, people, note)
     # (5) the answer first; what a model did before its training is no finding of it, and comes last
-    before = names.get(args.before)
-    effects.sort(key=lambda row: (row["model"] == before, *clearness(row)))
-    verdicts = [row for row in effects if row["model"] != before] + sorted(rates, key=clearness)
+    before = [names[folder] for folder in args.before]
+    effects.sort(key=lambda row: (row["model"] in before, *clearness(row)))
+    verdicts = [row for row in effects if row["model"] not in before] + sorted(rates, key=clearness)
     page.answer(*answer(verdicts), *risky)
     lines = [
         (row["row"].replace(", ", ",\n"), row["d"], row["model"]) for row in effects if row["d"]
@@ -371,7 +373,7 @@ def main(argv=None):
         "“Cannot tell” clears nobody, and “none larger” is not zero.",
     )
     page.write()
-    unmeasured = {*names.values()} - {before, *(name for *_, name in lines)}
+    unmeasured = {*names.values()} - {*before, *(name for *_, name in lines)}
     is_found = FOUND in [row["verdict"] for row in verdicts]
     return int(args.fail_on_difference and bool(is_found or unmeasured))
 
