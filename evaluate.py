@@ -195,7 +195,7 @@ def compare(args):
     scored = answers.dropna(subset=[judge])
     checks = contest.check_judge(scored[judge], scored.p, scored.response_ids, scored.finished)
     distrust, accuracy = any(row["wrong"] for row in checks), None
-    remarks = contest.sentences(checks, judge)
+    remarks = contest.sentences(checks)
     if args.pairs:
         accuracy = stats.mean_share(pairs.right, pairs.label)
         is_chance = accuracy["clusters"] >= FEWEST_CLUSTERS and accuracy["low"] <= 0.5
@@ -262,7 +262,7 @@ def compare(args):
     some = texts.loc[differ, [*names.values()]].reset_index().to_dict("records")
     page.table("Answers side by side, where most differ", some, side_by_side=True)
     page.limit(
-        *cut,
+        cut,
         f"{judge_flag} favours a policy that was trained with it.",
         "Each model was trained once; another seed of its training may give another order.",
         f"The numbers hold for prompts like these, at temperature {args.temperature:g}.",

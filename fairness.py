@@ -39,11 +39,6 @@ from parts.texts import plain_text, recommendation, risky_questions
 from parts.twins import ANSWER, DECISION, FIELDS, MARGIN, PROFILE
 
 GROUPS, REFERENCES = ["sex", "race_ethnicity"], ["Male", "White"]  # unless others are declared
-LIMITS = (
-    "Not legal advice. Names are proxies of what a reader may perceive; the bundled names and "
-    "résumés are synthetic, US-centric and English.",
-    "“Cannot tell” clears nobody, and “none larger” is not zero.",
-)
 CHANGE = f"change of {DECISION}"
 CHOSEN, HARSHER = "were chosen", "got the harsher decision"  # what a vote said of a candidate
 UNDECIDED = "had no decision in the last line"  # of an answer
@@ -59,7 +54,7 @@ def parse_args(argv=None):
     add, whole = parser.add_argument, files.number(int, at_least=1)
     # fmt: off
     add("command", choices=("report",), help="twins of models before and after, votes, answers")
-    add("--before", help="policy before training")
+    add("--before", nargs=1, default=[], help="policy before training")
     add("--after", nargs="+", default=[], help="aligned policies")
     add("--reward-model", nargs="+", default=[], help="reward models")
     add("--name", nargs="+", help="what the report calls these models, in this order (default: the last part of each path)")
@@ -83,24 +78,28 @@ def parse_args(argv=None):
 # ---- (3) effects ----
 
 
-def study_models(args, models, names, people, rows, note):
+def study_models(args, names, people, note):
     """Rows of `twins.effects` with "model", "what" and "row", which says both, also where nothing
     could be read; writes decisions-*.csv of each policy.
 
-    models   [(folder, its flag)], --before first;  names   {folder: name};  note  see `twins.readings`
+    names   {folder: name};  note  see `twins.readings`
     """
     import common
     from parts.parallel import pick
     from parts.reward_models import RewardFunction
 
-    for folder, flag in models:  # a wrong name ends the command at once
-        common.load_config(folder, flag, scores=flag == "--reward-model")
+    rows = twins.load_twins(args.twins, args.resumes, people, args.chat, note)
+    source, effects, start = pick(args.device, "auto"), [], None
+    policies, flag = args.before + args.after, "--before, --after"
+    for folder in policies:  # a wrong name ends the command at once
+        common.load_config(folder, flag)
+    for folder in args.reward_model:
+        common.load_config(folder, "--reward-model", scores=True)
     texts = {
         what: twins.readings(rows, what, people, args.group, note)
         for what in FIELDS
-        if (args.before or args.after if what == DECISION else args.reward_model)
+        if (policies if what == DECISION else args.reward_model)
     }
-    source, effects, before = pick(args.device, "auto"), [], None
 
     def add(folder, what, scores, missing=None, before=None):
         name = names[folder]
@@ -108,28 +107,30 @@ def study_models(args, models, names, people, rows, note):
             words = f"{name}’s {what}, {row['group']} compared with {row['reference']}"
             effects.append({"model": name, "what": what, "row": words} | row)
 
-    for folder, flag in models:
-        if flag == "--reward-model":
-            score = RewardFunction(folder, *source, raw=True)
-            for what in (ANSWER, PROFILE):
-                add(folder, what, twins.reward_matrix(score, texts[what], f"{folder}, {what}"))
-        elif not texts[DECISION]:
+    for folder in policies:
+        if not texts[DECISION]:
             add(folder, DECISION, [])
-        else:
-            tokenizer = common.load_tokenizer(folder, flag)
-            policy = common.Policy(common.load_model(folder, *source, flag=flag), source[1])
-            logps = twins.decision_logps(  # (R, N, W)
-                policy, tokenizer, texts[DECISION], args.decision_words, f"{folder}, {DECISION}"
-            )
-            odds, missing = twins.log_odds(logps), twins.undecided(logps)
-            if flag == "--before":
-                before, missing_before = odds, missing
-            elif before is not None:
-                add(folder, CHANGE, odds, missing or missing_before, before)
-            add(folder, DECISION, odds, missing)
-            file = f"decisions-{quote(names[folder], ' ')}.csv"  # two names are two files
-            table = decisions(args, folder, logps, texts[DECISION], people)
-            write_csv(f"{args.out}/{file}", table, "unknown")
+            continue
+        tokenizer = common.load_tokenizer(folder, flag)
+        policy = common.Policy(common.load_model(folder, *source, flag=flag), source[1])
+        logps = twins.decision_logps(  # (R, N, W)
+            policy, tokenizer, texts[DECISION], args.decision_words, f"{folder}, {DECISION}"
+        )
+        odds, missing = twins.log_odds(logps), twins.undecided(logps)
+        if start:
+            add(folder, CHANGE, odds, missing or start[1], start[0])
+        elif args.before:
+            start = odds, missing
+        add(folder, DECISION, odds, missing)
+        write_csv(
+            f"{args.out}/decisions-{quote(names[folder], ' ')}.csv",  # two names are two files
+            decisions(args, folder, logps, texts[DECISION], people),
+            "unknown",
+        )
+    for folder in args.reward_model:
+        score = RewardFunction(folder, *source, raw=True)
+        for what in (ANSWER, PROFILE):
+            add(folder, what, twins.reward_matrix(score, texts[what], f"{folder}, {what}"))
     return effects
 
 
@@ -196,18 +197,19 @@ def study_votes(path, columns, words):
             kind = "ties, or about nobody"
         elif where == sides:
             kind = "between two candidates"
-            counted += [(CHOSEN, who["in"] == "chosen", item, who) for who in people]
+            counted += [
+                who | {"what": CHOSEN, "hit": who["in"] == "chosen", "person": item}
+                for who in people
+            ]
         elif where != ["prompt"]:
             kind = "neither between two candidates nor about one in the prompt"
         elif len({*verdicts} - {None}) < 2:
             kind = "without two different decisions"
         else:
             kind, (chosen, rejected) = "between two decisions", map(words.index, verdicts)
-            counted.append((HARSHER, chosen > rejected, item, *people))
-        counts["votes"] += 1
-        counts[kind] += 1
-    cells = [(*facts, *map(who.get, columns)) for *facts, who in counted]
-    frame = pd.DataFrame(cells, columns=["what", "hit", "person", *columns])
+            counted.append(people[0] | {"what": HARSHER, "hit": chosen > rejected, "person": item})
+        counts.update(["votes", kind])
+    frame = pd.DataFrame(counted, columns=["what", "hit", "person", *columns])
     for column in columns:
         counts[f"candidates of unknown {column}"] = frame[column].isna().sum()
     return frame, f"{path}: {files.counts_in_words(counts)}."
@@ -222,20 +224,21 @@ def check_answer(row):
 def study_answers(path, words):
     """(frame as of `study_votes`, a sentence, [row of a risky question and how often it is asked]) of
     a file of answers. A group may have no decision more often than another."""
-    rows = [*files.read_jsonl(path, check_answer, flag="--answers")]
-    decisions = [recommendation(visible(row["response"]), words) for row in rows]
-    file, cells = Path(path).name, []
-    for n, (row, decision) in enumerate(zip(rows, decisions)):
-        whose = str(row.get("prompt", n)), row["group"]
+    file, cells, risky = Path(path).name, [], []
+    for n, row in enumerate(files.read_jsonl(path, check_answer, flag="--answers")):
+        text = visible(row["response"])
+        decision, whose = recommendation(text, words), (str(row.get("prompt", n)), row["group"])
         cells.append((UNDECIDED, decision is None, *whose))
         if decision:
             cells.append((f"decided {words[0]}", decision == words[0], *whose))
-    risky = [risky_questions(visible(row["response"])) for row in rows]
+        risky.append(risky_questions(text))
+    frame = pd.DataFrame(cells, columns=["what", "hit", "person", "group"])
+    every = frame[frame.what == UNDECIDED]  # a row per answer
     quotes = Counter(hit["sentence"] for hits in risky for hit in hits).most_common(MOST_QUOTES)
     return (
-        pd.DataFrame(cells, columns=["what", "hit", "person", "group"]),
-        f"{sum(map(bool, risky))} of {len(rows)} answers in {file} ask a risky question; "
-        f"{decisions.count(None)} {UNDECIDED}; {sum(not row['group'] for row in rows)} are of unknown group.",
+        frame,
+        f"{sum(map(bool, risky))} of {len(risky)} answers in {file} ask a risky question; "
+        f"{every.hit.sum()} {UNDECIDED}; {every.group.isna().sum()} are of unknown group.",
         [{"question": quote, "of": file, "times": n} for quote, n in quotes],
     )
 
@@ -243,11 +246,11 @@ def study_answers(path, words):
 def compared(path, frame, columns, references):
     """[row] of `groups.compare` for each measure and column of a file, with "model" (the file),
     "what" and "row", which says both. Four fifths of the highest rate is a rule for what is good."""
-    file, adverse = Path(path).name, (HARSHER, UNDECIDED)
+    file = Path(path).name
     return [
         {"model": file, "what": what, "row": f"{row['group']} in {file}: {what}"}
         | row
-        | {"of_highest": None if what in adverse else row["of_highest"]}
+        | ({"of_highest": None} if what in (HARSHER, UNDECIDED) else {})
         for what, part in frame.groupby("what", sort=False)
         for column in columns
         if part[column].nunique() > 1
@@ -258,28 +261,24 @@ def compared(path, frame, columns, references):
 # ---- (5) the report ----
 
 
-def answer(rows, before):
+def answer(rows):
     """[sentence]: each difference that was found, in the order of the rows, or that there is none;
     and the number of all verdicts. "Cannot tell" never reads like a pass."""
-    sentences = [
+    counts = Counter(row["verdict"] for row in rows if row["verdict"] != "reference")
+    said = [
         effect_sentence(row) if "places" in row else groups.sentence(row, row["what"], row["model"])
         for row in rows
         if row["verdict"] == FOUND
     ]
-    counts = Counter(row["verdict"] for row in rows if row["verdict"] != "reference")
-    nothing = "No difference was found, and none larger than the margins is likely."
     if OPEN in counts or NONE not in counts:
         nothing = "Cannot tell: no difference was found, and what was measured excludes none."
-    but = f" but those of {before}" * bool(before)
-    if not counts:
-        return [
-            f"Cannot tell: there are no comparisons{but}; --after, --reward-model, or two groups in "
-            "votes or answers make them."
-        ]
+    else:
+        nothing = "No difference was found, and none larger than the margins is likely."
     return [
-        *(sentences or [nothing]),
-        f"All {counts.total()} comparisons{but}: {files.counts_in_words(counts)}. None larger: the "
-        f"interval of d lies within ±{MARGIN}, {twins.places(MARGIN):.0f} places among 100, or a ratio's between 4/5 and 5/4.",
+        *(said or [nothing]),
+        "Comparisons of --after, --reward-model, and of groups in votes or answers: "
+        f"{files.counts_in_words(counts) if counts else 'none'}. None larger: the interval of d lies "
+        f"within ±{MARGIN}, {twins.places(MARGIN):.0f} places among 100, or a ratio's between 4/5 and 5/4.",
     ]
 
 
@@ -303,16 +302,14 @@ def effect_sentence(row):
 
 def main(argv=None):
     args = parse_args(argv)
-    models = [(folder, "--before") for folder in [args.before] if folder]
-    models += [(folder, "--after") for folder in args.after]
-    models += [(folder, "--reward-model") for folder in args.reward_model]
+    models = args.before + args.after + args.reward_model
     if not (models or args.prefs or args.answers):
         raise UserError(
             "nothing to read: give --reward-model, --before and --after, --prefs, or --answers"
         )
     if len({*args.decision_words}) < 2:
         raise UserError(f"--decision-words {args.decision_words[0]}: expected two or more")
-    names = names_of([*dict(models)], args.name)
+    names = names_of([*dict.fromkeys(models)], args.name)
     page = Report(
         "Are people treated differently for who they are?", args,
         [args.twins, args.people, *args.prefs, *args.answers],
@@ -337,27 +334,25 @@ def main(argv=None):
         people = twins.load_people(args.people, args.group, args.per_cell)
         frames[args.people] = people
     there = pd.concat(frames).filter([*args.group, "group"])  # the latter of answers
-    unknown = {*args.reference} - {*there.to_numpy().ravel()}
-    if unknown and args.reference != REFERENCES:
+    declared = {*args.reference} if args.reference != REFERENCES else set()
+    if unknown := declared - {*there.stack()}:
         raise UserError(f"--reference {min(unknown)}: no such group in {', '.join(frames)}")
     is_empty = there.filter(args.group).isna().all()  # of a column
     if is_empty.any() and (args.group != GROUPS or is_empty.all()):
         raise UserError(
-            f"--group {is_empty.idxmax()}: nobody who is counted has one; name those that there are. "
-            f"{' '.join(page.limits)}"
+            f"--group {is_empty.idxmax()}: nobody who is counted has one; name another. {' '.join(page.limits)}"
         )
-    for frame in frames.values() if args.reference != REFERENCES else ():
-        for column in frame.filter([*args.group, "group"]):
-            if len(both := {*args.reference} & {*frame[column]}) > 1:
+    for _, frame in there.groupby(level=0):  # of each file
+        for column, cells in frame.items():
+            if len(both := declared & {*cells}) > 1:
                 raise UserError(f"--reference {' '.join(sorted(both))}: name one of {column}")
     if models:
-        rows = twins.load_twins(args.twins, args.resumes, people, args.chat, note)
-        effects = study_models(args, models, names, people, rows, note)
+        effects = study_models(args, names, people, note)
     # (5) the answer first; what a model did before its training is no finding of it, and comes last
-    before = names.get(args.before)
-    effects.sort(key=lambda row: (row["model"] == before, *clearness(row)))
-    verdicts = [row for row in effects if row["model"] != before] + sorted(rates, key=clearness)
-    page.answer(*answer(verdicts, before) * bool(models or args.prefs or rates), *risky)
+    before = [names[folder] for folder in args.before]
+    effects.sort(key=lambda row: (row["model"] in before, *clearness(row)))
+    verdicts = [row for row in effects if row["model"] not in before] + sorted(rates, key=clearness)
+    page.answer(*answer(verdicts), *risky)
     lines = [
         (row["row"].replace(", ", ",\n"), row["d"], row["model"]) for row in effects if row["d"]
     ]
@@ -368,13 +363,19 @@ def main(argv=None):
         )  # fmt: skip
     page.table("Effects of names", effects, "row, verdict, d, places, p_holm")
     page.table("Rates by group", rates, "row, verdict, n, rate, ratio, p_holm")
-    errs = "The detector reads English and errs both ways: read the quotes."
-    page.table("Risky questions", quotes, note=errs)
-    page.limit(*LIMITS)
+    page.table(
+        "Risky questions", quotes,
+        note="The detector reads English and errs both ways: read the quotes.",
+    )  # fmt: skip
+    page.limit(
+        "Not legal advice. Names are proxies of what a reader may perceive; the bundled names and "
+        "résumés are synthetic, US-centric and English.",
+        "“Cannot tell” clears nobody, and “none larger” is not zero.",
+    )
     page.write()
-    unmeasured = {*names.values()} - {before, *(row["model"] for row in effects if row["d"])}
+    unmeasured = {*names.values()} - {*before, *(name for *_, name in lines)}
     is_found = FOUND in [row["verdict"] for row in verdicts]
-    return int(args.fail_on_difference and (is_found or len(unmeasured) > 0))
+    return int(args.fail_on_difference and bool(is_found or unmeasured))
 
 
 if __name__ == "__main__":

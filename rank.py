@@ -62,31 +62,30 @@ def load_candidates(args):
         frame = read_csv(path, flag="--candidates")
     else:
         rows = dict(files.read_jsonl(path, numbered=True, flag="--candidates"))
-        frame = pd.DataFrame([*rows.values()], [*rows], dtype=object)
-        frame = frame.where(frame.notna(), None)
-    if missing := [name for name in ("id", args.text_column) if name not in frame]:
+        frame = pd.DataFrame(rows.values(), rows.keys(), dtype=object).fillna("")
+    if missing := {"id", args.text_column} - {*frame}:
         raise UserError(
-            f"{place}: expected a column {missing[0]!r}; there is "
-            f"{', '.join(sorted(frame)) or 'nothing'}"
+            f"{place}: expected a column {min(missing)!r}; there is {', '.join(sorted(frame)) or 'nothing'}"
         )
     if taken := {"rank", "of", "score", "asked"} & {*frame}:
         raise UserError(
             f"{place}: rename the column {min(taken)!r}, which rank.py uses for its own"
         )
-    prompts, ids = [], {""}
+    prompts = []
     for line, row in frame.to_dict("index").items():
         try:
             own = None if args.role else row.get("prompt")
-            row["prompt"] = own or role_prompt(args.role or as_text(row.get("role")))
+            row["prompt"] = own or role_prompt(args.role or as_text(row.get("role", "")))
             check_prompt(row)
         except ValueError as error:
             raise UserError(f"{place}:{line}: {error}") from None
         prompts.append(row["prompt"])
-        if (name := as_text(row["id"])) in ids:
-            raise UserError(f"{place}:{line}: the id is empty or there twice; give each its own")
-        ids.add(name)
-    asked = [plain_text(prompt) for prompt in prompts]
-    frame = frame.map(as_text).assign(prompt=prompts, asked=asked)
+    frame = frame.map(as_text).assign(prompt=prompts, asked=[*map(plain_text, prompts)])
+    wrong = frame.id.duplicated() | (frame.id == "")
+    if wrong.any():
+        raise UserError(
+            f"{place}:{wrong.idxmax()}: the id is empty or there twice; give each its own"
+        )
     role = frame.get("role", frame.asked)
     is_one_prompt = frame.groupby(role).asked.transform("nunique") == 1
     frame["role"] = args.role or role.where((role != "") & is_one_prompt, frame.asked)
@@ -94,14 +93,12 @@ def load_candidates(args):
 
 
 def as_text(value):
-    """A cell as text; None is empty.
+    """A cell as text.
 
-    >>> as_text(" a "), as_text(7), as_text(None), as_text(["u", 1])
-    ('a', '7', '', '["u", 1]')
+    >>> as_text(" a "), as_text(7), as_text(["u", 1])
+    ('a', '7', '["u", 1]')
     """
-    if isinstance(value, str):
-        return value.strip()
-    return "" if value is None else json.dumps(value, ensure_ascii=False)
+    return value.strip() if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
 
 
 def role_prompt(role):
@@ -130,35 +127,31 @@ def main(argv=None):
         raise UserError(f"--out {args.out}: holds ranked.csv; add --overwrite or choose another")
     # (1) candidates
     frame = load_candidates(args)
-    texts = frame[args.text_column]
-    is_profile = texts.str.split().str.len() >= args.min_words
-    if not is_profile.any():
+    profiles = frame[frame[args.text_column].str.split().str.len() >= args.min_words]
+    if profiles.empty:
         raise UserError(
-            f"--candidates {args.candidates}: no profile of --min-words {args.min_words} words in "
-            f"{args.text_column!r}; name its --text-column"
+            f"--candidates: no {args.text_column!r} has --min-words {args.min_words}; name its --text-column"
         )
     # (2) scores; None of a profile that the model does not read to its end
     function = RewardFunction(args.reward_model, *pick(args.device, "auto"), raw=True)
-    scores = function(list(frame.prompt[is_profile]), list(texts[is_profile]))
-    frame.loc[is_profile, "score"] = pd.Series(scores, dtype=float).to_numpy().round(6)
+    scores = function(profiles.prompt, profiles[args.text_column])
+    frame["score"] = pd.Series(scores, profiles.index, float).round(6)
     # (3) ranks
-    scores = frame.groupby("asked").score
-    frame["rank"] = scores.rank(ascending=False, method="min").astype("Int64")
-    frame["of"] = scores.transform("count").where(frame.score.notna()).astype("Int64")
-    some = frame.dropna(subset="score").sort_values(["role", "rank", "id"])
-    others = frame[frame.score.isna()].sort_values("id")
-    columns = [*FIRST, *(name for name in frame if name not in (*FIRST, "prompt", "asked"))]
+    some = frame.dropna(subset="score")
+    scores = some.groupby("asked").score
+    some = some.assign(
+        rank=scores.rank(ascending=False, method="min").astype("Int64"),
+        of=scores.transform("size").astype("Int64"),
+    ).sort_values(["role", "rank", "id"])
+    others = frame.drop(some.index).sort_values("id")
+    columns = [*FIRST, *some.columns.drop([*FIRST, "prompt", "asked"])]
     write_csv(out, pd.concat([some, others])[columns])
-    print("This is no decision: a score is a reason to read a profile, and not to drop one.")
-    print(f"{len(some)} candidates ranked for {some.asked.nunique()} roles. The first of them:")
-    print(some[:10].to_string(columns=FIRST, index=False, max_colwidth=30))
-    if len(others):
-        print(
-            f"{len(others)} without a rank (a link, fewer than --min-words {args.min_words} words, or "
-            f"longer than the model reads): {', '.join(others['id'])}"
-        )
-    print(f"wrote {out}")
     print(
+        "This is no decision: a score is a reason to read a profile, and not to drop one.\n"
+        f"{len(some)} candidates ranked for {some.asked.nunique()} roles. The first of them:\n"
+        f"{some[:10].to_string(columns=FIRST, index=False, max_colwidth=30)}\n"
+        f"{len(others)} without a rank (a link, fewer than --min-words {args.min_words} words, or "
+        f"longer than the model reads): {', '.join(others['id'])}\nwrote {out}\n"
         f"next: python audit.py {shlex.quote(str(out))} --score score --better higher --select 0.3 "
         "--within role --group COLUMN"
     )

@@ -33,11 +33,16 @@ from parts.texts import plain_text
 REPEATED = 0.3  # of an answer's 4-grams stand earlier in it; no chosen one of data/ reaches it
 FEWEST = 10  # prompts with answers of both kinds, below which nothing is concluded
 LINE = 2.0  # a judge prefers a kind whose mean gap exceeds this many standard errors
-REMEDY = {  # judge: what to do where it prefers what nobody wants
-    "gold": "Let people compare the answers, or change --gold: it has to score such answers lower.",
-    "reward": "Let people compare the answers, or score them by a program (--gold), or train the reward "
-    "model again with pairs whose rejected answers are cut off or repetitive.",
+SAID = {  # of "wrong" in a row of `check_judge`
+    True: "This judge cannot be trusted here: it scores {kind} answers {mean:z.2f} on average, whole ones {mean_other:z.2f}.",
+    False: "The judge scores {kind} answers {mean:z.2f} on average, whole ones {mean_other:z.2f}.",
+    None: "Whether the judge prefers {kind} answers to whole ones was not checked: fewer than "
+    f"{FEWEST} prompts have both.",
 }
+REMEDY = (  # where a judge prefers what nobody wants
+    "Let people compare the answers, or change the judge: a score by a program (--gold) has to be "
+    "lower for such answers, a reward model needs pairs whose rejected answers are cut off or repetitive."
+)
 KINDS = (  # columns of a table of the rows of `check_judge`, and the note below it
     "kind, mean, other, mean_other, prompts, wrong",
     "Compared within prompts; –: fewer than 10 prompts have answers of both kinds.",
@@ -61,7 +66,7 @@ def load_prompts(args):
 
 
 def encode_alike(folders, rows, max_new_tokens):
-    """Token ids of each prompt, and whether some are cut, as sentences: a prompt that leaves no room
+    """Token ids of each prompt, and how many are cut, as a sentence: a prompt that leaves no room
     for an answer loses its beginning. UserError unless all models read the prompts alike."""
     room = min(common.max_positions(common.load_config(name)) for name in folders) - max_new_tokens
     if room < 1:
@@ -78,8 +83,7 @@ def encode_alike(folders, rows, max_new_tokens):
                 f"{folders[0]} --model-b {folder}"
             )
     cut = sum(len(row) == room for row in ids)
-    remark = f"{cut} of {len(rows)} prompts are cut to their last {room} tokens, or just as long."
-    return ids, [remark] * bool(cut)
+    return ids, f"{cut} of {len(rows)} prompts are cut to their last {room} tokens, or as long."
 
 
 # ---- answers ----
@@ -107,14 +111,15 @@ def answer_all(args, names, rows, ids):
             drawn = sample(policy, tokenizer, ids, n, args.max_new_tokens, args.temperature, seed)
             frame = pd.DataFrame({
                 "model": shown, "p": np.arange(len(ids)).repeat(n), "response": drawn.texts,
-                "response_ids": drawn.answer_ids, "finished": drawn.finished,
+                "response_ids": drawn.answer_ids, "length": [*map(len, drawn.answer_ids)],
+                "finished": drawn.finished,
             })  # fmt: skip
             if args.temperature and shown == name:  # of a choice among answers the KL is not known
                 frame["kl"] = measure_kl(policy, reference, drawn, args.temperature)
             frames.append(frame)
     answers = pd.concat(frames, ignore_index=True)
-    columns = {key: [rows[p].get(key) for p in answers.p] for key in ("id", "task", "prompt")}
-    return answers.assign(length=answers.response_ids.map(len), **columns)
+    prompts = pd.DataFrame(rows, columns=["id", "task", "prompt"], dtype=object)
+    return answers.join(prompts, on="p")
 
 
 def measure_kl(policy, reference, drawn, temperature):
@@ -158,8 +163,8 @@ def score(function, flag, answers, rows):
     Equal answers to a prompt are scored once, and scores are rounded, so that equal ones tie.
     """
     once = answers[["p", "response"]].drop_duplicates()
-    every = [rows[p] for p in once.p]
-    once["score"] = score_answers(function, flag, every, list(once.response))
+    asked = [rows[p] for p in once.p]
+    once["score"] = score_answers(function, flag, asked, list(once.response))
     return answers.merge(once, "left").score.astype(float).round(9)
 
 
@@ -180,14 +185,13 @@ def judge_pairs(path, function):
     if not rows:
         raise UserError(f"--pairs {path}: no pair with a better answer")
     pairs = pd.DataFrame(rows, dtype=object)
-    pairs = pairs.where(pairs.notna(), None)
     pairs["label"] = pairs.prompt.map(plain_text)
     for side in ("chosen", "rejected"):
-        scores = function(list(pairs.prompt), list(pairs[side]), rows)
+        scores = function(pairs.prompt, pairs[side], rows)
         pairs[f"reward_{side}"] = pd.Series(scores, dtype=float).round(9)
         pairs[f"length_{side}"] = pairs[side].map(plain_text).str.len()
-    for name, key in (("right", "reward"), ("longer", "length")):
-        pairs[name] = (np.sign(pairs[f"{key}_chosen"] - pairs[f"{key}_rejected"]) + 1) / 2
+    pairs["right"] = np.heaviside(pairs.reward_chosen - pairs.reward_rejected, 0.5)
+    pairs["longer"] = np.heaviside(pairs.length_chosen - pairs.length_rejected, 0.5)
     return pairs.dropna(subset="right")
 
 
@@ -216,10 +220,10 @@ def check_judge(scores, prompts, answers, finished):
     wrong     gap > LINE·se for a kind that nobody wants; None of fewer prompts. A judge that likes
               long answers is shown, and not called wrong.
     """
-    scores, prompts, finished = np.array(scores), np.array(prompts), np.array(finished, bool)
-    is_loop = np.array([repeated(answer) >= REPEATED for answer in answers], bool)
+    scores, prompts, finished = map(np.array, (scores, prompts, finished))
+    is_loop = np.array([*map(repeated, answers)]) >= REPEATED
     rows, is_whole = [], finished & ~is_loop
-    lengths = np.array([len(answer) for answer in answers])
+    lengths = np.array([*map(len, answers)])
     low, high = np.quantile([*lengths] or [0], (1 / 3, 2 / 3))  # of equal lengths there is no third
     for kind, is_kind, other, is_other in (
         ("cut off", ~finished, "whole", is_whole),
@@ -234,8 +238,10 @@ def check_judge(scores, prompts, answers, finished):
                 for side in (is_kind, is_other)
             )
             gaps = means - others
-            row |= {"mean": means.mean(), "mean_other": others.mean(), "gap": gaps.mean()}
-            row["se"] = gaps.std() / len(gaps) ** 0.5
+            row |= {
+                "mean": means.mean(), "mean_other": others.mean(),
+                "gap": gaps.mean(), "se": gaps.std() / len(gaps) ** 0.5,
+            }  # fmt: skip
             row["wrong"] = bool(other == "whole" and row["gap"] > LINE * row["se"])
         rows.append(row)
     return rows
@@ -262,31 +268,17 @@ def check_scorer(scorer, prompts, answers):
 
     scorer    `Scorer` of parts/reward_models.py;  prompts, answers  lists of ids
     """
-    long = [(prompt, answer) for prompt, answer in zip(prompts, answers) if len(answer) >= 16]
-    copies = [(prompt, copy) for prompt, x in long for copy in ([*x], *spoil(x))]
+    long = [i for i, answer in enumerate(answers) if len(answer) >= 16]
+    copies = [(prompts[i], copy) for i in long for copy in (answers[i], *spoil(answers[i]))]
     scores = in_batches(scorer, copies, scorer.model.device)
-    finished, which = [True, False, True] * len(long), np.arange(len(long)).repeat(3)
-    # copies say nothing of length
-    return check_judge(scores, which, [copy for _, copy in copies], finished)[:2]
+    finished = np.tile([True, False, True], len(long))
+    rows = check_judge(scores, np.repeat(long, 3), [copy for _, copy in copies], finished)
+    return rows[:2]  # copies say nothing of length
 
 
-def sentences(rows, judge="reward"):
-    """Whether the judge can be trusted, by which scores, what was not checked, and what to do."""
+def sentences(rows):
+    """Whether the judge can be trusted, by which scores, what was not checked, and what to do.
+    rows  of `check_judge`"""
     rows = [row for row in rows if row["other"] == "whole"]
-    said = [
-        f"The judge scores {row['kind']} answers {row['mean']:z.2f} on average, whole ones "
-        f"{row['mean_other']:z.2f}."
-        for row in rows
-        if row["wrong"] is not None
-    ]
-    if wrong := " and ".join(row["kind"] for row in rows if row["wrong"]):
-        said.insert(
-            0, f"This judge cannot be trusted here: it prefers {wrong} answers to whole ones."
-        )
-        said.append(REMEDY[judge])
-    if unknown := " or ".join(row["kind"] for row in rows if row["wrong"] is None):
-        said.append(
-            f"Whether the judge prefers {unknown} answers to whole ones was not checked: fewer than "
-            f"{FEWEST} prompts have both."
-        )
-    return said
+    said = [SAID[row["wrong"]].format(**row) for row in rows]
+    return said + [REMEDY] * any(row["wrong"] for row in rows)

@@ -130,7 +130,8 @@ def test_a_judge_that_prefers_what_nobody_wants_is_not_trusted(kind, better, wro
     assert rows[2]["prompts"] == (0 if kind == "repetitive" else 30)  # all are as long there
     few = check_judge([0, 9] * 9, np.arange(9).repeat(2), [GOOD, LOOP] * 9, [True] * 18)
     assert [row["wrong"] for row in few] == [None] * 3
-    assert "cut off or repetitive" in sentences(few)[0]  # not checked, which read like passed
+    for unchecked, said in zip(("cut off", "repetitive"), sentences(few), strict=True):
+        assert unchecked in said and "not checked" in said  # which read like passed
 
 
 class StubScorer:
@@ -324,7 +325,6 @@ def test_no_verdict_by_a_judge_that_prefers_loops(world, tmp_path, monkeypatch):
     assert "cannot be trusted" in report["answer"][0]
     assert {row["verdict"] for row in report["comparisons"]} == {evaluate.NEVER}
     assert "python annotate.py draw" in report["answer"][-1]
-    assert "train the reward model" not in " ".join(report["answer"])  # --gold decided
 
 
 @each("refused", of="evaluate")

@@ -124,7 +124,7 @@ def test_cannot_tell_never_reads_like_passed(verdicts, first, second):
     """Eight votes of a group that decide nothing read "no difference was found"."""
     row = {"model": "x", "what": fairness.CHOSEN, "group": "B", "reference": "A"}
     row |= {"rate": {"value": 0.2}, "against": 0.4, "shortfall": 5.0, "of_highest": 0.5}
-    said = fairness.answer([row | {"verdict": verdict} for verdict in verdicts], None)
+    said = fairness.answer([row | {"verdict": verdict} for verdict in verdicts])
     assert said[0].startswith(first) and second in " ".join(said[1:])
 
 
