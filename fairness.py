@@ -348,10 +348,11 @@ def main(argv=None):
                 raise UserError(f"--reference {' '.join(sorted(both))}: name one of {column}")
     if models:
         effects = study_models(args, names, people, note)
-    # (5) the answer first; what a model did before its training is no finding of it, and comes last
+    # (5) the answer first; what a model did before its training is no finding of it
     before = [names[folder] for folder in args.before]
-    effects.sort(key=lambda row: (row["model"] in before, *clearness(row)))
-    verdicts = [row for row in effects if row["model"] not in before] + sorted(rates, key=clearness)
+    effects.sort(key=clearness)
+    both = effects + sorted(rates, key=clearness)
+    verdicts = [row for row in both if row["model"] not in before]
     page.answer(*answer(verdicts), *risky)
     lines = [
         (row["row"].replace(", ", ",\n"), row["d"], row["model"]) for row in effects if row["d"]
