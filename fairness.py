@@ -315,10 +315,6 @@ def main(argv=None):
         [args.twins, args.people, *args.prefs, *args.answers],
     )  # fmt: skip
 
-    def note(sentence):  # before the models run, and in the report
-        print(sentence)
-        page.limit(sentence)
-
     # (1) read people, résumés, votes and answers: a broken row ends it before a model is loaded
     rates, effects, risky, quotes, frames = [], [], [], [], {}
     for path in args.prefs:
@@ -347,7 +343,7 @@ def main(argv=None):
             if len(both := declared & {*cells}) > 1:
                 raise UserError(f"--reference {' '.join(sorted(both))}: name one of {column}")
     if models:
-        effects = study_models(args, names, people, note)
+        effects = study_models(args, names, people, page.limit)
     # (5) the answer first; what a model did before its training is no finding of it
     before = [names[folder] for folder in args.before]
     effects.sort(key=clearness)
