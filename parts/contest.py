@@ -215,9 +215,8 @@ def check_judge(scores, prompts, answers, finished):
     scores    (N,) of a judge;  prompts  (N,) labels;  finished  (N,) bool: not cut
     answers   N lists of ids or words
     row       {"kind", "other", "prompts" (with answers of both), "wrong"}, and of FEWEST prompts or
-              more "mean" and "mean_other", of these two kinds, over prompts; their "gap", and its
-              standard error "se"
-    wrong     gap > LINE·se for a kind that nobody wants; None of fewer prompts. A judge that likes
+              more "mean" and "mean_other", of these two kinds, over prompts
+    wrong     the mean gap exceeds LINE standard errors for a kind that nobody wants; None of fewer prompts. A judge that likes
               long answers is shown, and not called wrong.
     """
     scores, prompts, finished = map(np.array, (scores, prompts, finished))
@@ -238,11 +237,9 @@ def check_judge(scores, prompts, answers, finished):
                 for side in (is_kind, is_other)
             )
             gaps = means - others
-            row |= {
-                "mean": means.mean(), "mean_other": others.mean(),
-                "gap": gaps.mean(), "se": gaps.std() / len(gaps) ** 0.5,
-            }  # fmt: skip
-            row["wrong"] = bool(other == "whole" and row["gap"] > LINE * row["se"])
+            row |= {"mean": means.mean(), "mean_other": others.mean()}
+            least = LINE * gaps.std() / len(gaps) ** 0.5
+            row["wrong"] = bool(other == "whole" and gaps.mean() > least)
         rows.append(row)
     return rows
 

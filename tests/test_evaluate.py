@@ -126,7 +126,8 @@ def test_a_judge_that_prefers_what_nobody_wants_is_not_trusted(kind, better, wro
     assert row["wrong"] is wrong
     assert any("cannot be trusted" in said for said in sentences(rows)) is wrong
     if kind != "longest third":
-        assert row["gap"] == pytest.approx(better, abs=0.1) and row["prompts"] == 30
+        gap = row["mean"] - row["mean_other"]
+        assert gap == pytest.approx(better, abs=0.1) and row["prompts"] == 30
     assert rows[2]["prompts"] == (0 if kind == "repetitive" else 30)  # all are as long there
     few = check_judge([0, 9] * 9, np.arange(9).repeat(2), [GOOD, LOOP] * 9, [True] * 18)
     assert [row["wrong"] for row in few] == [None] * 3
