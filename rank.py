@@ -137,21 +137,19 @@ def main(argv=None):
     scores = function(profiles.prompt, profiles[args.text_column])
     frame["score"] = pd.Series(scores, profiles.index, float).round(6)
     # (3) ranks
-    some = frame.dropna(subset="score")
-    scores = some.groupby("asked").score
-    some = some.assign(
-        rank=scores.rank(ascending=False, method="min").astype("Int64"),
-        of=scores.transform("size").astype("Int64"),
-    ).sort_values(["role", "rank", "id"])
-    others = frame.drop(some.index).sort_values("id")
-    columns = [*FIRST, *some.columns.drop([*FIRST, "prompt", "asked"])]
-    write_csv(out, pd.concat([some, others])[columns])
+    scores = frame.groupby("asked").score
+    frame["rank"] = scores.rank(ascending=False, method="min").astype("Int64")
+    frame["of"] = scores.transform("count")
+    frame = frame.sort_values(["role", "rank", "id"])
+    columns = [*FIRST, *frame.columns.drop([*FIRST, "prompt", "asked"])]
+    write_csv(out, frame[columns])
+    some, others = frame.dropna(subset="score"), frame.id[frame.score.isna()]
     print(
         "This is no decision: a score is a reason to read a profile, and not to drop one.\n"
         f"{len(some)} candidates ranked for {some.asked.nunique()} roles. The first of them:\n"
         f"{some[:10].to_string(columns=FIRST, index=False, max_colwidth=30)}\n"
         f"{len(others)} without a rank (a link, fewer than --min-words {args.min_words} words, or "
-        f"longer than the model reads): {', '.join(others['id'])}\nwrote {out}\n"
+        f"longer than the model reads): {', '.join(others)}\nwrote {out}\n"
         f"next: python audit.py {shlex.quote(str(out))} --score score --better higher --select 0.3 "
         "--within role --group COLUMN"
     )
