@@ -258,9 +258,8 @@ def compare(args):
     texts = answers.pivot_table(
         "response", answers.prompt.map(plain_text), "model", "first", sort=False
     )
-    differ = texts.nunique(axis="columns").nlargest(3).index
-    some = texts.loc[differ, [*names.values()]].reset_index().to_dict("records")
-    page.table("Answers side by side, where most differ", some, side_by_side=True)
+    some = texts[[*names.values()]][:3].reset_index().to_dict("records")
+    page.table("Answers side by side", some, side_by_side=True)
     page.limit(
         cut,
         f"{judge_flag} favours a policy that was trained with it.",
