@@ -94,10 +94,10 @@ def equal_length(wins, lengths, prompts):
 
 
 def judged(rows):
-    """The rows of `preference` with "p_holm" and "verdict", the clearest first."""
+    """The rows of `preference` with "p_holm" and "verdict"."""
     for row in stats.holm(rows):
         row["verdict"] = VERDICTS[stats.verdict(row["wins"] | row, 0.5 - ALIKE, 0.5 + ALIKE)]
-    return sorted(rows, key=lambda row: -round(row["wins"]["value"], 9))  # last bits order nothing
+    return rows
 
 
 def compare_answers(answers, score):
