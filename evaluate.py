@@ -17,7 +17,7 @@ Left out     fairness (fairness.py), a single overall score, an LLM's opinion (r
 Run          python evaluate.py compare --model data/tiny-base runs/dpo --reward-model runs/reward
              python evaluate.py reward --reward-model runs/reward --pairs data/prefs_test.jsonl
              python evaluate.py human --votes runs/ab/annotations.jsonl
-Writes       report.html and report.json; samples.jsonl (compare), pairs.jsonl (reward)
+Writes       report.html and report.json; of compare also samples.jsonl
 Reference    Gao et al. 2022, arXiv 2210.10760 (√KL); Dubois et al. 2024, 2404.04475 (equal length)
 """
 
@@ -346,8 +346,6 @@ def reward(args):
         "right on those, let people vote on them: python annotate.py draw",
     )
     page.write(accuracy=right, length_baseline=longer, against_length=gain)
-    scored = pairs.drop(columns="label").to_dict("records")
-    files.write_jsonl(Path(args.out) / "pairs.jsonl", scored, mode=files.PRIVATE)
 
 
 # ---- human ----

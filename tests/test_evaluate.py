@@ -341,22 +341,22 @@ def test_bad_input_is_one_line_before_anything_is_drawn(
 
 # ---- reward ----
 
+SIDES = "chosen", "rejected"
+
 
 def test_a_reward_model_beside_the_longer_answer(world, tmp_path):
-    """Ties and equal answers are left out; the pairs file holds the scores that give the accuracy.
-    Pairs of its training were called held out; now no pairs are, only their file is named."""
+    """Ties and equal answers are left out. Pairs of its training were called held out; now no pairs are, only their file is named."""
     rows = tiny.pair_rows(24)
     rows += [rows[0] | {"tie": True}, rows[1] | {"rejected": rows[1]["chosen"]}]
     pairs, out = tiny.write_rows(world.folder / "p.jsonl", rows), tmp_path / "out"
     evaluate.main(f"reward --reward-model {world.rm} --pairs {pairs} --out {out}".split())
     report = tiny.read_json(out / "report.json")
     assert f"of 24 pairs of {pairs}." in report["answer"][0]
-    kept = pd.DataFrame(read_jsonl(out / "pairs.jsonl"))
-    right = (kept.reward_chosen > kept.reward_rejected).mean()
-    lengths = [kept[side].str[0].str["content"].str.len() for side in ("chosen", "rejected")]
-    longer = np.greater(*lengths).mean()
+    kept, score = pd.DataFrame(rows[:24]), RewardFunction(world.rm, "cpu", torch.float32)
+    right = np.greater(*(score([*kept.prompt], [*kept[side]]) for side in SIDES)).mean()
+    longer = np.greater(*(kept[side].str[0].str["content"].str.len() for side in SIDES)).mean()
     found = [report[key]["value"] for key in ("accuracy", "length_baseline", "against_length")]
-    assert len(kept) == 24 and found == pytest.approx([right, longer, right - longer])
+    assert report["accuracy"]["n"] == 24 and found == pytest.approx([right, longer, right - longer])
     assert (out / "report.html").stat().st_mode & 0o777 == 0o600
 
 
