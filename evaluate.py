@@ -384,7 +384,7 @@ def human(args):
         page.answer(to_see_more(wins, "let people vote on"))
     page.intervals(
         f"How often {a} is preferred",
-        [("everyone", wins, a), *((who["annotator"], who["wins"], a) for who in people)],
+        [("everyone", wins, a)],
         ".1%", null=0.5,
     )  # fmt: skip
     page.table("The comparison, winner first", [row], COMPARED, NOTE)
