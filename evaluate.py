@@ -242,12 +242,10 @@ def compare(args):
     )
     runs = {name: run for folder, name in names.items() if (run := curves.read_run(folder))}
     if judge == "gold" and args.temperature:
-        start = [realpath(args.model[0]), realpath(args.gold)]
         axes = page.chart(
-            "Score over √KL; a line is a run during its training, on validation prompts",
-            x="√KL from the first model, √nats per answer", y="score",
-        )  # fmt: skip
-        curves.draw(axes, runs, start, models, page.colour)
+            "Score over √KL", x="√KL from the first model, √nats per answer", y="score"
+        )
+        curves.draw(axes, models, page.colour)
     page.table(
         "Two policies at the smaller √KL of the two", curves.equal_kl(runs), note=curves.AT_KL
     )

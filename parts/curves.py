@@ -127,15 +127,11 @@ def efficiency(runs):
     return rows
 
 
-def draw(axes, runs, start, models, colour):
-    """Score over √KL: a dot for each model, and the curve of each run with this start and score.
+def draw(axes, models, colour):
+    """Score over √KL: a dot for each model.
 
-    start    the first two of `question`
     models   [{"model", "gold", "kl"}], estimates;  colour  name → a colour of matplotlib
     """
-    for name, run in runs.items():
-        if question(run)[:2] == start:
-            axes.plot(run["curve"].root_kl, run["curve"].score, color=colour(name), linewidth=1.2)
     for row in models:
         if "kl" in row:
             dot = max(0, row["kl"]["value"]) ** 0.5, row["gold"]["value"]

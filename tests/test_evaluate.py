@@ -164,8 +164,6 @@ def test_a_reward_model_is_shown_spoiled_copies(score, wrong):
 
 # ---- compare, end to end ----
 
-LINE = "stroke-width: 1.2"  # the curve of a run
-
 GOLD = """
 def score(prompts, answers, rows=None):
     return [len(set(a)) / (1 + len(a)) for a in answers]
@@ -274,7 +272,7 @@ def test_kl_is_that_of_the_sampled_answers(world, written):
 
 def test_the_page_says_what_the_json_says(written):
     page, data = ((written.out / f"report.{kind}").read_text("utf-8") for kind in ("html", "json"))
-    assert LINE in page and page.count("<svg") == 2 and "<img" not in page and "NaN" not in data
+    assert page.count("<svg") == 2 and "<img" not in page and "NaN" not in data
     for table in written.report["tables"]:
         assert table.replace("’", "'") in page.replace("&#39;", "'")
 
@@ -296,7 +294,6 @@ def test_only_common_prompts_are_compared_and_what_is_missing_is_counted(world, 
     said = error_of(run, world, tmp_path / "none", "--gold", world.gold + "mute")
     assert "'llama-1': 32" in said
     report, samples = run(world, tmp_path / "out", *flags)
-    assert LINE not in (tmp_path / "out/report.html").read_text()  # by another score
     scores = pd.DataFrame(samples).pivot(index="id", columns="model", values="gold")
     both = scores.dropna()
     assert 0 < len(both) < 16 == len(scores)
