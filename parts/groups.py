@@ -112,7 +112,8 @@ def contrast(frame, group, reference, n_tests):
     if pair.person.nunique() < len(pair):
         x = pair.group == group
         by_person, by_row = (
-            regress(pair.hit, x, clusters, pair.role)[0]["se"] for clusters in (pair.person, None)
+            regress(pair.hit, x, *clusters, within=pair.role)[0]["se"]
+            for clusters in ([pair.person], [])
         )
         worth = min(rows.sum() ** 2 / (rows**2).sum() for rows in rows_of)
         root, freedom = max(1.0, by_person / by_row), worth - 1

@@ -256,7 +256,7 @@ def effects(scores, people, columns, references, before=None, missing=None):
     if missing:
         return [row | {"verdict": f"{UNMEASURED}: {missing}"} for row in rows]
     resume, name = np.repeat(np.arange(R), N), np.tile(np.arange(N), R)
-    estimates = regress(scaled.ravel(), np.tile(x, (R, 1)), [resume, name], within=resume)
+    estimates = regress(scaled.ravel(), np.tile(x, (R, 1)), resume, name, within=resume)
     names = min(people[column].value_counts().min() for column in columns)
     for row, d in zip(rows, estimates):
         d = estimate(d["value"], d["se"], d["n"], min(R, names))

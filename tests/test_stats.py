@@ -108,7 +108,7 @@ def test_two_kinds_of_cluster():
     """V₁ alone where V₁ + V₂ − V₁₂ is smaller: nothing varies by the second kind."""
     one, two = np.divmod(np.arange(300), 15)
     own = rng_of(1).normal(size=20)[one]
-    assert mean(own, [one, two])["se"] >= mean(own, one)["se"] - 1e-12
+    assert mean(own, one, two)["se"] >= mean(own, one)["se"] - 1e-12
 
 
 @pytest.mark.parametrize("y, p", [([0.0, 0.0, 0.0], 1.0), ([1.0, 1.0, 1.0], 0.0), ([1.0], None)])
