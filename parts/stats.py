@@ -161,8 +161,8 @@ def verdict(row, least, most):
         return UNMEASURED
     if p < LEVEL:
         return FOUND
-    low, high = row.get("low"), row.get("high")
-    return NONE if None not in (low, high) and least <= low and high <= most else OPEN
+    is_small = least <= row.get("low", -np.inf) and row["high"] <= most
+    return NONE if is_small else OPEN
 
 
 def needed(se, clusters, size, comparisons=1):
