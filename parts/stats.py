@@ -116,13 +116,14 @@ def mean_share(values, *clusters):
     """
     row = mean(values, *clusters)
     row["value"] = value = min(1.0, row["value"])  # without the regression's rounding
-    if row["se"] is None:
+    error, n_clusters = row["se"], row["clusters"]
+    if error is None:
         return row
-    least = 0.5 / row["clusters"]
-    worth = value * (1 - value) / max(row["se"], least) ** 2
-    if row["se"] < least:
-        worth = max(worth, row["clusters"])
-    worth *= (norm.isf(LEVEL / 2) / t.isf(LEVEL / 2, row["clusters"] - 1)) ** 2
+    least = 0.5 / n_clusters
+    worth = value * (1 - value) / max(error, least) ** 2
+    if error < least:
+        worth = max(worth, n_clusters)
+    worth *= (norm.isf(LEVEL / 2) / t.isf(LEVEL / 2, n_clusters - 1)) ** 2
     low, high = proportion_confint(value * worth, worth, LEVEL, "wilson")
     z = abs(2 * value - 1) * worth**0.5
     return row | {"low": low, "high": high, "p": 2 * norm.sf(z)}
@@ -161,8 +162,9 @@ def verdict(row, least, most):
         return UNMEASURED
     if p < LEVEL:
         return FOUND
-    is_small = least <= row.get("low", -np.inf) and row["high"] <= most
-    return NONE if is_small else OPEN
+    if least <= row.get("low", -np.inf) and row["high"] <= most:
+        return NONE
+    return OPEN
 
 
 def needed(se, clusters, size, comparisons=1):
