@@ -125,8 +125,8 @@ def contrast(frame, group, reference, n_tests):
     size = (1 - FOUR_FIFTHS) * (q * n * m / N).sum()
     enough = needed(root * deviation, everybody, size, n_tests)
     deviations = abs(surplus) / deviation / root
-    by_chance = hypergeom(N, n, k + l)  # of each role
-    (least, most), expected = by_chance.support(), n * (k + l) / N
+    least, most = hypergeom(N, n, k + l).support()  # of k, in each role
+    expected = n * (k + l) / N
     if min((expected - least).sum(), (most - expected).sum()) < 5 * root**2:
         deviations = norm.isf(exact_p(*table) / 2) / root
     p = 2 * t.sf(deviations, freedom)
@@ -214,15 +214,18 @@ def sentence(row, did, source, within=False):
     >>> sentence(row, "were hired", "race")
     'Of B 17.0 % were hired, of A 52.0 % (race): a difference was found: about 25 fewer of B than at the rate of both together.'
     """  # noqa: E501
-    group, verdict = row["group"], row["verdict"]
+    verdict = row["verdict"]
     text = (
-        f"Of {group} {show(row['rate']['value'], '.1%')} {did}, "
+        f"Of {row['group']} {show(row['rate']['value'], '.1%')} {did}, "
         f"of {row['reference']} {show(row['against'], '.1%')} ({source}{', over all roles' * within}): "
         f"{'compared within roles, ' * within}{SAID.get(verdict, verdict)}"
     )
     if verdict == FOUND:
         side = "fewer" if row["shortfall"] > 0 else "more"
-        text += f": about {abs(row['shortfall']):,.0f} {side} of {group} than at the rate of both together"
+        text += (
+            f": about {abs(row['shortfall']):,.0f} {side} of {row['group']} "
+            "than at the rate of both together"
+        )
         of_highest = row["of_highest"]  # None: nobody was selected, or it is not for the better
         if of_highest is not None and of_highest < FOUR_FIFTHS:
             text += "; below four fifths of the highest rate"
