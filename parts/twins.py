@@ -87,8 +87,8 @@ def load_twins(path, most, people, chat=False, note=print):
         if slots.isdisjoint(changing):
             raise ValueError(f"no slot of {', '.join(changing)}, so its twins are one text")
         outside.update(value.findall(SLOT.sub("\n", text).lower()))
-        if chat:
-            as_chat(row, *(field for field in fields if field != "prefix"))
+        if chat and "prompt" in fields:
+            as_chat(row, "prompt")  # a reward model then makes its answer a message, too
 
     rows = list(read_jsonl(path, check, flag="--twins"))[:most]
     if len(rows) < FEWEST:
