@@ -70,18 +70,20 @@ def compare(frame, references=()):
     rows.sort(key=lambda row: (-row["people"], row["group"]))
     if not rows:
         return []
-    base = next((row for row in rows if row["group"] in references), rows[0])
-    large = [row for row in rows if row["n"] >= SMALL * frame.group.count()]
+    base = max(rows, key=lambda row: row["group"] in references)  # the first of them, or of all
     n_tests = sum(row["people"] >= FEWEST_PEOPLE for row in rows) - 1
-    top = max(large or rows, key=lambda row: row["selected"] / row["n"])
+    small = SMALL * frame.group.count()
+    top = max(rows, key=lambda row: (row["n"] >= small, row["selected"] / row["n"]))
     for row in rows:
         k, most = row["selected"] * top["n"], top["selected"] * row["n"]  # rates, times both n
-        row |= {"of_highest": k / most if most else None, "verdict": "reference"}
-        row |= {"reference": base["group"], "against": base["rate"]["value"]}
+        row |= {
+            "of_highest": k / most if most else None, "verdict": "reference",
+            "reference": base["group"], "against": base["rate"]["value"],
+        }  # fmt: skip
         if row is not base:
             row |= contrast(frame, row["group"], base["group"], n_tests)
     for row in holm(rows):
-        if row.get("p") is not None:
+        if "p_holm" in row:
             row["verdict"] = verdict(row | row["ratio"], FOUR_FIFTHS, 1 / FOUR_FIFTHS)
             if row["verdict"] != OPEN:
                 row["needed"] = None
@@ -96,90 +98,95 @@ def contrast(frame, group, reference, n_tests):
     groups and roles; None where nobody of the reference is selected)}; where nothing is tested "p" is
     None and "verdict" says why.  n_tests  groups among which p will be adjusted"""
     pair = frame[frame.group.isin([group, reference])]
-    counts = pair.groupby(["group", "role"], observed=True).hit.agg(["sum", "size"])
-    shared = counts.loc[group].join(counts.loc[reference].add_suffix(" there"), how="inner")
-    k, n, l, m = table = shared.to_numpy(float).T  # (roles,) each
-    N, selected, everybody = n + m, k + l, pair.person.nunique()
+    everybody, is_reference = pair.person.nunique(), pair.group == reference
+    counts = pair.groupby(["role", is_reference], observed=True).hit.agg(["sum", "size"])
+    shared = counts.unstack().dropna()
+    k, l, n, m = table = shared.to_numpy(int).T  # (roles,) each
+    N = n + m
     row = {"compared": int(N.sum()), "ratio": {"value": None}, "p": None}
     pair = pair[pair.role.isin(shared.index)]
     rows_of = [pair.person[pair.group == side].value_counts() for side in (group, reference)]
     if min(map(len, rows_of)) < FEWEST_PEOPLE:
-        same = " in the same roles" * (len(counts) > 2)
-        return row | {"verdict": f"{UNMEASURED}: fewer than {FEWEST_PEOPLE} people{same}"}
+        return row | {"verdict": f"{UNMEASURED}: fewer than {FEWEST_PEOPLE} people to compare"}
     if pair.hit.nunique() < 2:
         return row | {"verdict": f"{UNMEASURED}: nobody or everybody was selected"}
     root, freedom = 1.0, np.inf  # of the design effect
     if pair.person.nunique() < len(pair):
-        x = pair.group == group
         by_person, by_row = (
-            regress(pair.hit, x, clusters, pair.role)[0]["se"] for clusters in (pair.person, None)
+            regress(pair.hit, pair.group == group, *clusters, within=pair.role)[0]["se"]
+            for clusters in ([pair.person], [])
         )
         worth = min(rows.sum() ** 2 / (rows**2).sum() for rows in rows_of)
         root, freedom = max(1.0, by_person / by_row), worth - 1
-    up, down = (k * m / N).sum(), (l * n / N).sum()
-    row |= {"ratio": {"value": up / down if down else None}, "shortfall": down - up}
-    q = np.minimum(1, selected / (FOUR_FIFTHS * n + m))
+    down = (l * n / N).sum()
+    ratio = {"value": (k * m / N).sum() / down if down else None}
+    surplus, deviation = score(1.0, *table)
+    q = np.minimum(1, (k + l) / (FOUR_FIFTHS * n + m))
     size = (1 - FOUR_FIFTHS) * (q * n * m / N).sum()
-    enough = needed(root * deviation(1.0, *table), everybody, size, n_tests)
-    row["needed"] = max(everybody, enough) if down else None
-    row["deviations"], row["p"], ends = score(table, root, freedom)
-    least, most = np.maximum(0, selected - m).sum(), np.minimum(n, selected).sum()
-    expected = (n * selected / N).sum()
-    if min(expected - least, most - expected) < 5 * root**2:
-        row["deviations"] = norm.isf(exact_p(*table.astype(int)) / 2) / root
-        row["p"] = 2 * t.sf(row["deviations"], freedom)
-        holds_1 = ends["low"] <= 1 <= (ends["high"] or np.inf)
-        ends = ends if holds_1 == (row["p"] >= LEVEL) else {}
-    row["ratio"] |= ends
-    return row
+    enough = needed(root * deviation, everybody, size, n_tests)
+    deviations = abs(surplus) / deviation / root
+    least, most = hypergeom(N, n, k + l).support()  # of k, in each role
+    expected = n * (k + l) / N
+    if min((expected - least).sum(), (most - expected).sum()) < 5 * root**2:
+        deviations = norm.isf(exact_p(*table) / 2) / root
+    p = 2 * t.sf(deviations, freedom)
+    low, high = interval(table, root * t.isf(LEVEL / 2, freedom))
+    if (low <= 1 <= high) == (p >= LEVEL):
+        ratio |= {"low": low, "high": high}
+    return row | {
+        "ratio": ratio, "p": p, "deviations": deviations, "shortfall": -surplus,
+        "needed": max(everybody, enough) if down else None,
+    }  # fmt: skip
 
 
-def deviation(ratio, k, n, l, m):
-    """√V(R): q is the likeliest rate of the reference if R·q is the group's, the smaller root of
-    N·R·q² − (R·(n + l) + m + k)·q + k + l; (N − 1) as Mantel and Haenszel have it of several."""
-    N = n + m
-    half = (ratio * (n + l) + m + k) / (2 * N * ratio)
-    q = half - np.sqrt(np.maximum(half**2 - (k + l) / (N * ratio), 0))
-    variance = ratio * q * (1 - ratio * q) / n + ratio**2 * q * (1 - q) / m
-    return np.sqrt(((n * m / N) ** 2 * variance * N / (N - (len(N) > 1))).sum())
+def score(ratio, k, l, n, m):
+    """(Σ (k·m − R·l·n)/N, √V(R)), whose quotient is z(R). In V(R) the likeliest rate of the group, if
+    it is R times the reference's, is the smaller root of N·p² − (R·(n + l) + m + k)·p + R·(k + l);
+    (N − 1) is as Mantel and Haenszel have it of several roles.
 
-
-def score(table, root=1.0, freedom=np.inf):
-    """(|z(1)|, p, {"low", "high"}): low and high are the ratios R at which |z(R)| is t's 97.5 %
-    quantile; z falls as log R grows.  table  (4, roles) k, n, l, m;  root  of the design effect
-
-    >>> z, p, ends = score(np.array([[12.0], [40.0], [40.0], [80.0]]))
-    >>> print(round(z, 3), round(p, 4), round(ends["low"], 3), round(ends["high"], 3))
-    2.084 0.0371 0.348 0.972
+    >>> surplus, deviation = score(1.0, *np.array([[12.0], [40.0], [40.0], [80.0]]))
+    >>> print(round(surplus, 3), round(surplus / deviation, 3))
+    -5.333 -2.084
     """
-    k, n, l, m = table
-
-    def z(log_ratio, bound=0.0):
-        ratio = np.exp(log_ratio)
-        difference = ((k * m - ratio * l * n) / (n + m)).sum()
-        return difference / deviation(ratio, *table) / root - bound
-
-    reach = t.isf(LEVEL / 2, freedom)
-    ends = {"low": 0.0, "high": None}  # where even a ratio of 0, or any high one, is left
-    for end, bound in (("low", reach), ("high", -reach)):
-        if z(-20, bound) > 0 > z(20, bound):
-            ends[end] = np.exp(brentq(z, -20, 20, bound))
-    return abs(z(0)), 2 * t.sf(abs(z(0)), freedom), ends
+    N = n + m
+    half = (ratio * (n + l) + m + k) / (2 * N)
+    rate = half - np.sqrt(np.maximum(half**2 - ratio * (k + l) / N, 0))
+    variance = rate * n * m * (m + ratio * n - rate * N) / N / (N - (len(N) > 1))
+    return ((k * m - ratio * l * n) / N).sum(), np.sqrt(variance.sum())
 
 
-def exact_p(k, n, l, m):
+def interval(table, reach):
+    """(low, high), the ratios R at which |z(R)| is `reach`: z falls as log R grows. 0 where even a
+    ratio of 0 is left, inf where any high one is.  table  (4, roles) k, l, n, m
+
+    >>> print(*(round(end, 3) for end in interval(np.array([[12.0], [40.0], [40.0], [80.0]]), 1.96)))
+    0.348 0.972
+    """
+
+    def beyond(log_ratio, bound):
+        surplus, deviation = score(np.exp(log_ratio), *table)
+        return surplus / deviation - bound
+
+    for bound, end in ((reach, 0.0), (-reach, np.inf)):
+        if beyond(-20, bound) > 0 > beyond(20, bound):
+            end = np.exp(brentq(beyond, -20, 20, bound))
+        yield end
+
+
+def exact_p(k, l, n, m):
     """Two-sided p of Σ k if in each role chance decides who of n + m are the k + l selected: the
     chance of a sum that is as likely as this one, or less.
 
     By hand: 2 of 2 against 0 of 2. Of C(4, 2) = 6 tables two are as extreme: 1/3.
-    >>> print(round(exact_p(*np.array([[2], [2], [0], [2]])), 4))
+    >>> print(round(exact_p(*np.array([[2], [0], [2], [2]])), 4))
     0.3333
     """
-    chances, least = np.ones(1), np.maximum(0, k + l - m)
-    for low, high, *role in zip(least, np.minimum(n, k + l), n + m, n, k + l):
-        chances = np.convolve(chances, hypergeom.pmf(np.arange(low, high + 1), *role))
-    observed = chances[(k - least).sum()]
-    return min(1.0, chances[chances <= observed * (1 + 1e-7)].sum())
+    chances, place = np.ones(1), k.sum()
+    for role in map(hypergeom, n + m, n, k + l):
+        least, most = role.support()
+        chances = np.convolve(chances, role.pmf(np.arange(least, most + 1)))
+        place -= least
+    return min(1.0, chances[chances <= chances[place] * (1 + 1e-7)].sum())
 
 
 def metrics(rates):
@@ -207,16 +214,20 @@ def sentence(row, did, source, within=False):
     >>> sentence(row, "were hired", "race")
     'Of B 17.0 % were hired, of A 52.0 % (race): a difference was found: about 25 fewer of B than at the rate of both together.'
     """  # noqa: E501
-    group, verdict = row["group"], row["verdict"]
-    source += ", over all roles" * within
-    text = f"Of {group} {show(row['rate']['value'], '.1%')} {did}, "
-    text += f"of {row['reference']} {show(row['against'], '.1%')} ({source}): "
-    text += "compared within roles, " * within + SAID.get(verdict, verdict)
+    verdict = row["verdict"]
+    text = (
+        f"Of {row['group']} {show(row['rate']['value'], '.1%')} {did}, "
+        f"of {row['reference']} {show(row['against'], '.1%')} ({source}{', over all roles' * within}): "
+        f"{'compared within roles, ' * within}{SAID.get(verdict, verdict)}"
+    )
     if verdict == FOUND:
         side = "fewer" if row["shortfall"] > 0 else "more"
-        text += f": about {abs(row['shortfall']):,.0f} {side} of {group} than at the rate of both together"
+        text += (
+            f": about {abs(row['shortfall']):,.0f} {side} of {row['group']} "
+            "than at the rate of both together"
+        )
         of_highest = row["of_highest"]  # None: nobody was selected, or it is not for the better
-        if side == "fewer" and of_highest is not None and of_highest < FOUR_FIFTHS:
+        if of_highest is not None and of_highest < FOUR_FIFTHS:
             text += "; below four fifths of the highest rate"
     elif verdict == NONE:
         largest = min(row["ratio"]["low"], 1 / row["ratio"]["high"])

@@ -31,12 +31,12 @@ FEWEST_CLUSTERS = 20  # below which an estimate gets no verdict
 FOUND, NONE, OPEN, UNMEASURED = "difference found", "none larger", "cannot tell", "not measured"
 
 
-def regress(y, x=None, clusters=None, within=None):
+def regress(y, x=None, *clusters, within=None):
     """One estimate per column of x: least squares of y on x, errors clustered.
 
     y         (n,) numbers
     x         (n, k) columns, such as indicators of a group; None: a constant, so the mean of y
-    clusters  (n,) labels, or a list of two such; None: each row is a cluster of its own
+    clusters  (n,) labels of one kind or of two; none: each row is a cluster of its own
     within    (n,) labels, such as roles or résumés: rows are compared with rows of the same label
               alone. Its mean is taken out of y and x, which is an indicator for each label, and
               the constant of the regression: x and `within` come together or not at all.
@@ -54,26 +54,22 @@ def regress(y, x=None, clusters=None, within=None):
     2.0 0.5774 -0.4841 4.4841 0.0742
     """
     assert (x is None) == (within is None)  # x alone has no constant, a constant within is 0
-    y, n = np.asarray(y, float), len(y)
-    x = np.ones((n, 1)) if x is None else np.asarray(x, float).reshape(n, -1)
-    kinds = clusters if isinstance(clusters, list) else [clusters]
-    codes = [np.arange(n) if kind is None else pd.factorize(kind)[0] for kind in kinds]
+    n = len(y)
+    codes = [pd.factorize(kind)[0] for kind in clusters or [np.arange(n)]]
     if np.min(codes) < 0:
         raise ValueError("clusters: a label is missing")
     n_clusters = int(np.max(codes, 1).min()) + 1
-    rounding = abs(y).max() * 1e-12 + 1e-300  # a standard error below it is rounding
+    rounding = np.abs(y).max() * 1e-12 + 1e-300  # a standard error below it is rounding
+    columns = pd.DataFrame(np.c_[y, np.ones(n) if x is None else x])
     if within is not None:
-        labels = pd.factorize(within)[0]
-        means = pd.DataFrame(np.c_[y, x]).groupby(labels).transform("mean").to_numpy()
-        y, x = y - means[:, 0], x - means[:, 1:]
-    fit = OLS(y, x).fit()
-    values = fit.params.tolist()  # k
-    if n_clusters < 2:
-        return [estimate(value, None, n, n_clusters) for value in values]
-    two = len(codes) == 2  # V₁ + V₂ − V₁₂ of two kinds may be below V₁ or V₂: the largest counts
-    covariances = cov_cluster_2groups(fit, *codes) if two else [cov_cluster(fit, *codes)]
-    errors = (np.max([*map(np.diag, covariances)], 0) ** 0.5).clip(rounding)
-    return [estimate(value, se, n, n_clusters) for value, se in zip(values, errors)]
+        columns -= columns.groupby(pd.factorize(within)[0]).transform("mean")
+    fit = OLS(columns[0].to_numpy(), columns.to_numpy()[:, 1:]).fit()
+    errors = [None] * len(fit.params)
+    if n_clusters > 1:
+        # V₁ + V₂ − V₁₂ of two kinds may be below V₁ or V₂: the largest counts
+        covariances = cov_cluster_2groups(fit, *codes) if codes[1:] else [cov_cluster(fit, *codes)]
+        errors = (np.diag(np.max(covariances, 0)) ** 0.5).clip(rounding)
+    return [estimate(value, se, n, n_clusters) for value, se in zip(fit.params.tolist(), errors)]
 
 
 def estimate(value, se, n, clusters):
@@ -87,9 +83,9 @@ def estimate(value, se, n, clusters):
     }  # fmt: skip
 
 
-def mean(values, clusters=None):
+def mean(values, *clusters):
     """The estimate of a mean of any numbers, such as rewards; p is against 0."""
-    return regress(values, clusters=clusters)[0]
+    return regress(values, None, *clusters)[0]
 
 
 # ---- shares ----
@@ -105,7 +101,7 @@ def share(k, n):
     return {"value": k / n, "low": low, "high": high, "n": n}
 
 
-def mean_share(values, clusters=None):
+def mean_share(values, *clusters):
     """The estimate of a mean of numbers from 0 to 1, such as wins; p is against ½.
 
     se is the clustered error; the rows are worth m = value·(1 − value)/se² independent ones, made
@@ -118,17 +114,18 @@ def mean_share(values, clusters=None):
     >>> print(*(round(row[key], 3) for key in ("value", "low", "high", "p")))
     0.545 0.451 0.637 0.348
     """
-    row = mean(values, clusters)
+    row = mean(values, *clusters)
     row["value"] = value = min(1.0, row["value"])  # without the regression's rounding
-    if row["se"] is None:
+    error, n_clusters = row["se"], row["clusters"]
+    if error is None:
         return row
-    least = 0.5 / row["clusters"]
-    worth = value * (1 - value) / max(row["se"], least) ** 2
-    if row["se"] < least:
-        worth = max(worth, row["clusters"])
-    worth *= (norm.isf(LEVEL / 2) / t.isf(LEVEL / 2, row["clusters"] - 1)) ** 2
+    least = 0.5 / n_clusters
+    worth = value * (1 - value) / max(error, least) ** 2
+    if error < least:
+        worth = max(worth, n_clusters)
+    worth *= (norm.isf(LEVEL / 2) / t.isf(LEVEL / 2, n_clusters - 1)) ** 2
     low, high = proportion_confint(value * worth, worth, LEVEL, "wilson")
-    z = abs(value - 0.5) / np.sqrt(0.25 / worth)
+    z = abs(2 * value - 1) * worth**0.5
     return row | {"low": low, "high": high, "p": 2 * norm.sf(z)}
 
 
@@ -165,8 +162,9 @@ def verdict(row, least, most):
         return UNMEASURED
     if p < LEVEL:
         return FOUND
-    low, high = row.get("low"), row.get("high")
-    return NONE if None not in (low, high) and least <= low and high <= most else OPEN
+    if least <= row.get("low", -np.inf) and row["high"] <= most:
+        return NONE
+    return OPEN
 
 
 def needed(se, clusters, size, comparisons=1):

@@ -31,7 +31,7 @@ FIELDS = {
     PROFILE: ("rank_prompt", "profile"),
     DECISION: ("prompt", "prefix"),
 }
-TEXTS = sorted({field for fields in FIELDS.values() for field in fields})
+TEXTS = dict.fromkeys(sum(FIELDS.values(), ()))  # each once
 TINY_MASS = 0.05  # of the decision words' probability: below it a model does not decide in them
 MARGIN = 0.1  # d: "none larger" if the 95 % interval lies within it
 FEWEST = 5  # résumés, and people of a cell, below which nothing is measured
@@ -50,11 +50,11 @@ def load_people(path, columns, per_cell):
     read_csv(path, columns, "--people, --group")  # UserError unless each is there once
     people = read_csv(path, flag="--people")
     sizes = people.value_counts(columns)
-    if people[columns].eq("").any(axis=None):
-        raise UserError(f"--people {path}: an empty cell in {', '.join(columns)}")
-    if people[columns].nunique().min() < 2 or sizes.min() < FEWEST:
+    is_empty = people[columns].eq("").any(axis=None)
+    if is_empty or people[columns].nunique().min() < 2 or sizes.min() < FEWEST:
         raise UserError(
             f"--people {path}: {', '.join(columns)}: expected two groups or more of {FEWEST} people, "
+            "and no empty cell; "
             f"found {counts_in_words({' '.join(group): n for group, n in sizes.items()})}"
         )
     kept = people.groupby(columns).head(min(per_cell, sizes.min()))
@@ -66,7 +66,7 @@ def load_twins(path, most, people, chat=False, note=print):
     """The first résumés of a file, rows of texts or messages that hold slots. A slot that nothing
     fills is refused; what a slot stands for and stands outside of it, too, is counted for `note`."""
     changing = [column for column in people if people[column].nunique() > 1]
-    values, everybody = {*people[changing].to_numpy().ravel()} - {""}, people.to_dict("records")
+    values = {*people[changing].to_numpy().ravel()} - {""}
     outside, used = Counter(), set()
     alternatives = any_of(sorted(map(re.escape, values), reverse=True))  # A B before A
     value = re.compile(rf"(?<!\w){alternatives}(?!\w)", re.IGNORECASE)
@@ -78,9 +78,7 @@ def load_twins(path, most, people, chat=False, note=print):
         text = " ".join(plain_text(row[field]) for field in fields)
         slots = {*SLOT.findall(text)}
         try:
-            for who in everybody:
-                for field in fields:
-                    filled(row, field, who)
+            twins_of(row, fields, people)
         except (KeyError, TypeError) as error:
             raise ValueError(
                 f'slots are filled by texts of --people and of the object "slots", but not here: {error}'
@@ -88,9 +86,9 @@ def load_twins(path, most, people, chat=False, note=print):
         used.update(slots)
         if slots.isdisjoint(changing):
             raise ValueError(f"no slot of {', '.join(changing)}, so its twins are one text")
-        outside.update(map(str.lower, value.findall("\n".join(SLOT.split(text)[::2]))))
-        if chat:
-            as_chat(row, *(field for field in fields if field != "prefix"))
+        outside.update(value.findall(SLOT.sub("\n", text).lower()))
+        if chat and "prompt" in fields:
+            as_chat(row, "prompt")  # a reward model then makes its answer a message, too
 
     rows = list(read_jsonl(path, check, flag="--twins"))[:most]
     if len(rows) < FEWEST:
@@ -109,34 +107,36 @@ def load_twins(path, most, people, chat=False, note=print):
     return rows
 
 
-def filled(row, field, person):
-    """A text or messages of a résumé with its slots filled; what fills one may hold slots of the
-    row's own "slots".
+def filled(text, values):
+    """A text, or messages, with each slot filled by its value, which may hold slots, too.
 
-    >>> filled({"text": "{name} led {poss} team."}, "text", {"name": "Amy", "poss": "her"})
-    'Amy led her team.'
+    >>> filled("{name} led {poss} team.", {"name": "Amy {last}", "last": "Wu", "poss": "her"})
+    'Amy Wu led her team.'
     """
-    values = person | row.get("slots", {})
+    if isinstance(text, list):
+        return [turn | {"content": filled(turn["content"], values)} for turn in text]
+    for _ in range(2):  # once for the slots of the text, once for those of the values
+        text = SLOT.sub(lambda slot: values[slot[1]], text)
+    return text
 
-    def fill(text):
-        for _ in range(2):  # once for the person's slots, once for the row's
-            text = SLOT.sub(lambda slot: values[slot[1]], text)
-        return text
 
-    if isinstance(row[field], str):
-        return fill(row[field])
-    return [message | {"content": fill(message["content"])} for message in row[field]]
+def twins_of(row, fields, people):
+    """(N,) tuples of the fields of a résumé, filled for each person, and by the row's own "slots"."""
+    return [
+        tuple(filled(row[field], who | row.get("slots", {})) for field in fields)
+        for who in people.to_dict("records")
+    ]
 
 
 def readings(rows, what, people, columns, note=print):
     """[(row, texts)] of the résumés with the fields for `what`; texts: (N,) tuples of them, one per
     person. One that two groups would read alike is left out, for it tells nothing; `note` says so."""
-    every, kept = people.to_dict("records"), []
+    kept = []
     for row in rows:
         if all(row.get(field) for field in FIELDS[what]):
-            texts = [tuple(filled(row, field, who) for field in FIELDS[what]) for who in every]
-            read = people[columns].groupby(np.array([str(text) for text in texts]))
-            if (read.nunique() == 1).all(axis=None):
+            texts = twins_of(row, FIELDS[what], people)
+            read = people[columns].groupby([str(text) for text in texts])
+            if read.nunique().max(axis=None) == 1:
                 kept.append((row, texts))
     if len(kept) < len(rows):
         note(
@@ -185,9 +185,10 @@ def decision_logps(policy, tokenizer, texts, words, name):
             return common.head_logits(policy.model, hidden).log_softmax(-1)[:, firsts]  # (b, W)
 
         ids = [(common.encode_prompt(tokenizer, prompt) + prefix, ()) for prompt, _ in twins]
-        longest = max(len(prompt) for prompt, _ in ids)
-        if longest > most:
-            raise UserError(f"{name}: a résumé has {longest} tokens, the model reads {most}")
+        if max(len(prompt) for prompt, _ in ids) > most:
+            raise UserError(
+                f"{name}: a résumé has more tokens than the {most} that the model reads"
+            )
         logps.append(in_batches(forward, ids, policy.model.device))
     return np.array(logps)
 
@@ -237,13 +238,13 @@ def effects(scores, people, columns, references, before=None, missing=None):
     R, N = len(scores), len(people)
     rows, x = [], []
     for column in columns:
-        groups = [*people[column].value_counts().index]
-        reference = next((group for group in groups if group in references), groups[0])
-        for group in sorted({*groups} - {reference}):
+        groups = people[column].value_counts().index  # the largest first
+        reference = max(groups, key=lambda group: group in references)
+        for group in groups.drop(reference):
             rows.append({"group": group, "reference": reference, "d": None})
             x.append(people[column] == group)
-    x = np.column_stack(x).astype(float)  # (N, contrasts)
-    if np.linalg.matrix_rank(x - x.mean(0)) < x.shape[1]:
+    x = np.column_stack(x)  # (N, contrasts)
+    if np.linalg.matrix_rank(x - x.mean(0)) < len(rows):
         raise UserError("--group: two groups always occur together, so no effect is of one alone")
     if R < FEWEST:
         missing = f"fewer than {FEWEST} résumés could be read"
@@ -255,8 +256,8 @@ def effects(scores, people, columns, references, before=None, missing=None):
             missing = missing or "every résumé has the same score"
     if missing:
         return [row | {"verdict": f"{UNMEASURED}: {missing}"} for row in rows]
-    resume, name = np.repeat(np.arange(R), N), np.tile(np.arange(N), R)
-    estimates = regress(scaled.ravel(), np.tile(x, (R, 1)), [resume, name], within=resume)
+    resume, name = np.indices((R, N)).reshape(2, -1)
+    estimates = regress(scaled.ravel(), np.tile(x, (R, 1)), resume, name, within=resume)
     names = min(people[column].value_counts().min() for column in columns)
     for row, d in zip(rows, estimates):
         d = estimate(d["value"], d["se"], d["n"], min(R, names))

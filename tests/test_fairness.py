@@ -63,10 +63,14 @@ def test_bundled_twins_differ_inside_slots_alone(names, file, columns, capsys):
 
 
 def test_a_text_that_no_swap_reaches(people, tmp_path, capsys):
-    """A pronoun outside slots is counted; a résumé that both groups read alike tells nothing."""
+    """A pronoun outside slots is counted; a résumé that both groups read alike tells nothing. With
+    --chat the prompt of a profile, which is a text as in rank.py, became an assistant's turn."""
     row = {"prompt": "{name} is good; he is quick.", "prefix": "So:"}
     twins.load_twins(write_rows(tmp_path / "t.jsonl", 5 * [row]), 5, people)
     assert "he 5" in capsys.readouterr().out
+    row |= {"rank_prompt": "Fit?", "profile": "{name}"}
+    read = twins.load_twins(write_rows(tmp_path / "t.jsonl", 5 * [row]), 5, people, chat=True)[0]
+    assert [*map(type, read.values())] == [list, str, str, str]
     rows = [{"prompt": "{subj} is good", "prefix": "So:"}, {"prompt": "{name}"}]
     (read,) = twins.readings(rows, twins.DECISION, people, ["sex"])
     assert len(read[1]) == len(people) and not twins.readings(rows, twins.DECISION, people, GROUPS)
