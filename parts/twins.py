@@ -64,7 +64,8 @@ def load_people(path, columns, per_cell):
 
 def load_twins(path, most, people, chat=False, note=print):
     """The first résumés of a file, rows of texts or messages that hold slots. A slot that nothing
-    fills is refused; what a slot stands for and stands outside of it, too, is counted for `note`."""
+    fills is refused, and people whom no slot tells apart; what a slot stands for and stands outside
+    of it, too, is counted for `note`."""
     changing = [column for column in people if people[column].nunique() > 1]
     values = {*people[changing].to_numpy().ravel()} - {""}
     outside, used = Counter(), set()
@@ -76,16 +77,13 @@ def load_twins(path, most, people, chat=False, note=print):
         for field in fields:
             check_text(row, field)
         text = " ".join(plain_text(row[field]) for field in fields)
-        slots = {*SLOT.findall(text)}
         try:
             twins_of(row, fields, people)
         except (KeyError, TypeError) as error:
             raise ValueError(
                 f'slots are filled by texts of --people and of the object "slots", but not here: {error}'
             ) from None
-        used.update(slots)
-        if slots.isdisjoint(changing):
-            raise ValueError(f"no slot of {', '.join(changing)}, so its twins are one text")
+        used.update(SLOT.findall(text))
         outside.update(value.findall(SLOT.sub("\n", text).lower()))
         if chat and "prompt" in fields:
             as_chat(row, "prompt")  # a reward model then makes its answer a message, too
