@@ -149,6 +149,7 @@ def read_people(args):
     else:
         people["score"] = tables.numbers(decided[what], args.decimal, path)
         people["hit"], rule = selected(people, args)
+    rule += "" if args.id else "; each row a person"
     if args.y_true:
         outcome = decided[args.y_true].dropna()
         people["outcome"], _ = tables.yes_or_no(outcome, args.qualified, "--qualified", path)
@@ -279,8 +280,7 @@ def main(argv=None):
         page.limit(
             f"Outcomes are known of {known_of.get(1, 0):.0f} % of the selected and of "
             f"{known_of.get(0, 0):.0f} % of the others. Error rates count these people alone, and "
-            "mislead where the two shares differ: true positives the qualified, false positives "
-            "the unqualified."
+            "mislead where the two shares differ."
         )
         kinds["True positives"] = people[people.outcome == 1]
         kinds["False positives"] = people[people.outcome == 0]
@@ -311,7 +311,7 @@ def main(argv=None):
     verdicts = Counter(row["verdict"] for row, *_ in tested)
     page.answer(
         *(sentence(row, f"were selected ({rule})", what, within) for row, what, _ in tested[:3]),
-        f"{len(people):,} rows, of {people.person.nunique():,} people; without --id, a row is a person.",
+        f"{len(people):,} rows, of {people.person.nunique():,} people.",
     )
     left_out = people.hit.reindex(facts.index).isna()
     if left_out.any():

@@ -213,6 +213,8 @@ def sentence(row, did, source, within=False):
     >>> row |= {"verdict": FOUND, "shortfall": 24.6, "of_highest": 0.9}
     >>> sentence(row, "were hired", "race")
     'Of B 17.0 % were hired, of A 52.0 % (race): a difference was found: about 25 fewer of B than at the rate of both together.'
+    >>> "fifths" in sentence(row | {"shortfall": -1, "of_highest": 0.7}, "were hired", "race")
+    False
     """  # noqa: E501
     verdict = row["verdict"]
     text = (
@@ -227,7 +229,7 @@ def sentence(row, did, source, within=False):
             "than at the rate of both together"
         )
         of_highest = row["of_highest"]  # None: nobody was selected, or it is not for the better
-        if of_highest is not None and of_highest < FOUR_FIFTHS:
+        if side == "fewer" and of_highest is not None and of_highest < FOUR_FIFTHS:
             text += "; below four fifths of the highest rate"
     elif verdict == NONE:
         largest = min(row["ratio"]["low"], 1 / row["ratio"]["high"])

@@ -90,18 +90,18 @@ def test_what_has_no_constant_or_no_label_is_refused():
 def test_length_that_decides_alone_leaves_no_rate_at_equal_length(ties):
     """It was 2.8e-8 with [nan, nan]. One win of the shorter answer, and there is a rate; its interval
     is that of t with G − 1 degrees of freedom."""
-    lengths = np.r_[-np.arange(1.0, 21), [0] * ties, np.arange(1.0, 21)]
-    wins = np.where(lengths == 0, 0.5, lengths > 0)
+    lengths = pd.Series(np.r_[-np.arange(1.0, 21), [0] * ties, np.arange(1.0, 21)])
+    wins, prompts = pd.Series(np.heaviside(lengths, 0.5)), lengths.index // 2
     for won in (wins, 1 - wins):
-        assert equal_length(won, lengths, np.arange(len(wins))) is None
-    wins[[15, -15]] = 1, 0
-    found = equal_length(wins, lengths, np.arange(len(wins)) // 2)
+        assert equal_length(won, lengths, lengths.index) is None
+    wins.iloc[[15, -15]] = 1.0, 0.0
+    found = equal_length(wins, lengths, prompts)
     assert found["value"] == pytest.approx(0.5, abs=0.02)
-    x = np.c_[np.ones(len(wins)), np.tanh(lengths / lengths.std())]
-    groups = {"groups": np.arange(len(wins)) // 2}
+    x = np.c_[np.ones(len(wins)), np.tanh(lengths / lengths.std(ddof=0))]
+    groups = {"groups": prompts}
     theta = GLM(wins, x, family=Binomial()).fit(cov_type="cluster", cov_kwds=groups)
-    reach = scipy_stats.t.isf(0.025, max(groups["groups"])) * theta.bse[0]
-    assert np.log(found["high"] / (1 - found["high"])) == pytest.approx(theta.params[0] + reach)
+    reach = scipy_stats.t.isf(0.025, max(groups["groups"])) * theta.bse.iloc[0]
+    assert np.log(found["high"] / (1 - found["high"])) == pytest.approx(theta.params.iloc[0] + reach)
 
 
 def test_two_kinds_of_cluster():
