@@ -98,9 +98,9 @@ def contrast(frame, group, reference, n_tests):
     groups and roles; None where nobody of the reference is selected)}; where nothing is tested "p" is
     None and "verdict" says why.  n_tests  groups among which p will be adjusted"""
     pair = frame[frame.group.isin([group, reference])]
-    everybody, is_reference = pair.person.nunique(), pair.group == reference
-    counts = pair.groupby(["role", is_reference], observed=True).hit.agg(["sum", "size"])
-    shared = counts.unstack().dropna()
+    everybody = pair.person.nunique()
+    hits = pair.groupby(["role", pair.group == reference], observed=True).hit
+    shared = hits.agg(["sum", "size"]).unstack().dropna()  # the roles that hold both groups
     k, l, n, m = table = shared.to_numpy(int).T  # (roles,) each
     N = n + m
     row = {"compared": int(N.sum()), "ratio": {"value": None}, "p": None}

@@ -63,7 +63,7 @@ def regress(y, x=None, *clusters, within=None):
     columns = pd.DataFrame(np.c_[y, np.ones(n) if x is None else x])
     if within is not None:
         columns -= columns.groupby(pd.factorize(within)[0]).transform("mean")
-    fit = OLS(columns[0].to_numpy(), columns.to_numpy()[:, 1:]).fit()
+    fit = OLS(columns[0], columns.drop(columns=0)).fit()
     errors = [None] * len(fit.params)
     if n_clusters > 1:
         # V₁ + V₂ − V₁₂ of two kinds may be below V₁ or V₂: the largest counts
