@@ -282,8 +282,8 @@ def main(argv=None):
             f"{known_of.get(0, 0):.0f} % of the others. Error rates count these people alone, and "
             "mislead where the two shares differ."
         )
-        kinds["True positives"] = people[people.outcome == 1]
-        kinds["False positives"] = people[people.outcome == 0]
+        kinds["Selected of the qualified"] = people[people.outcome == 1]
+        kinds["Selected of the unqualified"] = people[people.outcome == 0]
     # (2) compare the groups
     group_metrics, tested = [], []
     note = f"Each ratio is to the reference{', within roles' * within}."

@@ -191,13 +191,13 @@ def exact_p(k, l, n, m):
 
 def metrics(rates):
     """Group metrics as fairlearn defines them, over all groups; NaN where a group has nobody of that
-    outcome.  rates  a frame: columns "Selected" and, where outcomes are known, "True positives"
-    and "False positives", the shares selected; a row per group"""
+    outcome.  rates  a frame: columns "Selected" and, where outcomes are known, "Selected of the
+    qualified" and "Selected of the unqualified", true and false positives; a row per group"""
     highest, lowest = rates.max(skipna=False), rates.min(skipna=False)
     gap = highest - lowest
     values = {"parity difference": gap["Selected"], "parity ratio": (lowest / highest)["Selected"]}
-    if "True positives" in gap:
-        values["equal opportunity difference"] = gap["True positives"]
+    if "Selected of the qualified" in gap:
+        values["equal opportunity difference"] = gap["Selected of the qualified"]
         values["equalized odds difference"] = gap.drop("Selected").max(skipna=False)
     return values
 

@@ -166,8 +166,8 @@ def test_metrics_are_fairlearns():
         frame = pd.DataFrame({"group": groups, "hit": pred})
         kinds = (
             ("Selected", true < 2),
-            ("True positives", true == 1),
-            ("False positives", true == 0),
+            ("Selected of the qualified", true == 1),
+            ("Selected of the unqualified", true == 0),
         )
         rates = {kind: frame[rows].groupby("group").hit.mean() for kind, rows in kinds}
         rates = pd.DataFrame(rates)
@@ -176,7 +176,7 @@ def test_metrics_are_fairlearns():
         ]
         if rates.notna().all(axis=None):
             assert list(metrics_of(rates).values()) == pytest.approx(expected, abs=1e-9)
-    rates = pd.DataFrame({"Selected": [0.5, 0.0], "True positives": [1.0, np.nan]})
+    rates = pd.DataFrame({"Selected": [0.5, 0.0], "Selected of the qualified": [1.0, np.nan]})
     assert np.isnan(metrics_of(rates)["equal opportunity difference"])  # fairlearn says 1.0
 
 
@@ -193,7 +193,7 @@ def test_error_rates_are_of_people_with_an_outcome(audited):
     report, printed = audited(table("good,race,hired\n", *cells), flags)
     tables, printed = report["tables"], " ".join(printed.split())
     assert "Outcomes are known of 93 % of the selected and of 88 % of the others" in printed
-    kinds = "True positives, race", "False positives, race", "Selected, race"
+    kinds = "Selected of the qualified, race", "Selected of the unqualified, race", "Selected, race"
     right, wrong, all_of_b = (tables[kind][1] for kind in kinds)
     assert {row["group"] for row in (right, wrong, all_of_b)} == {"b"}
     assert right["ratio"]["value"] == pytest.approx(0.6 / 0.85)

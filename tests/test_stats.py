@@ -101,7 +101,9 @@ def test_length_that_decides_alone_leaves_no_rate_at_equal_length(ties):
     groups = {"groups": prompts}
     theta = GLM(wins, x, family=Binomial()).fit(cov_type="cluster", cov_kwds=groups)
     reach = scipy_stats.t.isf(0.025, max(groups["groups"])) * theta.bse.iloc[0]
-    assert np.log(found["high"] / (1 - found["high"])) == pytest.approx(theta.params.iloc[0] + reach)
+    assert np.log(found["high"] / (1 - found["high"])) == pytest.approx(
+        theta.params.iloc[0] + reach
+    )
 
 
 def test_two_kinds_of_cluster():
