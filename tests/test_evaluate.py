@@ -159,7 +159,7 @@ def test_a_reward_model_is_shown_spoiled_copies(score, wrong):
     cut, loop = spoil(answers[0])
     assert len(loop) == len(answers[0]) and cut[-1] == loop[-1] == 2 and len(cut) == 16
     rows = check_scorer(StubScorer(score), [[1, 2, 3]] * 13, answers)
-    assert [row["wrong"] for row in rows] == wrong and rows[0]["prompts"] == 12
+    assert [row["wrong"] for row in rows[:2]] == wrong and rows[0]["prompts"] == 12
 
 
 # ---- compare, end to end ----
