@@ -33,9 +33,7 @@ from statsmodels.discrete.discrete_model import Logit
 
 from parts import contest, curves, files, report, stats
 from parts.files import UserError, number
-from parts.parallel import pick
 from parts.report import show
-from parts.reward_models import RewardFunction
 from parts.stats import FEWEST_CLUSTERS, FOUND, NONE, OPEN, UNMEASURED
 from parts.texts import plain_text
 
@@ -65,8 +63,11 @@ def preference(a, b, wins, lengths, prompts):
     rates = wins.groupby(prompts).mean()
     if round(rates.mean(), 9) < 0.5:  # last bits order nothing
         return preference(b, a, 1 - wins, -lengths, prompts)
-    share, equal = stats.mean_share(rates), equal_length(wins, lengths, prompts)
-    return {"a": a, "b": b, "wins": share, "equal_length": equal, "p": share["p"]}
+    share = stats.mean_share(rates)
+    return {
+        "a": a, "b": b, "wins": share,
+        "equal_length": equal_length(wins, lengths, prompts), "p": share["p"],
+    }  # fmt: skip
 
 
 def equal_length(wins, lengths, prompts):
@@ -84,12 +85,9 @@ def equal_length(wins, lengths, prompts):
     is_separated = won.min() >= lost.max() or lost.min() >= won.max()
     if is_separated or min((lengths >= 0).mean(), (lengths <= 0).mean()) < 0.05:
         return None
-    x = np.c_[np.ones(len(lengths)), np.tanh(lengths / lengths.std(ddof=0))]
-    codes, _ = pd.factorize(prompts)
-    fit = Logit(np.asarray(wins), x).fit(
-        disp=0, cov_type="cluster", cov_kwds={"groups": codes}, use_t=True
-    )
-    value, (low, high) = expit(fit.params[0]), expit(fit.conf_int()[0])
+    x = pd.DataFrame({"theta": 1.0, "phi": np.tanh(lengths / lengths.std(ddof=0))})
+    fit = Logit(wins, x).fit(disp=0, cov_type="cluster", cov_kwds={"groups": prompts}, use_t=True)
+    value, low, high = expit([fit.params.theta, *fit.conf_int().loc["theta"]])
     return {"value": value, "low": low, "high": high}
 
 
@@ -109,7 +107,7 @@ def compare_answers(answers, score):
     rows, of_models = [], answers.groupby("model", sort=False)
     for (a, one), (b, two) in itertools.combinations(of_models, 2):
         met = one.merge(two, on="p", suffixes=("", "_b"))
-        wins = (np.sign(met[score] - met[f"{score}_b"]) + 1) / 2
+        wins = np.heaviside(met[score] - met[f"{score}_b"], 0.5)
         rows.append(preference(a, b, wins, met.length - met.length_b, met.p))
         if answers[score].nunique() == 1:
             rows[-1]["p"] = None
@@ -192,7 +190,7 @@ def compare(args):
         pool = answers[~answers.model.isin(names.values())].sort_values("reward", ascending=False)
         answers = answers.drop(pool.index[pool.p.duplicated()])
     # (4) is the judge to be trusted?
-    scored = answers.dropna(subset=[judge])
+    scored = answers.dropna(subset=judge)
     checks = contest.check_judge(scored[judge], scored.p, scored.response_ids, scored.finished)
     distrust, accuracy = any(row["wrong"] for row in checks), None
     remarks = contest.sentences(checks)
@@ -215,7 +213,7 @@ def compare(args):
             f"{missing.to_dict()}"
         )
     models = [
-        {"model": name, "missing": missing[name]} | means(part, scorers)
+        {"model": name, "missing": missing[name]} | means(part)
         for name, part in compared.groupby("model")
     ]
     models.sort(key=lambda row: -row[judge]["value"])
@@ -270,13 +268,12 @@ def compare(args):
     files.write_jsonl(Path(args.out) / "samples.jsonl", samples)
 
 
-def means(answers, scorers):
+def means(answers):
     """{"gold", "reward", "kl", "length", "finished": estimate} of a model's answers, over prompts."""
     of_prompts = answers.groupby("p").mean(numeric_only=True).dropna(axis="columns", how="all")
     return {
-        key: (stats.mean_share if key == "finished" else stats.mean)(of_prompts[key])
-        for key in (*scorers, "kl", "length", "finished")
-        if key in of_prompts
+        key: (stats.mean_share if key == "finished" else stats.mean)(values)
+        for key, values in of_prompts.items()
     }
 
 
@@ -299,7 +296,7 @@ def advice(args, names, comparisons, n_tested):
         if row["verdict"] != NEVER:
             yield (
                 f"{row['a']} against {row['b']}: {row['verdict']}. "
-                f"{to_see_more(row['wins'], 'answer', n_tested)}"
+                f"{to_see_more(row['wins'], n_tested)}"
             )
     for row in unclear[:1]:
         pair = [shlex.quote(key) for key in names if names[key] in (row["a"], row["b"])]
@@ -311,12 +308,12 @@ def advice(args, names, comparisons, n_tested):
         )
 
 
-def to_see_more(wins, verb, n_tested=1):
+def to_see_more(wins, n_tested=1):
     """What would show a win rate of ½ + ALIKE in one of n_tested comparisons, if prompts vary as these do."""
     more = stats.needed(wins["se"], wins["clusters"], ALIKE, n_tested) - wins["clusters"]
     if more <= 0:
         return "A preference of 55 % would probably have been seen: the two are close."
-    return f"To see a preference of 55 %, {verb} {more:,} more prompts."
+    return f"To see a preference of 55 %, compare answers to {more:,} more prompts."
 
 
 # ---- reward ----
@@ -325,8 +322,7 @@ def to_see_more(wins, verb, n_tested=1):
 def reward(args):
     """how good a reward model is on held-out pairs, beside the rule 'the longer answer wins'"""
     page = report.Report("Is the reward model right?", args, [args.pairs], private=True)
-    function = RewardFunction(args.reward_model, *pick(args.device, "auto"))
-    pairs = contest.judge_pairs(args.pairs, function)
+    pairs = contest.judge_pairs(args.pairs, contest.load_judge(args))
     right, longer = (stats.mean_share(pairs[key], pairs.label) for key in ("right", "longer"))
     gain = stats.mean(pairs.right - pairs.longer, pairs.label)
     page.answer(
@@ -379,7 +375,7 @@ def human(args):
         f"{show(row['equal_length'] or 'not measured', '.1%')}.",
     )
     if row["verdict"] == VERDICTS[OPEN]:
-        page.answer(to_see_more(wins, "let people vote on"))
+        page.answer(to_see_more(wins))
     page.intervals(
         f"How often {a} is preferred",
         [("everyone", wins, a)],

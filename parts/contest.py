@@ -117,9 +117,8 @@ def answer_all(args, names, rows, ids):
             if args.temperature and shown == name:  # of a choice among answers the KL is not known
                 frame["kl"] = measure_kl(policy, reference, drawn, args.temperature)
             frames.append(frame)
-    answers = pd.concat(frames, ignore_index=True)
     prompts = pd.DataFrame(rows, columns=["id", "task", "prompt"], dtype=object)
-    return answers.join(prompts, on="p")
+    return pd.concat(frames, ignore_index=True).join(prompts, on="p")
 
 
 def measure_kl(policy, reference, drawn, temperature):
@@ -132,10 +131,15 @@ def measure_kl(policy, reference, drawn, temperature):
         return reference(*batch, temperature)[0].double().sum(1)
 
     rows = [*zip(drawn.prompt_ids, drawn.answer_ids)]
-    return np.array([*map(sum, drawn.logps)]) - in_batches(ref_logps, rows, policy.model.device)
+    return [*map(sum, drawn.logps)] - in_batches(ref_logps, rows, policy.model.device)
 
 
 # ---- scores ----
+
+
+def load_judge(args):
+    """The reward model of --reward-model, on --device."""
+    return RewardFunction(args.reward_model, *parallel.pick(args.device, "auto"))
 
 
 def load_scorers(args, rows):
@@ -145,8 +149,7 @@ def load_scorers(args, rows):
     if args.gold != "none":
         scorers["gold"] = load_function(args.gold, "--gold"), f"--gold {args.gold}"
     if args.reward_model != "none":
-        function = RewardFunction(args.reward_model, *parallel.pick(args.device, "auto"))
-        scorers["reward"] = function, f"--reward-model {args.reward_model}"
+        scorers["reward"] = load_judge(args), f"--reward-model {args.reward_model}"
     for scorer in scorers.values():
         score_answers(*scorer, rows[:1], ["(no answer)"])
     if not scorers:
@@ -163,15 +166,14 @@ def score(function, flag, answers, rows):
     Equal answers to a prompt are scored once, and scores are rounded, so that equal ones tie.
     """
     once = answers[["p", "response"]].drop_duplicates()
-    asked = [rows[p] for p in once.p]
-    once["score"] = score_answers(function, flag, asked, list(once.response))
+    once["score"] = score_answers(function, flag, [rows[p] for p in once.p], once.response)
     return answers.merge(once, "left").score.astype(float).round(9)
 
 
 def judge_pairs(path, function):
     """The pairs of a file as a frame, without ties, equal answers, and those that the judge does not
-    read to their end: its columns; reward_ and length_ of both sides; right and longer (has the
-    chosen answer more of it? 1, ½ or 0); and the label of the prompt.
+    read to their end. right, longer: has the chosen answer the higher score, more characters? 1, ½
+    or 0;  label: of the prompt.
 
     function   (prompts, answers, rows) → scores
     """
@@ -185,14 +187,15 @@ def judge_pairs(path, function):
     if not rows:
         raise UserError(f"--pairs {path}: no pair with a better answer")
     pairs = pd.DataFrame(rows, dtype=object)
-    pairs["label"] = pairs.prompt.map(plain_text)
-    for side in ("chosen", "rejected"):
-        scores = function(pairs.prompt, pairs[side], rows)
-        pairs[f"reward_{side}"] = pd.Series(scores, dtype=float).round(9)
-        pairs[f"length_{side}"] = pairs[side].map(plain_text).str.len()
-    pairs["right"] = np.heaviside(pairs.reward_chosen - pairs.reward_rejected, 0.5)
-    pairs["longer"] = np.heaviside(pairs.length_chosen - pairs.length_rejected, 0.5)
-    return pairs.dropna(subset="right")
+    chosen, rejected = (
+        pd.DataFrame({
+            "right": function(pairs.prompt, pairs[side], rows),
+            "longer": pairs[side].map(plain_text).str.len(),
+        }, dtype=float).round(9)
+        for side in ("chosen", "rejected")
+    )  # fmt: skip
+    more = np.heaviside(chosen - rejected, 0.5)
+    return more.assign(label=pairs.prompt.map(plain_text)).dropna()
 
 
 # ---- may the judge decide? ----
@@ -261,21 +264,23 @@ def spoil(answer):
 
 
 def check_scorer(scorer, prompts, answers):
-    """Rows of `check_judge`, of good answers and their `spoil`ed copies.
+    """Rows of `check_judge`, of good answers and their `spoil`ed copies, which say nothing of length.
 
     scorer    `Scorer` of parts/reward_models.py;  prompts, answers  lists of ids
     """
-    long = [i for i, answer in enumerate(answers) if len(answer) >= 16]
-    copies = [(prompts[i], copy) for i in long for copy in (answers[i], *spoil(answers[i]))]
+    copies = [
+        (prompt, copy)
+        for prompt, answer in zip(prompts, answers)
+        if len(answer) >= 16
+        for copy in (answer, *spoil(answer))
+    ]
     scores = in_batches(scorer, copies, scorer.model.device)
-    finished = np.tile([True, False, True], len(long))
-    rows = check_judge(scores, np.repeat(long, 3), [copy for _, copy in copies], finished)
-    return rows[:2]  # copies say nothing of length
+    places = np.arange(len(copies))  # three of each answer, of which the second is cut off
+    return check_judge(scores, places // 3, [copy for _, copy in copies], places % 3 != 1)
 
 
 def sentences(rows):
     """Whether the judge can be trusted, by which scores, what was not checked, and what to do.
     rows  of `check_judge`"""
-    rows = [row for row in rows if row["other"] == "whole"]
-    said = [SAID[row["wrong"]].format(**row) for row in rows]
+    said = [SAID[row["wrong"]].format(**row) for row in rows if row["other"] == "whole"]
     return said + [REMEDY] * any(row["wrong"] for row in rows)

@@ -82,10 +82,8 @@ def test_the_first_sentence(first, scores):
 def test_what_to_do_where_no_difference_is_shown(line, scores, said):
     """Holm's correction for three comparisons takes a third more prompts than 766; people were to
     compare the last two models whatever was open."""
-    args, rows = (
-        evaluate.parse_args(shlex.split(line)),
-        compare_answers(answers_of(**scores), "gold"),
-    )
+    args = evaluate.parse_args(shlex.split(line))
+    rows = compare_answers(answers_of(**scores), "gold")
     advice = evaluate.advice(args, dict(zip(args.model, scores)), rows, len(rows))
     for fact, sentence in zip(said, advice, strict=True):
         assert fact in sentence
@@ -159,7 +157,7 @@ def test_a_reward_model_is_shown_spoiled_copies(score, wrong):
     cut, loop = spoil(answers[0])
     assert len(loop) == len(answers[0]) and cut[-1] == loop[-1] == 2 and len(cut) == 16
     rows = check_scorer(StubScorer(score), [[1, 2, 3]] * 13, answers)
-    assert [row["wrong"] for row in rows] == wrong and rows[0]["prompts"] == 12
+    assert [row["wrong"] for row in rows[:2]] == wrong and rows[0]["prompts"] == 12
 
 
 # ---- compare, end to end ----
@@ -252,8 +250,7 @@ def test_numbers_are_those_of_the_samples(world, written):
     prompts = [common.encode_prompt(tokenizer, prompt) for prompt in of["Tuned"].prompt[::2]]
     again = sampling.sample(policy, tokenizer, prompts, 2, 12, 0.5, seed=0)
     assert of["Tuned"].response_ids.tolist() == again.answer_ids
-    said = " ".join(report["answer"])
-    assert "of 24 pairs of " in said
+    assert "of 24 pairs of " in " ".join(report["answer"])
 
 
 def test_kl_is_that_of_the_sampled_answers(world, written):
@@ -422,7 +419,7 @@ def test_a_prompt_counts_once_and_tests_of_annotators_not_at_all(tmp_path):
     assert wins["n"] == 24 and wins["value"] == pytest.approx(0.5)
     assert len(report["annotators"]) == 12
     assert "var(--f1)" not in (tmp_path / "out/report.html").read_text()  # one model's rates
-    assert "let people vote on" in report["answer"][-1]
+    assert "more prompts" in report["answer"][-1]
 
 
 @each("evaluate_cases", of="votes")
