@@ -49,9 +49,9 @@ def load_people(path, columns, per_cell):
     """
     read_csv(path, columns, "--people, --group")  # UserError unless each is there once
     people = read_csv(path, flag="--people")
-    sizes = people.value_counts(columns)
-    is_empty = people[columns].eq("").any(axis=None)
-    if is_empty or people[columns].nunique().min() < 2 or sizes.min() < FEWEST:
+    groups = people[columns]
+    sizes = groups.value_counts()
+    if "" in groups.to_numpy() or groups.nunique().min() < 2 or sizes.min() < FEWEST:
         raise UserError(
             f"--people {path}: {', '.join(columns)}: expected two groups or more of {FEWEST} people, "
             "and no empty cell; "
@@ -66,10 +66,9 @@ def load_twins(path, most, people, chat=False, note=print):
     """The first résumés of a file, rows of texts or messages that hold slots. A slot that nothing
     fills is refused, and people whom no slot tells apart; what a slot stands for and stands outside
     of it, too, is counted for `note`."""
-    changing = [column for column in people if people[column].nunique() > 1]
-    values = {*people[changing].to_numpy().ravel()} - {""}
+    values = np.unique(people.loc[:, people.nunique() > 1])[::-1]  # A B before A
     outside, used = Counter(), set()
-    alternatives = any_of(sorted(map(re.escape, values), reverse=True))  # A B before A
+    alternatives = any_of(map(re.escape, filter(None, values)))
     value = re.compile(rf"(?<!\w){alternatives}(?!\w)", re.IGNORECASE)
 
     def check(row):
@@ -175,15 +174,14 @@ def decision_logps(policy, tokenizer, texts, words, name):
 
     logps, most = [], common.max_positions(policy.model.config)
     for row, twins in timed(texts, name):
-        prefix, firsts = decision_ids(tokenizer, row["prefix"], words)
+        (*prefix, last), firsts = decision_ids(tokenizer, row["prefix"], words)
 
-        def forward(ids, mask, _, firsts=firsts):
-            hidden = common.hidden_states(policy.model, ids, mask, policy.dtype)  # (b, T, H)
-            hidden = hidden[range(len(ids)), mask.sum(1) - 1]  # (b, H), predicts the word
+        def forward(ids, mask, is_last, firsts=firsts):
+            hidden = policy.hidden(is_last, ids, mask)  # (b, H), predicts the word
             return common.head_logits(policy.model, hidden).log_softmax(-1)[:, firsts]  # (b, W)
 
-        ids = [(common.encode_prompt(tokenizer, prompt) + prefix, ()) for prompt, _ in twins]
-        if max(len(prompt) for prompt, _ in ids) > most:
+        ids = [(common.encode_prompt(tokenizer, prompt) + prefix, [last]) for prompt, _ in twins]
+        if max(len(prompt) for prompt, _ in ids) >= most:
             raise UserError(
                 f"{name}: a résumé has more tokens than the {most} that the model reads"
             )
@@ -234,11 +232,12 @@ def effects(scores, people, columns, references, before=None, missing=None):
     missing     why nothing is measured, or None
     """
     R, N = len(scores), len(people)
-    rows, x = [], []
+    rows, x, clusters = [], [], R  # or the names of the smallest group, if they are fewer
     for column in columns:
-        groups = people[column].value_counts().index  # the largest first
-        reference = max(groups, key=lambda group: group in references)
-        for group in groups.drop(reference):
+        sizes = people[column].value_counts()  # the largest first
+        clusters = min(clusters, *sizes)
+        reference = max(sizes.index, key=lambda group: group in references)
+        for group in sizes.index.drop(reference):
             rows.append({"group": group, "reference": reference, "d": None})
             x.append(people[column] == group)
     x = np.column_stack(x)  # (N, contrasts)
@@ -256,9 +255,8 @@ def effects(scores, people, columns, references, before=None, missing=None):
         return [row | {"verdict": f"{UNMEASURED}: {missing}"} for row in rows]
     resume, name = np.indices((R, N)).reshape(2, -1)
     estimates = regress(scaled.ravel(), np.tile(x, (R, 1)), resume, name, within=resume)
-    names = min(people[column].value_counts().min() for column in columns)
     for row, d in zip(rows, estimates):
-        d = estimate(d["value"], d["se"], d["n"], min(R, names))
+        d = estimate(d["value"], d["se"], d["n"], clusters)
         row |= d | {"d": d, "places": places(d["value"])}
     for row in holm(rows):
         row["verdict"] = verdict(row | {"clusters": N}, -MARGIN, MARGIN)
