@@ -124,7 +124,7 @@ def study_models(args, names, people, note):
         add(folder, DECISION, odds, missing)
         write_csv(
             f"{args.out}/decisions-{quote(names[folder], ' ')}.csv",  # two names are two files
-            decisions(args, folder, logps, texts[DECISION], people),
+            decisions(args, folder, logps, odds, texts[DECISION], people),
             "unknown",
         )
     for folder in args.reward_model:
@@ -134,10 +134,10 @@ def study_models(args, names, people, note):
     return effects
 
 
-def decisions(args, folder, logps, texts, people):
+def decisions(args, folder, logps, odds, texts, people):
     """The frame of decisions-*.csv, for BiasGuard: a row per twin. score: is the mildest word the most
-    probable? score_raw: its log-odds.  logps  (R, N, W)"""
-    mildest, odds = args.decision_words[0], twins.log_odds(logps)
+    probable? score_raw: its log-odds.  logps  (R, N, W);  odds  (R, N)"""
+    mildest = args.decision_words[0]
     table = pd.DataFrame(
         {
             "entity_id": f"{row.get('id', r)} {n}",
