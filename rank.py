@@ -62,7 +62,7 @@ def load_candidates(args):
         frame = read_csv(path, flag="--candidates")
     else:
         rows = dict(files.read_jsonl(path, numbered=True, flag="--candidates"))
-        frame = pd.DataFrame(rows.values(), rows.keys(), dtype=object).fillna("")
+        frame = pd.DataFrame(rows.values(), [*rows], dtype=object).fillna("")
     if missing := {"id", args.text_column} - {*frame}:
         raise UserError(
             f"{place}: expected a column {min(missing)!r}; there is {', '.join(sorted(frame)) or 'nothing'}"
@@ -74,8 +74,8 @@ def load_candidates(args):
     prompts = []
     for line, row in frame.to_dict("index").items():
         try:
-            own = None if args.role else row.get("prompt")
-            row["prompt"] = own or role_prompt(args.role or as_text(row.get("role", "")))
+            if args.role or not row.get("prompt"):
+                row["prompt"] = role_prompt(args.role or as_text(row.get("role", "")))
             check_prompt(row)
         except ValueError as error:
             raise UserError(f"{place}:{line}: {error}") from None
