@@ -173,9 +173,8 @@ def check_vote(row, columns):
     from parts.pairs import check_pair
 
     check_pair(row)
-    people = row.setdefault("candidates", [])
     try:
-        for who in people:
+        for who in row.setdefault("candidates", []):
             who |= {column: group_of(who, column) for column in columns}
     except (AttributeError, TypeError):
         raise ValueError(
@@ -345,8 +344,8 @@ def main(argv=None):
     # (5) the answer first; what a model did before its training is no finding of it
     before = [names[folder] for folder in args.before]
     effects.sort(key=clearness)
-    both = effects + sorted(rates, key=clearness)
-    verdicts = [row for row in both if row["model"] not in before]
+    rows = effects + sorted(rates, key=clearness)
+    verdicts = [row for row in rows if row["model"] not in before]
     page.answer(*answer(verdicts), *risky)
     lines = [
         (row["row"].replace(", ", ",\n"), row["d"], row["model"]) for row in effects if row["d"]
@@ -369,8 +368,8 @@ def main(argv=None):
     )
     page.write()
     unmeasured = {*names.values()} - {*before, *(name for *_, name in lines)}
-    is_found = FOUND in [row["verdict"] for row in verdicts]
-    return int(args.fail_on_difference and bool(is_found or unmeasured))
+    failed = unmeasured or FOUND in [row["verdict"] for row in verdicts]
+    return int(args.fail_on_difference and bool(failed))
 
 
 if __name__ == "__main__":

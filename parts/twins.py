@@ -10,7 +10,6 @@ Axes         R résumés, N people
 Reference    Bertrand & Mullainathan 2004; Gaebler et al. 2024; Cohen 1988 (d)
 """
 
-import math
 import re
 import time
 from collections import Counter
@@ -72,7 +71,7 @@ def load_twins(path, most, people, chat=False, note=print):
     value = re.compile(rf"(?<!\w){alternatives}(?!\w)", re.IGNORECASE)
 
     def check(row):
-        fields = [field for field in TEXTS if row.get(field)]
+        fields = [*filter(row.get, TEXTS)]
         for field in fields:
             check_text(row, field)
         text = " ".join(plain_text(row[field]) for field in fields)
@@ -130,7 +129,7 @@ def readings(rows, what, people, columns, note=print):
     person. One that two groups would read alike is left out, for it tells nothing; `note` says so."""
     kept = []
     for row in rows:
-        if all(row.get(field) for field in FIELDS[what]):
+        if all(map(row.get, FIELDS[what])):
             texts = twins_of(row, FIELDS[what], people)
             read = people[columns].groupby([str(text) for text in texts])
             if read.nunique().max(axis=None) == 1:
@@ -154,8 +153,8 @@ def timed(rows, name):
     for n, row in enumerate(progress(rows, name)):
         yield row
         if n == 0:
-            minutes = math.ceil((time.perf_counter() - start) * len(rows) / 60)
-            say(f"time       {name}: about {minutes} min")
+            seconds = (time.perf_counter() - start) * len(rows)
+            say(f"time       {name}: about {seconds / 60:.1f} min")
 
 
 def reward_matrix(score, texts, name):
@@ -256,7 +255,7 @@ def effects(scores, people, columns, references, before=None, missing=None):
     resume, name = np.indices((R, N)).reshape(2, -1)
     estimates = regress(scaled.ravel(), np.tile(x, (R, 1)), resume, name, within=resume)
     for row, d in zip(rows, estimates):
-        d = estimate(d["value"], d["se"], d["n"], clusters)
+        d = estimate(d["value"], d["se"], R * N, clusters)
         row |= d | {"d": d, "places": places(d["value"])}
     for row in holm(rows):
         row["verdict"] = verdict(row | {"clusters": N}, -MARGIN, MARGIN)
