@@ -24,7 +24,6 @@ Axes         R résumés, N people, W decision words
 """  # noqa: E501
 
 from collections import Counter
-from pathlib import Path
 from urllib.parse import quote
 
 import pandas as pd
@@ -223,7 +222,7 @@ def check_answer(row):
 def study_answers(path, words):
     """(frame as of `study_votes`, a sentence, [row of a risky question and how often it is asked]) of
     a file of answers. A group may have no decision more often than another."""
-    file, cells, risky = Path(path).name, [], []
+    cells, risky = [], []
     for n, row in enumerate(files.read_jsonl(path, check_answer, flag="--answers")):
         text = visible(row["response"])
         decision, whose = recommendation(text, words), (str(row.get("prompt", n)), row["group"])
@@ -236,18 +235,17 @@ def study_answers(path, words):
     quotes = Counter(hit["sentence"] for hits in risky for hit in hits).most_common(MOST_QUOTES)
     return (
         frame,
-        f"{sum(map(bool, risky))} of {len(risky)} answers in {file} ask a risky question; "
+        f"{path}: {sum(map(bool, risky))} of {len(risky)} answers ask a risky question; "
         f"{every.hit.sum()} {UNDECIDED}; {every.group.isna().sum()} are of unknown group.",
-        [{"question": quote, "of": file, "times": n} for quote, n in quotes],
+        [{"question": quote, "of": path, "times": n} for quote, n in quotes],
     )
 
 
 def compared(path, frame, columns, references):
     """[row] of `groups.compare` for each measure and column of a file, with "model" (the file),
     "what" and "row", which says both. Four fifths of the highest rate is a rule for what is good."""
-    file = Path(path).name
     return [
-        {"model": file, "what": what, "row": f"{row['group']} in {file}: {what}"}
+        {"model": path, "what": what, "row": f"{row['group']} in {path}: {what}"}
         | row
         | ({"of_highest": None} if what in (HARSHER, UNDECIDED) else {})
         for what, part in frame.groupby("what", sort=False)
