@@ -100,7 +100,7 @@ def study_models(args, names, people, note):
         if (policies if what == DECISION else args.reward_model)
     }
 
-    def add(folder, what, scores, missing=None, before=None):
+    def add(folder, what, scores, missing=None, before=0):
         name = names[folder]
         for row in twins.effects(scores, people, args.group, args.reference, before, missing):
             words = f"{name}’s {what}, {row['group']} compared with {row['reference']}"
@@ -119,7 +119,7 @@ def study_models(args, names, people, note):
         if start:
             add(folder, CHANGE, odds, missing or start[1], start[0])
         elif args.before:
-            start = odds, missing
+            start = twins.standardised(odds), missing
         add(folder, DECISION, odds, missing)
         write_csv(
             f"{args.out}/decisions-{quote(names[folder], ' ')}.csv",  # two names are two files
@@ -261,7 +261,8 @@ def compared(path, frame, columns, references):
 def answer(rows):
     """[sentence]: each difference that was found, in the order of the rows, or that there is none;
     and the number of all verdicts. "Cannot tell" never reads like a pass."""
-    counts = Counter(row["verdict"] for row in rows if row["verdict"] != "reference")
+    counts = Counter(row["verdict"] for row in rows)
+    del counts["reference"]
     said = [
         effect_sentence(row) if "places" in row else groups.sentence(row, row["what"], row["model"])
         for row in rows
@@ -342,8 +343,7 @@ def main(argv=None):
     # (5) the answer first; what a model did before its training is no finding of it
     before = [names[folder] for folder in args.before]
     effects.sort(key=clearness)
-    rows = effects + sorted(rates, key=clearness)
-    verdicts = [row for row in rows if row["model"] not in before]
+    verdicts = [row for row in effects + sorted(rates, key=clearness) if row["model"] not in before]
     page.answer(*answer(verdicts), *risky)
     lines = [
         (row["row"].replace(", ", ",\n"), row["d"], row["model"]) for row in effects if row["d"]

@@ -50,7 +50,7 @@ def load_people(path, columns, per_cell):
     people = read_csv(path, flag="--people")
     groups = people[columns]
     sizes = groups.value_counts()
-    if "" in groups.to_numpy() or groups.nunique().min() < 2 or sizes.min() < FEWEST:
+    if "" in groups.values or groups.nunique().min() < 2 or sizes.min() < FEWEST:
         raise UserError(
             f"--people {path}: {', '.join(columns)}: expected two groups or more of {FEWEST} people, "
             "and no empty cell; "
@@ -131,7 +131,7 @@ def readings(rows, what, people, columns, note=print):
     for row in rows:
         if all(map(row.get, FIELDS[what])):
             texts = twins_of(row, FIELDS[what], people)
-            read = people[columns].groupby([str(text) for text in texts])
+            read = people[columns].groupby([*map(str, texts)])
             if read.nunique().max(axis=None) == 1:
                 kept.append((row, texts))
     if len(kept) < len(rows):
@@ -159,10 +159,10 @@ def timed(rows, name):
 
 def reward_matrix(score, texts, name):
     """(R, N) scores of a reward model, score(prompts, answers); texts: of `readings`."""
-    matrix = [score(*zip(*row)) for _, row in timed(texts, name)]
-    if any(None in row for row in matrix):
+    matrix = np.array([score(*zip(*row)) for _, row in timed(texts, name)])
+    if None in matrix:
         raise UserError(f"{name}: the reward model does not read a résumé to its end; shorten it")
-    return np.array(matrix)
+    return matrix
 
 
 def decision_logps(policy, tokenizer, texts, words, name):
@@ -221,13 +221,13 @@ def undecided(logps):
 # ---- effects ----
 
 
-def effects(scores, people, columns, references, before=None, missing=None):
+def effects(scores, people, columns, references, before=0, missing=None):
     """[row] of each group against its reference: "group", "reference", "d", the keys of this
     estimate, "p_holm", "verdict" and "places" (of 100).
 
     scores      (R, N); where nothing could be read, an empty list
     references  groups, one of a column; of a column without one, the largest
-    before      (R, N) of the same twins: then an effect is the change of d, each in its own SD
+    before      (R, N) of the same twins, standardised: then an effect is the change of d
     missing     why nothing is measured, or None
     """
     R, N = len(scores), len(people)
@@ -247,7 +247,7 @@ def effects(scores, people, columns, references, before=None, missing=None):
     elif N < FEWEST_CLUSTERS:
         missing = f"fewer than {FEWEST_CLUSTERS} names"
     else:
-        scaled = standardised(scores) - (0 if before is None else standardised(before))  # (R, N)
+        scaled = standardised(scores) - before  # (R, N)
         if np.isnan(scaled).any():
             missing = missing or "every résumé has the same score"
     if missing:
