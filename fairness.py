@@ -24,7 +24,6 @@ Axes         R résumés, N people, W decision words
 """  # noqa: E501
 
 from collections import Counter
-from pathlib import Path
 from urllib.parse import quote
 
 import pandas as pd
@@ -101,7 +100,7 @@ def study_models(args, names, people, note):
         if (policies if what == DECISION else args.reward_model)
     }
 
-    def add(folder, what, scores, missing=None, before=None):
+    def add(folder, what, scores, missing=None, before=0):
         name = names[folder]
         for row in twins.effects(scores, people, args.group, args.reference, before, missing):
             words = f"{name}’s {what}, {row['group']} compared with {row['reference']}"
@@ -120,11 +119,11 @@ def study_models(args, names, people, note):
         if start:
             add(folder, CHANGE, odds, missing or start[1], start[0])
         elif args.before:
-            start = odds, missing
+            start = twins.standardised(odds), missing
         add(folder, DECISION, odds, missing)
         write_csv(
             f"{args.out}/decisions-{quote(names[folder], ' ')}.csv",  # two names are two files
-            decisions(args, folder, logps, texts[DECISION], people),
+            decisions(args, folder, logps, odds, texts[DECISION], people),
             "unknown",
         )
     for folder in args.reward_model:
@@ -134,10 +133,10 @@ def study_models(args, names, people, note):
     return effects
 
 
-def decisions(args, folder, logps, texts, people):
+def decisions(args, folder, logps, odds, texts, people):
     """The frame of decisions-*.csv, for BiasGuard: a row per twin. score: is the mildest word the most
-    probable? score_raw: its log-odds.  logps  (R, N, W)"""
-    mildest, odds = args.decision_words[0], twins.log_odds(logps)
+    probable? score_raw: its log-odds.  logps  (R, N, W);  odds  (R, N)"""
+    mildest = args.decision_words[0]
     table = pd.DataFrame(
         {
             "entity_id": f"{row.get('id', r)} {n}",
@@ -173,9 +172,8 @@ def check_vote(row, columns):
     from parts.pairs import check_pair
 
     check_pair(row)
-    people = row.setdefault("candidates", [])
     try:
-        for who in people:
+        for who in row.setdefault("candidates", []):
             who |= {column: group_of(who, column) for column in columns}
     except (AttributeError, TypeError):
         raise ValueError(
@@ -224,7 +222,7 @@ def check_answer(row):
 def study_answers(path, words):
     """(frame as of `study_votes`, a sentence, [row of a risky question and how often it is asked]) of
     a file of answers. A group may have no decision more often than another."""
-    file, cells, risky = Path(path).name, [], []
+    cells, risky = [], []
     for n, row in enumerate(files.read_jsonl(path, check_answer, flag="--answers")):
         text = visible(row["response"])
         decision, whose = recommendation(text, words), (str(row.get("prompt", n)), row["group"])
@@ -237,18 +235,17 @@ def study_answers(path, words):
     quotes = Counter(hit["sentence"] for hits in risky for hit in hits).most_common(MOST_QUOTES)
     return (
         frame,
-        f"{sum(map(bool, risky))} of {len(risky)} answers in {file} ask a risky question; "
+        f"{path}: {sum(map(bool, risky))} of {len(risky)} answers ask a risky question; "
         f"{every.hit.sum()} {UNDECIDED}; {every.group.isna().sum()} are of unknown group.",
-        [{"question": quote, "of": file, "times": n} for quote, n in quotes],
+        [{"question": quote, "of": path, "times": n} for quote, n in quotes],
     )
 
 
 def compared(path, frame, columns, references):
     """[row] of `groups.compare` for each measure and column of a file, with "model" (the file),
     "what" and "row", which says both. Four fifths of the highest rate is a rule for what is good."""
-    file = Path(path).name
     return [
-        {"model": file, "what": what, "row": f"{row['group']} in {file}: {what}"}
+        {"model": path, "what": what, "row": f"{row['group']} in {path}: {what}"}
         | row
         | ({"of_highest": None} if what in (HARSHER, UNDECIDED) else {})
         for what, part in frame.groupby("what", sort=False)
@@ -264,7 +261,8 @@ def compared(path, frame, columns, references):
 def answer(rows):
     """[sentence]: each difference that was found, in the order of the rows, or that there is none;
     and the number of all verdicts. "Cannot tell" never reads like a pass."""
-    counts = Counter(row["verdict"] for row in rows if row["verdict"] != "reference")
+    counts = Counter(row["verdict"] for row in rows)
+    del counts["reference"]
     said = [
         effect_sentence(row) if "places" in row else groups.sentence(row, row["what"], row["model"])
         for row in rows
@@ -345,8 +343,7 @@ def main(argv=None):
     # (5) the answer first; what a model did before its training is no finding of it
     before = [names[folder] for folder in args.before]
     effects.sort(key=clearness)
-    both = effects + sorted(rates, key=clearness)
-    verdicts = [row for row in both if row["model"] not in before]
+    verdicts = [row for row in effects + sorted(rates, key=clearness) if row["model"] not in before]
     page.answer(*answer(verdicts), *risky)
     lines = [
         (row["row"].replace(", ", ",\n"), row["d"], row["model"]) for row in effects if row["d"]
@@ -369,8 +366,8 @@ def main(argv=None):
     )
     page.write()
     unmeasured = {*names.values()} - {*before, *(name for *_, name in lines)}
-    is_found = FOUND in [row["verdict"] for row in verdicts]
-    return int(args.fail_on_difference and bool(is_found or unmeasured))
+    failed = unmeasured or FOUND in [row["verdict"] for row in verdicts]
+    return int(args.fail_on_difference and bool(failed))
 
 
 if __name__ == "__main__":

@@ -54,42 +54,43 @@ def parse_args(argv=None):
 
 
 def load_candidates(args):
-    """A frame of texts with the columns of the file, "prompt", "asked" (its text) and "role", ordered
+    """A frame of texts with the columns of the file, "prompt" and "role", of one prompt each, ordered
     by their texts: last bits of a score depend on its batch, which the order of the file must not
     decide."""
-    path, place = args.candidates, f"--candidates {args.candidates}"
+    path = args.candidates
     if Path(path).suffix.lower() == ".csv":
         frame = read_csv(path, flag="--candidates")
     else:
         rows = dict(files.read_jsonl(path, numbered=True, flag="--candidates"))
-        frame = pd.DataFrame(rows.values(), rows.keys(), dtype=object).fillna("")
+        frame = pd.DataFrame(rows.values(), [*rows], dtype=object).fillna("")
     if missing := {"id", args.text_column} - {*frame}:
         raise UserError(
-            f"{place}: expected a column {min(missing)!r}; there is {', '.join(sorted(frame)) or 'nothing'}"
+            f"--candidates {path}: expected a column {min(missing)!r}; there is {', '.join(sorted(frame)) or 'nothing'}"
         )
-    if taken := {"rank", "of", "score", "asked"} & {*frame}:
+    if taken := {"rank", "of", "score"} & {*frame}:
         raise UserError(
-            f"{place}: rename the column {min(taken)!r}, which rank.py uses for its own"
+            f"--candidates {path}: rename the column {min(taken)!r}, which rank.py uses for its own"
         )
     prompts = []
     for line, row in frame.to_dict("index").items():
         try:
-            own = None if args.role else row.get("prompt")
-            row["prompt"] = own or role_prompt(args.role or as_text(row.get("role", "")))
+            if args.role or not row.get("prompt"):
+                row["prompt"] = role_prompt(args.role or as_text(row.get("role", "")))
             check_prompt(row)
         except ValueError as error:
-            raise UserError(f"{place}:{line}: {error}") from None
+            raise UserError(f"--candidates {path}:{line}: {error}") from None
         prompts.append(row["prompt"])
-    frame = frame.map(as_text).assign(prompt=prompts, asked=[*map(plain_text, prompts)])
+    frame = frame.map(as_text).assign(prompt=prompts)
     wrong = frame.id.duplicated() | (frame.id == "")
     if wrong.any():
         raise UserError(
-            f"{place}:{wrong.idxmax()}: the id is empty or there twice; give each its own"
+            f"--candidates {path}:{wrong.idxmax()}: the id is empty or there twice; give each its own"
         )
-    role = frame.get("role", frame.asked)
-    is_one_prompt = frame.groupby(role).asked.transform("nunique") == 1
-    frame["role"] = args.role or role.where((role != "") & is_one_prompt, frame.asked)
-    return frame.sort_values(["asked", args.text_column, "id"])
+    asked = frame.prompt.map(plain_text)
+    role = frame.get("role", asked)
+    is_one_prompt = asked.groupby(role).transform("nunique") == 1
+    frame["role"] = args.role or role.where((role != "") & is_one_prompt, asked)
+    return frame.sort_values(["role", args.text_column, "id"])
 
 
 def as_text(value):
@@ -127,7 +128,7 @@ def main(argv=None):
         raise UserError(f"--out {args.out}: holds ranked.csv; add --overwrite or choose another")
     # (1) candidates
     frame = load_candidates(args)
-    profiles = frame[frame[args.text_column].str.split().str.len() >= args.min_words]
+    profiles = frame[frame[args.text_column].str.count(r"\S+") >= args.min_words]
     if profiles.empty:
         raise UserError(
             f"--candidates: no {args.text_column!r} has --min-words {args.min_words}; name its --text-column"
@@ -137,16 +138,17 @@ def main(argv=None):
     scores = function(profiles.prompt, profiles[args.text_column])
     frame["score"] = pd.Series(scores, profiles.index, float).round(6)
     # (3) ranks
-    scores = frame.groupby("asked").score
+    scores = frame.groupby("role").score
     frame["rank"] = scores.rank(ascending=False, method="min").astype("Int64")
     frame["of"] = scores.transform("count")
     frame = frame.sort_values(["role", "rank", "id"])
-    columns = [*FIRST, *frame.columns.drop([*FIRST, "prompt", "asked"])]
+    columns = [*FIRST, *frame.columns.drop([*FIRST, "prompt"])]
     write_csv(out, frame[columns])
-    some, others = frame.dropna(subset="score"), frame.id[frame.score.isna()]
+    some = frame.dropna(subset="score")
+    others = frame.id.drop(some.index)
     print(
         "This is no decision: a score is a reason to read a profile, and not to drop one.\n"
-        f"{len(some)} candidates ranked for {some.asked.nunique()} roles. The first of them:\n"
+        f"{len(some)} candidates ranked for {some.role.nunique()} roles. The first of them:\n"
         f"{some[:10].to_string(columns=FIRST, index=False, max_colwidth=30)}\n"
         f"{len(others)} without a rank (a link, fewer than --min-words {args.min_words} words, or "
         f"longer than the model reads): {', '.join(others)}\nwrote {out}\n"

@@ -10,7 +10,6 @@ Axes         R résumés, N people
 Reference    Bertrand & Mullainathan 2004; Gaebler et al. 2024; Cohen 1988 (d)
 """
 
-import math
 import re
 import time
 from collections import Counter
@@ -49,9 +48,9 @@ def load_people(path, columns, per_cell):
     """
     read_csv(path, columns, "--people, --group")  # UserError unless each is there once
     people = read_csv(path, flag="--people")
-    sizes = people.value_counts(columns)
-    is_empty = people[columns].eq("").any(axis=None)
-    if is_empty or people[columns].nunique().min() < 2 or sizes.min() < FEWEST:
+    groups = people[columns]
+    sizes = groups.value_counts()
+    if "" in groups.values or groups.nunique().min() < 2 or sizes.min() < FEWEST:
         raise UserError(
             f"--people {path}: {', '.join(columns)}: expected two groups or more of {FEWEST} people, "
             "and no empty cell; "
@@ -66,14 +65,13 @@ def load_twins(path, most, people, chat=False, note=print):
     """The first résumés of a file, rows of texts or messages that hold slots. A slot that nothing
     fills is refused, and people whom no slot tells apart; what a slot stands for and stands outside
     of it, too, is counted for `note`."""
-    changing = [column for column in people if people[column].nunique() > 1]
-    values = {*people[changing].to_numpy().ravel()} - {""}
+    values = np.unique(people.loc[:, people.nunique() > 1])[::-1]  # A B before A
     outside, used = Counter(), set()
-    alternatives = any_of(sorted(map(re.escape, values), reverse=True))  # A B before A
+    alternatives = any_of(map(re.escape, filter(None, values)))
     value = re.compile(rf"(?<!\w){alternatives}(?!\w)", re.IGNORECASE)
 
     def check(row):
-        fields = [field for field in TEXTS if row.get(field)]
+        fields = [*filter(row.get, TEXTS)]
         for field in fields:
             check_text(row, field)
         text = " ".join(plain_text(row[field]) for field in fields)
@@ -131,9 +129,9 @@ def readings(rows, what, people, columns, note=print):
     person. One that two groups would read alike is left out, for it tells nothing; `note` says so."""
     kept = []
     for row in rows:
-        if all(row.get(field) for field in FIELDS[what]):
+        if all(map(row.get, FIELDS[what])):
             texts = twins_of(row, FIELDS[what], people)
-            read = people[columns].groupby([str(text) for text in texts])
+            read = people[columns].groupby([*map(str, texts)])
             if read.nunique().max(axis=None) == 1:
                 kept.append((row, texts))
     if len(kept) < len(rows):
@@ -155,16 +153,16 @@ def timed(rows, name):
     for n, row in enumerate(progress(rows, name)):
         yield row
         if n == 0:
-            minutes = math.ceil((time.perf_counter() - start) * len(rows) / 60)
-            say(f"time       {name}: about {minutes} min")
+            seconds = (time.perf_counter() - start) * len(rows)
+            say(f"time       {name}: about {seconds / 60:.1f} min")
 
 
 def reward_matrix(score, texts, name):
     """(R, N) scores of a reward model, score(prompts, answers); texts: of `readings`."""
-    matrix = [score(*zip(*row)) for _, row in timed(texts, name)]
-    if any(None in row for row in matrix):
+    matrix = np.array([score(*zip(*row)) for _, row in timed(texts, name)])
+    if None in matrix:
         raise UserError(f"{name}: the reward model does not read a résumé to its end; shorten it")
-    return np.array(matrix)
+    return matrix
 
 
 def decision_logps(policy, tokenizer, texts, words, name):
@@ -175,15 +173,14 @@ def decision_logps(policy, tokenizer, texts, words, name):
 
     logps, most = [], common.max_positions(policy.model.config)
     for row, twins in timed(texts, name):
-        prefix, firsts = decision_ids(tokenizer, row["prefix"], words)
+        (*prefix, last), firsts = decision_ids(tokenizer, row["prefix"], words)
 
-        def forward(ids, mask, _, firsts=firsts):
-            hidden = common.hidden_states(policy.model, ids, mask, policy.dtype)  # (b, T, H)
-            hidden = hidden[range(len(ids)), mask.sum(1) - 1]  # (b, H), predicts the word
+        def forward(ids, mask, is_last, firsts=firsts):
+            hidden = policy.hidden(is_last, ids, mask)  # (b, H), predicts the word
             return common.head_logits(policy.model, hidden).log_softmax(-1)[:, firsts]  # (b, W)
 
-        ids = [(common.encode_prompt(tokenizer, prompt) + prefix, ()) for prompt, _ in twins]
-        if max(len(prompt) for prompt, _ in ids) > most:
+        ids = [(common.encode_prompt(tokenizer, prompt) + prefix, [last]) for prompt, _ in twins]
+        if max(len(prompt) for prompt, _ in ids) >= most:
             raise UserError(
                 f"{name}: a résumé has more tokens than the {most} that the model reads"
             )
@@ -224,21 +221,22 @@ def undecided(logps):
 # ---- effects ----
 
 
-def effects(scores, people, columns, references, before=None, missing=None):
+def effects(scores, people, columns, references, before=0, missing=None):
     """[row] of each group against its reference: "group", "reference", "d", the keys of this
     estimate, "p_holm", "verdict" and "places" (of 100).
 
     scores      (R, N); where nothing could be read, an empty list
     references  groups, one of a column; of a column without one, the largest
-    before      (R, N) of the same twins: then an effect is the change of d, each in its own SD
+    before      (R, N) of the same twins, standardised: then an effect is the change of d
     missing     why nothing is measured, or None
     """
     R, N = len(scores), len(people)
-    rows, x = [], []
+    rows, x, clusters = [], [], R  # or the names of the smallest group, if they are fewer
     for column in columns:
-        groups = people[column].value_counts().index  # the largest first
-        reference = max(groups, key=lambda group: group in references)
-        for group in groups.drop(reference):
+        sizes = people[column].value_counts()  # the largest first
+        clusters = min(clusters, *sizes)
+        reference = max(sizes.index, key=lambda group: group in references)
+        for group in sizes.index.drop(reference):
             rows.append({"group": group, "reference": reference, "d": None})
             x.append(people[column] == group)
     x = np.column_stack(x)  # (N, contrasts)
@@ -249,16 +247,15 @@ def effects(scores, people, columns, references, before=None, missing=None):
     elif N < FEWEST_CLUSTERS:
         missing = f"fewer than {FEWEST_CLUSTERS} names"
     else:
-        scaled = standardised(scores) - (0 if before is None else standardised(before))  # (R, N)
+        scaled = standardised(scores) - before  # (R, N)
         if np.isnan(scaled).any():
             missing = missing or "every résumé has the same score"
     if missing:
         return [row | {"verdict": f"{UNMEASURED}: {missing}"} for row in rows]
     resume, name = np.indices((R, N)).reshape(2, -1)
     estimates = regress(scaled.ravel(), np.tile(x, (R, 1)), resume, name, within=resume)
-    names = min(people[column].value_counts().min() for column in columns)
     for row, d in zip(rows, estimates):
-        d = estimate(d["value"], d["se"], d["n"], min(R, names))
+        d = estimate(d["value"], d["se"], R * N, clusters)
         row |= d | {"d": d, "places": places(d["value"])}
     for row in holm(rows):
         row["verdict"] = verdict(row | {"clusters": N}, -MARGIN, MARGIN)

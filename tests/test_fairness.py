@@ -36,7 +36,7 @@ def scores_of(people, seed, gap=0.0, name_sd=0.1, resumes=40):
     return rng.standard_normal(resumes)[:, None] + of_name.to_numpy() + noise
 
 
-def of_black(scores, people, before=None, references=REFERENCES):
+def of_black(scores, people, before=0, references=REFERENCES):
     """The row of Black names."""
     rows = twins.effects(scores, people, GROUPS, references, before)
     return next(row for row in rows if row["group"] == "Black")
@@ -108,10 +108,11 @@ def test_a_change_is_of_the_same_twins(people):
     """Equal models: no change at all. A gap that training planted is found as a change; one that
     was there before is not."""
     before = scores_of(people, 0, 0.3)
-    same = twins.effects(before, people, GROUPS, REFERENCES, before)
+    standardised = twins.standardised(before)
+    same = twins.effects(before, people, GROUPS, REFERENCES, standardised)
     assert all(row["value"] == 0 and row["verdict"] == stats.NONE for row in same)
     after = before - 0.4 * (people.race_ethnicity == "Black").to_numpy()
-    assert of_black(after, people, before)["verdict"] == stats.FOUND
+    assert of_black(after, people, standardised)["verdict"] == stats.FOUND
 
 
 def test_a_bias_through_the_middle_word_is_seen(people):
@@ -183,12 +184,12 @@ def test_answers_by_group(tmp_path, capsys):
     argv = f"report --answers {REPO}/tests/group_answers.jsonl --out {tmp_path}/out"
     assert fairness.main([*argv.split(), "--fail-on-difference"]) == 1
     tables = read_json(tmp_path / "out/report.json")["tables"]
-    risky = {"question": "How old are you?", "of": "group_answers.jsonl", "times": 1}
-    assert tables["Risky questions"] == [risky]
+    risky = f"{tables['Risky questions']}"
+    assert "How old are you?" in risky and "group_answers.jsonl', 'times': 1}" in risky
     undecided = [row for row in tables["Rates by group"] if "no decision" in row["what"]]
     assert {row["group"]: row["selected"] for row in undecided} == {"A": 0, "B": 15}
     assert not any(row["of_highest"] for row in undecided)  # the lowest rate is the best
-    assert "1 of 61 answers in group_answers.jsonl ask a risky question" in capsys.readouterr().out
+    assert "group_answers.jsonl: 1 of 61 answers ask a risky question" in capsys.readouterr().out
 
 
 @each("fairness_cases", of="reports")
