@@ -154,7 +154,7 @@ def timed(rows, name):
         yield row
         if n == 0:
             seconds = (time.perf_counter() - start) * len(rows)
-            say(f"time       {name}: about {seconds / 60:.1f} min")
+            say(f"time       {name}: about {1 + seconds // 60:.0f} min")
 
 
 def reward_matrix(score, texts, name):
