@@ -138,9 +138,8 @@ def read_people(args):
             "table; remove them, or pass --id COLUMN --drop LABEL; for people, fill in a value of "
             "--unknown"
         )
-    roles, names = decided.get(args.within, ""), decided.get(args.id, decided.index)
-    people = pd.DataFrame({"role": roles}, decided.index, dtype="category")
-    people["person"] = pd.factorize(names)[0]
+    person = pd.factorize(decided.get(args.id, decided.index))[0]
+    people = pd.DataFrame({"role": decided.get(args.within, ""), "person": person}, decided.index)
     if args.ll144:
         people["sex"], people["race"] = law_labels(args, decided)
     if args.y_pred:
@@ -173,14 +172,14 @@ def selected(people, args):
         n_better = of_role.rank(method="min", ascending=False) - 1
         # .07 · 100 is 7.000000000000001
         is_in = n_better < args.select * of_role.transform("size") - 1e-9
-        rule = f"top {100 * args.select:g} % by {args.score} and who ties, {args.better} is better"
-        rule += f", of each {args.within}" if args.within else ""
+        share = f"top {100 * args.select:g} % of each {args.within or 'table'}"
+        rule = f"{share} by {args.score} and who ties, {args.better} is better"
     return is_in.astype(int), rule
 
 
 def group_labels(args, facts):
     """{column: (n,) labels, None where unknown}; two columns are crossed, too."""
-    labels = {name: facts[name].astype("category") for name in args.group}
+    labels = dict(facts[args.group].astype("category"))
     for name, label in labels.items():
         if not 2 <= label.nunique() <= MOST_GROUPS:
             raise UserError(
@@ -254,7 +253,7 @@ def law_tables(people):
         title = (
             f"Local Law 144, {key}; {labels.isna().sum():,} rows of unknown category are left out"
         )
-        yield title, counts.rename_axis("category").reset_index().to_dict("records")
+        yield title, counts.reset_index(names="category").to_dict("records")
 
 
 # ---- 9. the report ----
@@ -272,7 +271,7 @@ def main(argv=None):
     )
     # (1) read the table
     table, facts, people, rule = read_people(args)
-    rows, within = facts.loc[people.index], bool(args.within)
+    rows = facts.loc[people.index]
     labels = group_labels(args, rows)
     kinds = {"Selected": people}
     if args.y_true:
@@ -286,43 +285,42 @@ def main(argv=None):
         kinds["Selected of the unqualified"] = people[people.outcome == 0]
     # (2) compare the groups
     group_metrics, tested = [], []
-    note = f"Each ratio is to the reference{', within roles' * within}."
+    over = ", over all roles; compared within roles" * bool(args.within)
     for name, label in labels.items():
-        reference = args.reference
+        reference, rates = args.reference, {}
         for kind, part in kinds.items():
-            what, compared = f"{kind}, {name}", compare(part.assign(group=label), [reference])
-            page.table(what, compared, SHOWN, note)
+            what = f"{kind}, {name}{over}"
+            compared = compare(part.assign(group=label), [reference])
+            page.table(what, compared, SHOWN, "Each ratio is to the reference.")
             reference = compared[0]["reference"] if compared else reference
-            tested += [(row, what, compared) for row in compared if row["group"] != reference]
-        rates = {
-            kind: part.hit.groupby(label).mean()
-            for kind, part in kinds.items()
-            if part.hit.nunique() == 2
-        }
+            tested += [row | {"what": what} for row in compared if "p" in row]
+            if part.hit.nunique() == 2:
+                rates[kind] = part.hit.groupby(label).mean()
         group_metrics.append({"groups": name} | metrics(pd.DataFrame(rates, columns=[*kinds])))
         page.limit(
-            f"{name}: the others are compared with {reference}, "
-            f"{'by --reference' if reference == args.reference else 'the largest group'}; "
+            f"{name}: the others are compared with {reference} (--reference, else the largest group); "
             f"{label.isna().sum():,} rows of unknown group are in no comparison; "
             f"{(label.groupby(people.person).nunique() > 1).sum():,} people are in several groups."
         )
     # (3) the report: what was found, then what is open, then the rest
-    tested.sort(key=lambda found: clearness(found[0]))
-    verdicts = Counter(row["verdict"] for row, *_ in tested)
+    tested.sort(key=clearness)
+    verdicts = Counter(row["verdict"] for row in tested)
     page.answer(
-        *(sentence(row, f"were selected ({rule})", what, within) for row, what, _ in tested[:3]),
+        *(sentence(row, f"were selected ({rule})", row["what"]) for row in tested[:3]),
         f"{len(people):,} rows, of {people.person.nunique():,} people.",
     )
     left_out = people.hit.reindex(facts.index).isna()
     if left_out.any():
-        shares = [left_out.groupby(facts[name]).mean() for name in args.group]
-        of = [f"{report.show(x, '.0%')} of {group}" for group, x in pd.concat(shares).items()]
-        text = f"{left_out.sum():,} of {len(facts):,} rows have no decision{' or role' * within}"
-        page.answer(f"{text}: {', '.join(of)}. They are left out.")
+        shares = pd.concat(left_out.groupby(facts[name]).mean() for name in args.group)
+        of = [f"{report.show(x, '.0%')} of {group}" for group, x in shares.items()]
+        page.answer(
+            f"{left_out.sum():,} of {len(facts):,} rows have no decision, or no role of --within: "
+            f"{', '.join(of)}. They are left out."
+        )
     page.answer(f"All comparisons: {files.counts_in_words(verdicts)}. {NEXT}")
-    _, what, compared = tested[0]
-    bars = [(row["group"], row["rate"], row["group"]) for row in compared]
-    page.intervals(f"{what}: share selected{' over all roles' * within}", bars, ".1%")
+    what = tested[0]["what"]
+    bars = [(row["group"], row["rate"], row["group"]) for row in page.record["tables"][what]]
+    page.intervals(f"{what}: share selected", bars, ".1%")
     # (4) Local Law 144
     for title, cells in law_tables(people) if args.ll144 else ():
         page.table(title, cells)

@@ -205,9 +205,9 @@ def metrics(rates):
 # ---- in words ----
 
 
-def sentence(row, did, source, within=False):
+def sentence(row, did, source):
     """Both rates, the verdict and what follows, in plain words. row: of `compare`; did: what happened
-    to the share; source: of what; within: were roles compared?
+    to the share; source: of what.
 
     >>> row = {"group": "B", "reference": "A", "rate": {"value": 0.17}, "against": 0.52}
     >>> row |= {"verdict": FOUND, "shortfall": 24.6, "of_highest": 0.9}
@@ -219,8 +219,7 @@ def sentence(row, did, source, within=False):
     verdict = row["verdict"]
     text = (
         f"Of {row['group']} {show(row['rate']['value'], '.1%')} {did}, "
-        f"of {row['reference']} {show(row['against'], '.1%')} ({source}{', over all roles' * within}): "
-        f"{'compared within roles, ' * within}{SAID.get(verdict, verdict)}"
+        f"of {row['reference']} {show(row['against'], '.1%')} ({source}): {SAID.get(verdict, verdict)}"
     )
     if verdict == FOUND:
         side = "fewer" if row["shortfall"] > 0 else "more"
