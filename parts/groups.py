@@ -192,13 +192,14 @@ def exact_p(k, l, n, m):
 def metrics(rates):
     """Group metrics as fairlearn defines them, over all groups; NaN where a group has nobody of that
     outcome.  rates  a frame: columns "Selected" and, where outcomes are known, "Selected of the
-    qualified" and "Selected of the unqualified", true and false positives; a row per group"""
+    qualified" and "Selected of the unqualified", true and false positives, in this order; a row per
+    group"""
     highest, lowest = rates.max(skipna=False), rates.min(skipna=False)
-    gap = highest - lowest
-    values = {"parity difference": gap["Selected"], "parity ratio": (lowest / highest)["Selected"]}
-    if "Selected of the qualified" in gap:
-        values["equal opportunity difference"] = gap["Selected of the qualified"]
-        values["equalized odds difference"] = gap.drop("Selected").max(skipna=False)
+    selected, *errors = highest - lowest
+    values = {"parity difference": selected, "parity ratio": (lowest / highest)["Selected"]}
+    if errors:
+        values["equal opportunity difference"] = errors[0]
+        values["equalized odds difference"] = np.max(errors)
     return values
 
 
