@@ -121,8 +121,8 @@ def read_people(args):
     what, path = args.y_pred or args.score, args.table
     named = [what, args.y_true, args.within, args.id, *args.group, *law_columns(args)]
     table = tables.read_csv(path, named)
-    if wrong := [value for value in args.unknown if not (table == value).any(axis=None)]:
-        raise UserError(f"--unknown {wrong[0]}: none of these columns of {path} holds it")
+    if wrong := {*args.unknown} - {*table.to_numpy().ravel()}:
+        raise UserError(f"--unknown {min(wrong)}: none of these columns of {path} holds it")
     if args.id:
         if wrong := {*args.drop} - {*table[args.id]}:
             raise UserError(f"--drop {min(wrong)}: {path} has no such {args.id}")
@@ -138,8 +138,8 @@ def read_people(args):
             "table; remove them, or pass --id COLUMN --drop LABEL; for people, fill in a value of "
             "--unknown"
         )
-    person = pd.factorize(decided.get(args.id, decided.index))[0]
-    people = pd.DataFrame({"role": decided.get(args.within, ""), "person": person}, decided.index)
+    people = pd.DataFrame({"role": decided.get(args.within, "")}, decided.index)
+    people["person"] = pd.factorize(decided.get(args.id, decided.index))[0]
     if args.ll144:
         people["sex"], people["race"] = law_labels(args, decided)
     if args.y_pred:
@@ -150,8 +150,9 @@ def read_people(args):
         people["hit"], rule = selected(people, args)
     rule += "" if args.id else "; each row a person"
     if args.y_true:
-        outcome = decided[args.y_true].dropna()
-        people["outcome"], _ = tables.yes_or_no(outcome, args.qualified, "--qualified", path)
+        people["outcome"], _ = tables.yes_or_no(
+            decided[args.y_true].dropna(), args.qualified, "--qualified", path
+        )
     return table, facts, people, rule
 
 
@@ -172,8 +173,10 @@ def selected(people, args):
         n_better = of_role.rank(method="min", ascending=False) - 1
         # .07 · 100 is 7.000000000000001
         is_in = n_better < args.select * of_role.transform("size") - 1e-9
-        share = f"top {100 * args.select:g} % of each {args.within or 'table'}"
-        rule = f"{share} by {args.score} and who ties, {args.better} is better"
+        rule = (
+            f"top {100 * args.select:g} % of each {args.within or 'table'} by {args.score} "
+            f"and who ties, {args.better} is better"
+        )
     return is_in.astype(int), rule
 
 
@@ -224,7 +227,7 @@ def law_labels(args, facts):
     mapping = tables.read_map(args.map) if args.map else {}
     sexes = tables.categories(facts[args.sex], mapping, SEXES)
     races = tables.categories(facts[args.race], mapping, RACES)
-    if args.hispanic not in (None, "none"):
+    if args.hispanic in facts:
         answers = tables.categories(facts[args.hispanic], mapping, tables.YES + tables.NO)
         is_known = answers.isin(tables.NO) | (races == HISPANIC)
         races = races.where(is_known, None).mask(answers.isin(tables.YES), HISPANIC)
@@ -246,13 +249,10 @@ def law_tables(people):
         ("race/ethnicity", people.race, RACES),
         ("crossed", crossed, both),
     ):
-        counts = people.hit.groupby(labels).agg(**{"# of applicants": "size", "# selected": "sum"})
-        counts = counts.reindex(categories, fill_value=0)
-        counts["rate"] = counts["# selected"] / counts["# of applicants"]
+        hits = people.hit.groupby(pd.Categorical(labels, categories), observed=False)
+        counts = hits.agg(**{"# of applicants": "size", "# selected": "sum", "rate": "mean"})
         counts["impact ratio"] = counts.rate / counts.rate.max()
-        title = (
-            f"Local Law 144, {key}; {labels.isna().sum():,} rows of unknown category are left out"
-        )
+        title = f"Local Law 144, {key}; {labels.isna().sum():,} rows of unknown category left out"
         yield title, counts.reset_index(names="category").to_dict("records")
 
 
@@ -285,13 +285,14 @@ def main(argv=None):
         kinds["Selected of the unqualified"] = people[people.outcome == 0]
     # (2) compare the groups
     group_metrics, tested = [], []
-    over = ", over all roles; compared within roles" * bool(args.within)
     for name, label in labels.items():
         reference, rates = args.reference, {}
         for kind, part in kinds.items():
-            what = f"{kind}, {name}{over}"
+            what = (
+                f"{kind}, {name}{', over all roles; compared within roles' if args.within else ''}"
+            )
             compared = compare(part.assign(group=label), [reference])
-            page.table(what, compared, SHOWN, "Each ratio is to the reference.")
+            page.table(what, compared, SHOWN)
             reference = compared[0]["reference"] if compared else reference
             tested += [row | {"what": what} for row in compared if "p" in row]
             if part.hit.nunique() == 2:
@@ -319,8 +320,11 @@ def main(argv=None):
         )
     page.answer(f"All comparisons: {files.counts_in_words(verdicts)}. {NEXT}")
     what = tested[0]["what"]
-    bars = [(row["group"], row["rate"], row["group"]) for row in page.record["tables"][what]]
-    page.intervals(f"{what}: share selected", bars, ".1%")
+    page.intervals(
+        f"{what}: share selected",
+        [(row["group"], row["rate"], row["group"]) for row in page.record["tables"][what]],
+        ".1%",
+    )
     # (4) Local Law 144
     for title, cells in law_tables(people) if args.ll144 else ():
         page.table(title, cells)

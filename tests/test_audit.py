@@ -169,8 +169,9 @@ def test_metrics_are_fairlearns():
             ("Selected of the qualified", true == 1),
             ("Selected of the unqualified", true == 0),
         )
-        rates = {kind: frame[rows].groupby("group").hit.mean() for kind, rows in kinds}
-        rates = pd.DataFrame(rates)
+        rates = pd.DataFrame(
+            {kind: frame[rows].groupby("group").hit.mean() for kind, rows in kinds}
+        )
         expected = [
             getattr(metrics, name)(true, pred, sensitive_features=groups) for name in FAIRLEARN
         ]
