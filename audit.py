@@ -121,8 +121,8 @@ def read_people(args):
     what, path = args.y_pred or args.score, args.table
     named = [what, args.y_true, args.within, args.id, *args.group, *law_columns(args)]
     table = tables.read_csv(path, named)
-    if wrong := [value for value in args.unknown if not (table == value).any(axis=None)]:
-        raise UserError(f"--unknown {wrong[0]}: none of these columns of {path} holds it")
+    if wrong := {*args.unknown} - {*table.to_numpy().ravel()}:
+        raise UserError(f"--unknown {min(wrong)}: none of these columns of {path} holds it")
     if args.id:
         if wrong := {*args.drop} - {*table[args.id]}:
             raise UserError(f"--drop {min(wrong)}: {path} has no such {args.id}")
@@ -138,9 +138,8 @@ def read_people(args):
             "table; remove them, or pass --id COLUMN --drop LABEL; for people, fill in a value of "
             "--unknown"
         )
-    roles, names = decided.get(args.within, ""), decided.get(args.id, decided.index)
-    people = pd.DataFrame({"role": roles}, decided.index, dtype="category")
-    people["person"] = pd.factorize(names)[0]
+    people = pd.DataFrame({"role": decided.get(args.within, "")}, decided.index)
+    people["person"] = pd.factorize(decided.get(args.id, decided.index))[0]
     if args.ll144:
         people["sex"], people["race"] = law_labels(args, decided)
     if args.y_pred:
@@ -151,8 +150,9 @@ def read_people(args):
         people["hit"], rule = selected(people, args)
     rule += "" if args.id else "; each row a person"
     if args.y_true:
-        outcome = decided[args.y_true].dropna()
-        people["outcome"], _ = tables.yes_or_no(outcome, args.qualified, "--qualified", path)
+        people["outcome"], _ = tables.yes_or_no(
+            decided[args.y_true].dropna(), args.qualified, "--qualified", path
+        )
     return table, facts, people, rule
 
 
@@ -173,14 +173,16 @@ def selected(people, args):
         n_better = of_role.rank(method="min", ascending=False) - 1
         # .07 · 100 is 7.000000000000001
         is_in = n_better < args.select * of_role.transform("size") - 1e-9
-        rule = f"top {100 * args.select:g} % by {args.score} and who ties, {args.better} is better"
-        rule += f", of each {args.within}" if args.within else ""
+        rule = (
+            f"top {100 * args.select:g} % of each {args.within or 'table'} by {args.score} "
+            f"and who ties, {args.better} is better"
+        )
     return is_in.astype(int), rule
 
 
 def group_labels(args, facts):
     """{column: (n,) labels, None where unknown}; two columns are crossed, too."""
-    labels = {name: facts[name].astype("category") for name in args.group}
+    labels = dict(facts[args.group].astype("category"))
     for name, label in labels.items():
         if not 2 <= label.nunique() <= MOST_GROUPS:
             raise UserError(
@@ -225,7 +227,7 @@ def law_labels(args, facts):
     mapping = tables.read_map(args.map) if args.map else {}
     sexes = tables.categories(facts[args.sex], mapping, SEXES)
     races = tables.categories(facts[args.race], mapping, RACES)
-    if args.hispanic not in (None, "none"):
+    if args.hispanic in facts:
         answers = tables.categories(facts[args.hispanic], mapping, tables.YES + tables.NO)
         is_known = answers.isin(tables.NO) | (races == HISPANIC)
         races = races.where(is_known, None).mask(answers.isin(tables.YES), HISPANIC)
@@ -247,14 +249,11 @@ def law_tables(people):
         ("race/ethnicity", people.race, RACES),
         ("crossed", crossed, both),
     ):
-        counts = people.hit.groupby(labels).agg(**{"# of applicants": "size", "# selected": "sum"})
-        counts = counts.reindex(categories, fill_value=0)
-        counts["rate"] = counts["# selected"] / counts["# of applicants"]
+        hits = people.hit.groupby(pd.Categorical(labels, categories), observed=False)
+        counts = hits.agg(**{"# of applicants": "size", "# selected": "sum", "rate": "mean"})
         counts["impact ratio"] = counts.rate / counts.rate.max()
-        title = (
-            f"Local Law 144, {key}; {labels.isna().sum():,} rows of unknown category are left out"
-        )
-        yield title, counts.rename_axis("category").reset_index().to_dict("records")
+        title = f"Local Law 144, {key}; {labels.isna().sum():,} rows of unknown category left out"
+        yield title, counts.reset_index(names="category").to_dict("records")
 
 
 # ---- 9. the report ----
@@ -272,7 +271,7 @@ def main(argv=None):
     )
     # (1) read the table
     table, facts, people, rule = read_people(args)
-    rows, within = facts.loc[people.index], bool(args.within)
+    rows = facts.loc[people.index]
     labels = group_labels(args, rows)
     kinds = {"Selected": people}
     if args.y_true:
@@ -286,43 +285,46 @@ def main(argv=None):
         kinds["Selected of the unqualified"] = people[people.outcome == 0]
     # (2) compare the groups
     group_metrics, tested = [], []
-    note = f"Each ratio is to the reference{', within roles' * within}."
     for name, label in labels.items():
-        reference = args.reference
+        reference, rates = args.reference, {}
         for kind, part in kinds.items():
-            what, compared = f"{kind}, {name}", compare(part.assign(group=label), [reference])
-            page.table(what, compared, SHOWN, note)
+            what = (
+                f"{kind}, {name}{', over all roles; compared within roles' if args.within else ''}"
+            )
+            compared = compare(part.assign(group=label), [reference])
+            page.table(what, compared, SHOWN)
             reference = compared[0]["reference"] if compared else reference
-            tested += [(row, what, compared) for row in compared if row["group"] != reference]
-        rates = {
-            kind: part.hit.groupby(label).mean()
-            for kind, part in kinds.items()
-            if part.hit.nunique() == 2
-        }
+            tested += [row | {"what": what} for row in compared if "p" in row]
+            if part.hit.nunique() == 2:
+                rates[kind] = part.hit.groupby(label).mean()
         group_metrics.append({"groups": name} | metrics(pd.DataFrame(rates, columns=[*kinds])))
         page.limit(
-            f"{name}: the others are compared with {reference}, "
-            f"{'by --reference' if reference == args.reference else 'the largest group'}; "
+            f"{name}: the others are compared with {reference} (--reference, else the largest group); "
             f"{label.isna().sum():,} rows of unknown group are in no comparison; "
             f"{(label.groupby(people.person).nunique() > 1).sum():,} people are in several groups."
         )
     # (3) the report: what was found, then what is open, then the rest
-    tested.sort(key=lambda found: clearness(found[0]))
-    verdicts = Counter(row["verdict"] for row, *_ in tested)
+    tested.sort(key=clearness)
+    verdicts = Counter(row["verdict"] for row in tested)
     page.answer(
-        *(sentence(row, f"were selected ({rule})", what, within) for row, what, _ in tested[:3]),
+        *(sentence(row, f"were selected ({rule})", row["what"]) for row in tested[:3]),
         f"{len(people):,} rows, of {people.person.nunique():,} people.",
     )
     left_out = people.hit.reindex(facts.index).isna()
     if left_out.any():
-        shares = [left_out.groupby(facts[name]).mean() for name in args.group]
-        of = [f"{report.show(x, '.0%')} of {group}" for group, x in pd.concat(shares).items()]
-        text = f"{left_out.sum():,} of {len(facts):,} rows have no decision{' or role' * within}"
-        page.answer(f"{text}: {', '.join(of)}. They are left out.")
+        shares = pd.concat(left_out.groupby(facts[name]).mean() for name in args.group)
+        of = [f"{report.show(x, '.0%')} of {group}" for group, x in shares.items()]
+        page.answer(
+            f"{left_out.sum():,} of {len(facts):,} rows have no decision, or no role of --within: "
+            f"{', '.join(of)}. They are left out."
+        )
     page.answer(f"All comparisons: {files.counts_in_words(verdicts)}. {NEXT}")
-    _, what, compared = tested[0]
-    bars = [(row["group"], row["rate"], row["group"]) for row in compared]
-    page.intervals(f"{what}: share selected{' over all roles' * within}", bars, ".1%")
+    what = tested[0]["what"]
+    page.intervals(
+        f"{what}: share selected",
+        [(row["group"], row["rate"], row["group"]) for row in page.record["tables"][what]],
+        ".1%",
+    )
     # (4) Local Law 144
     for title, cells in law_tables(people) if args.ll144 else ():
         page.table(title, cells)

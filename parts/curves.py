@@ -3,7 +3,9 @@
 Read from a run folder: args.json, and metrics.jsonl with its evaluations on validation prompts
 ("val/gold", "val/kl") and what each step cost. No model is loaded.
 
-Run      {"args", "curve", "total"};  total  {cost: of the whole run, NaN where it is unknown}
+Run      {"question", "curve", "total"};  total  {cost: of the whole run, NaN where it is unknown}
+Question what the scores of a run depend on: [start, score, prompts], as whole paths. Where one of
+         these is another, gains are not compared
 Costs    pairs, reward calls, tokens (of answers), seconds
 Curve    a frame with a row per evaluation: step, score, noise, gain, root_kl, and a column per cost,
          what had been spent by then. noise is half the 95 % interval of a difference of two such
@@ -38,7 +40,7 @@ GOAL = 0.9  # share of the largest gain of such runs that `efficiency` asks for
 def check_row(row):
     for key in READ:
         value = row.get(key)
-        if not isinstance(value, (int, float, type(None))) or abs(value or 0) > 1e300:
+        if not isinstance(value, int | float | None) or abs(value or 0) > 1e300:
             raise ValueError(f"{key} is {value!r:.40}; expected a number")
 
 
@@ -59,17 +61,14 @@ def read_run(folder):
         before = read_run(args["reward_model"])
         for cost in ("pairs", "seconds"):
             spent[cost] += before["total"][cost] if before else np.nan
-    curve = spent.assign(step=log.step, score=log["val/gold"], root_kl=log["val/kl"].clip(0) ** 0.5)
-    curve["noise"] = (log["val/gold_high"] - log["val/gold_low"]) / 2**0.5
+    curve = spent.assign(
+        step=log.step, score=log["val/gold"], root_kl=log["val/kl"].clip(0) ** 0.5,
+        noise=(log["val/gold_high"] - log["val/gold_low"]) / 2**0.5,
+    )  # fmt: skip
     curve["gain"] = curve.score - curve.score[curve.step == 0].mean()
     total = spent[-1:].mean().to_dict()  # NaN without a row
-    return {"args": args, "curve": curve.dropna(subset="score"), "total": total}
-
-
-def question(run):
-    """What the scores of a run depend on: [start, score, prompts], as whole paths. Where one of these
-    is another, gains are not compared."""
-    return [realpath(str(run["args"].get(key))) for key in ("model", "gold", "prompts")]
+    question = [realpath(str(args.get(key))) for key in ("model", "gold", "prompts")]
+    return {"question": question, "curve": curve.dropna(subset="score"), "total": total}
 
 
 def gain_at(curve, root_kl):
@@ -96,13 +95,13 @@ def equal_kl(runs):
     """One row for each policy of each two that can be compared: what it had gained at the smaller
     of the √KL that the two reached, read from its own curve.
 
-    runs   {name: run}. Two are compared if `question` is the same.
+    runs   {name: run}. Two are compared if their question is the same.
     """
     rows = []
     for one, two in itertools.permutations(runs, 2):
         own, other = (runs[x]["curve"].dropna(subset=["gain", "root_kl"]) for x in (one, two))
         reach = np.minimum(own.root_kl.max(), other.root_kl.max())  # NaN of an empty curve
-        if reach > 0 and question(runs[one]) == question(runs[two]):
+        if reach > 0 and runs[one]["question"] == runs[two]["question"]:
             rows.append(
                 {"model": one, "against": two, "root_kl": reach, "gain": gain_at(own, reach)}
             )
@@ -111,13 +110,13 @@ def equal_kl(runs):
 
 def efficiency(runs):
     """Rows of what a run had spent when it first had GOAL of the largest gain of any run of the same
-    `question`, with all of this evaluation, if it got there, and of what it spent in all.
+    question, with all of this evaluation, if it got there, and of what it spent in all.
 
     runs   {name: run}. A gain must exceed its noise; else no run is asked for a share of it.
     """
     rows = []
     for name, run in runs.items():
-        every = pd.concat(x["curve"] for x in runs.values() if question(x) == question(run))
+        every = pd.concat(x["curve"] for x in runs.values() if x["question"] == run["question"])
         is_clear = every.gain > every.noise.fillna(0) + 1e-9
         goal = GOAL * every.gain[is_clear].max()  # NaN, and not reached, if none is
         for point in run["curve"].query("gain >= @goal")[:1].to_dict("records"):

@@ -192,22 +192,23 @@ def exact_p(k, l, n, m):
 def metrics(rates):
     """Group metrics as fairlearn defines them, over all groups; NaN where a group has nobody of that
     outcome.  rates  a frame: columns "Selected" and, where outcomes are known, "Selected of the
-    qualified" and "Selected of the unqualified", true and false positives; a row per group"""
+    qualified" and "Selected of the unqualified", true and false positives, in this order; a row per
+    group"""
     highest, lowest = rates.max(skipna=False), rates.min(skipna=False)
-    gap = highest - lowest
-    values = {"parity difference": gap["Selected"], "parity ratio": (lowest / highest)["Selected"]}
-    if "Selected of the qualified" in gap:
-        values["equal opportunity difference"] = gap["Selected of the qualified"]
-        values["equalized odds difference"] = gap.drop("Selected").max(skipna=False)
+    selected, *errors = highest - lowest
+    values = {"parity difference": selected, "parity ratio": (lowest / highest)["Selected"]}
+    if errors:
+        values["equal opportunity difference"] = errors[0]
+        values["equalized odds difference"] = np.max(errors)
     return values
 
 
 # ---- in words ----
 
 
-def sentence(row, did, source, within=False):
+def sentence(row, did, source):
     """Both rates, the verdict and what follows, in plain words. row: of `compare`; did: what happened
-    to the share; source: of what; within: were roles compared?
+    to the share; source: of what.
 
     >>> row = {"group": "B", "reference": "A", "rate": {"value": 0.17}, "against": 0.52}
     >>> row |= {"verdict": FOUND, "shortfall": 24.6, "of_highest": 0.9}
@@ -219,8 +220,7 @@ def sentence(row, did, source, within=False):
     verdict = row["verdict"]
     text = (
         f"Of {row['group']} {show(row['rate']['value'], '.1%')} {did}, "
-        f"of {row['reference']} {show(row['against'], '.1%')} ({source}{', over all roles' * within}): "
-        f"{'compared within roles, ' * within}{SAID.get(verdict, verdict)}"
+        f"of {row['reference']} {show(row['against'], '.1%')} ({source}): {SAID.get(verdict, verdict)}"
     )
     if verdict == FOUND:
         side = "fewer" if row["shortfall"] > 0 else "more"

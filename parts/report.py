@@ -69,7 +69,7 @@ class Report:
             "title": title,
             "answer": [],
             "limits": self.limits,
-            "command": [Path(sys.argv[0]).name, *sys.argv[1:]],
+            "command": sys.argv,
             "args": json.loads(json.dumps(vars(args), default=str)),  # a path as text
             "sha256": {
                 str(path): hashlib.sha256(Path(path).read_bytes()).hexdigest()
@@ -108,9 +108,9 @@ class Report:
         """
         axes = self.chart(f"{caption}, with 95 % intervals", 0.8 + 0.4 * len(rows))
         for y, (_, estimate, name) in enumerate(rows):
-            colour, value = self.colour(name), estimate["value"]
+            value = estimate["value"]
             line = [estimate["low"], value, estimate["high"]]
-            axes.plot(line, [y, y, y], "o-", color=colour, linewidth=2.2, markevery=[1])
+            axes.plot(line, [y, y, y], "o-", color=self.colour(name), linewidth=2.2, markevery=[1])
             axes.text(value, y - 0.15, show(value, form), ha="center", fontsize=8.5)
         axes.set_yticks(range(len(rows)), [text for text, *_ in rows])
         axes.set_ylim(len(rows) - 0.5, -0.7)

@@ -39,7 +39,7 @@ def regress(y, x=None, *clusters, within=None):
     clusters  (n,) labels of one kind or of two; none: each row is a cluster of its own
     within    (n,) labels, such as roles or résumés: rows are compared with rows of the same label
               alone. Its mean is taken out of y and x, which is an indicator for each label, and
-              the constant of the regression: x and `within` come together or not at all.
+              the constant of the regression: x needs it, and without x it is not read.
     ValueError for a missing label: all that lack one would be one cluster.
 
     Covariance  (X'X)⁻¹ Σ_c (X_c'e_c)(X_c'e_c)' (X'X)⁻¹ · G/(G − 1) · (n − 1)/(n − k), of G clusters;
@@ -53,7 +53,6 @@ def regress(y, x=None, *clusters, within=None):
     >>> print(*(round(estimate[key], 4) for key in ("value", "se", "low", "high", "p")))
     2.0 0.5774 -0.4841 4.4841 0.0742
     """
-    assert (x is None) == (within is None)  # x alone has no constant, a constant within is 0
     n = len(y)
     codes = [pd.factorize(kind)[0] for kind in clusters or [np.arange(n)]]
     if np.min(codes) < 0:
@@ -61,7 +60,7 @@ def regress(y, x=None, *clusters, within=None):
     n_clusters = int(np.max(codes, 1).min()) + 1
     rounding = np.abs(y).max() * 1e-12 + 1e-300  # a standard error below it is rounding
     columns = pd.DataFrame(np.c_[y, np.ones(n) if x is None else x])
-    if within is not None:
+    if x is not None:
         columns -= columns.groupby(pd.factorize(within)[0]).transform("mean")
     fit = OLS(columns[0], columns.drop(columns=0)).fit()
     errors = [None] * len(fit.params)

@@ -109,11 +109,11 @@ def write_map(path, values, allowed):
 
 def yes_or_no(cells, favourable, flag, path):
     """((n,) 0 or 1, the values that are 1): the declared ones, or 1, yes, true of a column that holds
-    nothing but 1/0, yes/no, true/false. UserError where none of two values or more is one of them."""
+    nothing but 1/0, yes/no, true/false. UserError where these are none or all of the values."""
     values = sorted(set(cells))
     if not favourable and {*values} <= {*YES, *NO}:
         favourable = [value for value in values if value in YES]
-    if len(values) < 2 or not {*favourable} <= {*values} or not favourable:
+    if not favourable or not {*favourable} < {*values}:
         raise UserError(
             f"{path}: {cells.name} holds {', '.join(map(repr, values[:MOST]))}; say which count as 1: "
             f"{flag} VALUE …, unless they are 1/0, yes/no, true/false; --unknown are left out; one value "
@@ -141,9 +141,8 @@ def column_values(table, columns):
     for column in filter(None, columns):
         counts = table[column].replace("", "(empty)").value_counts()
         shown, rest = dict(counts[:MOST]), counts[MOST:]
-        if len(rest):
-            shown[f"{len(rest):,} other values"] = rest.sum()
-        rows += [{"column": column, "value": value, "rows": n} for value, n in shown.items()]
+        shown[f"{len(rest):,} other values"] = rest.sum()
+        rows += [{"column": column, "value": value, "rows": n} for value, n in shown.items() if n]
     return rows
 
 

@@ -80,8 +80,8 @@ def test_the_chart_is_of_the_first_finding(audited, tmp_path):
     audited("sex,race,hired\n" + "".join(rows), flags)
     page = next(tmp_path.glob("out*/report.html")).read_text()
     assert "race: share selected, with 95 % intervals" in page and "sex: share" not in page
-    assert "race: the others are compared with White, by --reference;" in page
-    assert "sex: the others are compared with F, the largest group;" in page
+    assert "race: the others are compared with White (--reference" in page
+    assert "sex: the others are compared with F (--reference" in page
 
 
 @each("audit_cases", of="ticks")
@@ -169,8 +169,9 @@ def test_metrics_are_fairlearns():
             ("Selected of the qualified", true == 1),
             ("Selected of the unqualified", true == 0),
         )
-        rates = {kind: frame[rows].groupby("group").hit.mean() for kind, rows in kinds}
-        rates = pd.DataFrame(rates)
+        rates = pd.DataFrame(
+            {kind: frame[rows].groupby("group").hit.mean() for kind, rows in kinds}
+        )
         expected = [
             getattr(metrics, name)(true, pred, sensitive_features=groups) for name in FAIRLEARN
         ]
