@@ -89,7 +89,7 @@ def parse_args(argv=None):
     add("--fail-on-difference", action="store_true", help="for CI: exit with status 1 if a difference is found")
     # fmt: on
     report.add_flags(parser, "runs/audit")
-    return parser.parse_args(argv)
+    return parser.parse_intermixed_args(argv)
 
 
 def check_flags(args):
@@ -101,7 +101,7 @@ def check_flags(args):
         (bool(args.y_pred) == bool(args.score), "--y-pred, --score: expected one of them"),
         (bool(args.score) != bool(args.better), "--score, --better: a score needs --better higher or lower"),
         (cuts != bool(args.score) and (cuts or not args.ll144), "--cutoff, --select: expected one of them, with --score"),
-        (not args.group, "--group: expected one or two columns of groups"),
+        (len({*args.group}) not in (1, 2), "--group: expected one or two columns of groups"),
         (is_law and not all(law), "--ll144, --sex, --race: Local Law 144 needs all three; --map, --hispanic are of it"),
         (args.drop and not args.id, "--drop: it needs --id, the column that holds these labels"),
         (args.favourable and not args.y_pred, "--favourable: its values are of --y-pred"),
@@ -115,9 +115,8 @@ def check_flags(args):
 
 
 def read_people(args):
-    """(table, facts, people, rule): the rows as texts; these with None for unknown; of those with a
-    decision "hit" 0 or 1, "score", "outcome" 1, 0 or NaN, "role", "person", and "sex" and "race" of
-    `law_labels`; a selection in words."""
+    """(table, facts, people, rule): rows as texts; these with None for unknown; of those decided "hit" 0
+    or 1, "score", "outcome" 1, 0 or NaN, "role", "person", "sex", "race"; a selection in words."""
     what, path = args.y_pred or args.score, args.table
     named = [what, args.y_true, args.within, args.id, *args.group, *law_columns(args)]
     table = tables.read_csv(path, named)
@@ -128,8 +127,10 @@ def read_people(args):
             raise UserError(f"--drop {min(wrong)}: {path} has no such {args.id}")
         table = table[~table[args.id].isin(args.drop)]
     facts = table.mask(table.isin(["", *args.unknown]), None)
-    if args.id and (empty := facts[args.id].isna()).any():
-        raise UserError(f"{path}:{empty.idxmax()}: {args.id} is unknown; name the person")
+    if args.id:
+        facts[args.id] = table[args.id]  # a person may be called like a value of --unknown
+        if (empty := facts[args.id] == "").any():
+            raise UserError(f"{path}:{empty.idxmax()}: {args.id} is empty; name the person")
     decided = facts.dropna(subset=[what, *filter(None, [args.within])])
     empty = (table.loc[decided.index, args.group] == "").all(axis=1)
     if 0 < empty.sum() <= 3 and empty.is_monotonic_increasing:
@@ -163,7 +164,7 @@ def selected(people, args):
     goodness = sign * people.score
     if args.cutoff is not None:
         is_in = goodness >= sign * args.cutoff
-        rule = f"{args.score} {args.cutoff:g} or {args.better}"
+        rule = f"{args.score} {args.cutoff:.12g} or {args.better}"
     elif args.select is None:
         is_known = people[["sex", "race"]].notna().any(axis=1)
         is_in = goodness > goodness[is_known].median()
@@ -174,7 +175,7 @@ def selected(people, args):
         # .07 · 100 is 7.000000000000001
         is_in = n_better < args.select * of_role.transform("size") - 1e-9
         rule = (
-            f"top {100 * args.select:g} % of each {args.within or 'table'} by {args.score} "
+            f"top {100 * args.select:g} % {f'of each {args.within} ' * bool(args.within)}by {args.score} "
             f"and who ties, {args.better} is better"
         )
     return is_in.astype(int), rule
@@ -288,9 +289,7 @@ def main(argv=None):
     for name, label in labels.items():
         reference, rates = args.reference, {}
         for kind, part in kinds.items():
-            what = (
-                f"{kind}, {name}{', over all roles; compared within roles' if args.within else ''}"
-            )
+            what = f"{kind}, {name}{f', over all roles; compared within each {args.within}' * bool(args.within)}"
             compared = compare(part.assign(group=label), [reference])
             page.table(what, compared, SHOWN)
             reference = compared[0]["reference"] if compared else reference

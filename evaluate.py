@@ -40,7 +40,7 @@ from parts.texts import plain_text
 NEVER = "this judge cannot be trusted here"  # the verdict where the judge fails its check
 VERDICTS = {  # of the first model of a row against the second
     FOUND: "better", NONE: "about equal", OPEN: "no difference shown",
-    UNMEASURED: "not measured: fewer than 20 prompts, or all scores are the same",
+    UNMEASURED: UNMEASURED,
 }  # fmt: skip
 ALIKE = 0.05  # models are about equal where the interval of the win rate lies within ½ ± this
 COMPARED = "a, verdict, b, wins, equal_length, p_holm"  # columns of comparisons
@@ -200,8 +200,8 @@ def compare(args):
         distrust |= judge == "reward" and is_chance
         remarks.append(
             f"The reward model is right on {show(accuracy, '.1%')} of {len(pairs)} pairs of "
-            f"{args.pairs}{', no better than chance' * is_chance}. A win rate is a judge's opinion of "
-            "new answers, which pairs may not hold."
+            f"{args.pairs}{', no better than chance' * is_chance}."
+            f"{' A win rate is its opinion of new answers, which pairs may not hold.' * (judge == 'reward')}"
         )
     # (5) means, win rates, what the runs reached
     n_models = scored.groupby("p").model.transform("nunique")
@@ -222,7 +222,7 @@ def compare(args):
         row["verdict"] = NEVER
     of_models = [row for row in comparisons if {row["a"], row["b"]} <= {*names.values()}]
     page.answer(
-        headline(of_models), f"{judge_flag} decided.",
+        headline(of_models), f"Judged by {judge_flag}.",
         *remarks, *advice(args, names, of_models, len(comparisons)),
     )  # fmt: skip
     page.intervals(
@@ -279,11 +279,13 @@ def means(answers):
 
 def headline(comparisons):
     """The first sentence: who is better than whom, of rows of `judged` on the same prompts."""
+    is_few = comparisons[0]["wins"]["clusters"] < FEWEST_CLUSTERS
+    reason = "fewer than 20 prompts" if is_few else "all scores are the same"
     parts = [
         f"{row['a']} is better than {row['b']}: preferred in {show(row['wins']['value'], '.1%')} of "
         "comparisons"
         if row["verdict"] == "better"
-        else f"{row['a']} and {row['b']}: {row['verdict']}"
+        else f"{row['a']} and {row['b']}: {row['verdict']}{f' ({reason})' * (row['verdict'] == UNMEASURED)}"
         for row in comparisons
     ]
     return f"{'; '.join(parts)}."
@@ -371,8 +373,8 @@ def human(args):
     ]
     page.answer(
         f"By {len(people)} people: {headline([row])}",
-        f"{len(votes)} votes on {wins['clusters']} prompts. At equal length: "
-        f"{show(row['equal_length'] or 'not measured', '.1%')}.",
+        f"{len(votes)} votes on {wins['clusters']} prompts prefer {a} in {show(wins, '.1%')}. At equal "
+        f"length: {show(row['equal_length'] or 'not measured', '.1%')}.",
     )
     if row["verdict"] == VERDICTS[OPEN]:
         page.answer(to_see_more(wins))

@@ -268,14 +268,19 @@ def answer(rows):
         for row in rows
         if row["verdict"] == FOUND
     ]
-    if OPEN in counts or NONE not in counts:
+    if not counts:
+        nothing = (
+            "Cannot tell: nothing was compared; --after, --reward-model, or two groups in votes or answers "
+            "make comparisons."
+        )
+    elif OPEN in counts or NONE not in counts:
         nothing = "Cannot tell: no difference was found, and what was measured excludes none."
     else:
         nothing = "No difference was found, and none larger than the margins is likely."
     return [
         *(said or [nothing]),
-        "Comparisons of --after, --reward-model, and of groups in votes or answers: "
-        f"{files.counts_in_words(counts) if counts else 'none'}. None larger: the interval of d lies "
+        f"All {counts.total()} comparisons{f': {files.counts_in_words(counts)}' * bool(counts)}; --before is in "
+        "none but the changes. None larger: the interval of d lies "
         f"within ±{MARGIN}, {twins.places(MARGIN):.0f} places among 100, or a ratio's between 4/5 and 5/4.",
     ]
 
@@ -340,11 +345,11 @@ def main(argv=None):
                 raise UserError(f"--reference {' '.join(sorted(both))}: name one of {column}")
     if models:
         effects = study_models(args, names, people, page.limit)
-    # (5) the answer first; what a model did before its training is no finding of it
+    # (5) the answer first; what a model did before its training is no finding of it, and comes last
     before = [names[folder] for folder in args.before]
-    effects.sort(key=clearness)
+    effects.sort(key=lambda row: (row["model"] in before, *clearness(row)))
     verdicts = [row for row in effects + sorted(rates, key=clearness) if row["model"] not in before]
-    page.answer(*answer(verdicts), *risky)
+    page.answer(*answer(verdicts) * bool(models or args.prefs or rates), *risky)
     lines = [
         (row["row"].replace(", ", ",\n"), row["d"], row["model"]) for row in effects if row["d"]
     ]

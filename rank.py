@@ -129,14 +129,16 @@ def main(argv=None):
     # (1) candidates
     frame = load_candidates(args)
     profiles = frame[frame[args.text_column].str.count(r"\S+") >= args.min_words]
-    if profiles.empty:
-        raise UserError(
-            f"--candidates: no {args.text_column!r} has --min-words {args.min_words}; name its --text-column"
-        )
     # (2) scores; None of a profile that the model does not read to its end
     function = RewardFunction(args.reward_model, *pick(args.device, "auto"), raw=True)
     scores = function(profiles.prompt, profiles[args.text_column])
     frame["score"] = pd.Series(scores, profiles.index, float).round(6)
+    some = frame.dropna(subset="score")
+    if some.empty:
+        raise UserError(
+            f"--candidates {args.candidates}: no {args.text_column!r} has {args.min_words} words (--min-words) "
+            "and is read to its end; name its --text-column"
+        )
     # (3) ranks
     scores = frame.groupby("role").score
     frame["rank"] = scores.rank(ascending=False, method="min").astype("Int64")
@@ -151,7 +153,7 @@ def main(argv=None):
         f"{len(some)} candidates ranked for {some.role.nunique()} roles. The first of them:\n"
         f"{some[:10].to_string(columns=FIRST, index=False, max_colwidth=30)}\n"
         f"{len(others)} without a rank (a link, fewer than --min-words {args.min_words} words, or "
-        f"longer than the model reads): {', '.join(others)}\nwrote {out}\n"
+        f"longer than the model reads): {', '.join(others) or 'nobody'}\nwrote {out}\n"
         f"next: python audit.py {shlex.quote(str(out))} --score score --better higher --select 0.3 "
         "--within role --group COLUMN"
     )

@@ -133,12 +133,12 @@ VOTE = ["model", "other", "wins", "lengths", "prompt", "annotator"]
 
 
 def unblinded(votes, items):
-    """A row of VOTE per ordinary vote on answers of two models: wins and lengths (in characters) are
-    of the model's answer against the other's."""
-    for vote in ordinary_votes(votes):
+    """A row of VOTE per vote on answers of two models: wins and lengths (in characters) are of the
+    model's answer against the other's. Left out: items whose better answer is known, since when ever."""
+    for vote in votes:
         item = items[vote["item_id"]]
         models = sorted({item["a_model"], item["b_model"]} - {None, ""})
-        if len(models) == 2:
+        if len(models) == 2 and not item["gold"]:
             answer = "a" if item["a_model"] == models[0] else "b"
             wins = {answer: 1.0, other(answer): 0.0}.get(vote["choice"], 0.5)
             length = len(plain_text(item[answer])) - len(plain_text(item[other(answer)]))

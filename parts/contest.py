@@ -13,7 +13,7 @@ A judge   such as a reward model learns from whole answers. It may never have re
           off or repeats itself, and may score it above every good one, which its accuracy on pairs
           does not show. So its scores are compared by kind of answer, within each prompt:
           cut off against whole, repetitive against whole, longest third against shortest.
-          Answers of equal length have one place, so there may be no longest third.
+          Answers of equal length stay together, so a third may hold more, or none.
           Whole: finished (it has its end token), and not repetitive
 """
 
@@ -34,7 +34,8 @@ REPEATED = 0.3  # of an answer's 4-grams stand earlier in it; no chosen one of d
 FEWEST = 10  # prompts with answers of both kinds, below which nothing is concluded
 LINE = 2.0  # a judge prefers a kind whose mean gap exceeds this many standard errors
 SAID = {  # of "wrong" in a row of `check_judge`
-    True: "This judge cannot be trusted here: it scores {kind} answers {mean:z.2f} on average, whole ones {mean_other:z.2f}.",
+    True: "This judge cannot be trusted here: it prefers {kind} answers ({mean:z.2f} on average) to whole "
+    "ones ({mean_other:z.2f}).",
     False: "The judge scores {kind} answers {mean:z.2f} on average, whole ones {mean_other:z.2f}.",
     None: "Whether the judge prefers {kind} answers to whole ones was not checked: fewer than "
     f"{FEWEST} prompts have both.",
@@ -83,7 +84,7 @@ def encode_alike(folders, rows, max_new_tokens):
                 f"{folders[0]} --model-b {folder}"
             )
     cut = sum(len(row) == room for row in ids)
-    return ids, f"{cut} of {len(rows)} prompts are cut to their last {room} tokens, or as long."
+    return ids, f"Cut to their last {room} tokens, or as long: {cut} of {len(rows)} prompts."
 
 
 # ---- answers ----

@@ -95,8 +95,8 @@ def contrast(frame, group, reference, n_tests):
     roles), "ratio" (an estimate; without an interval where an exact p contradicts it), "p",
     "deviations" (standard deviations: |z|, or what an exact p amounts to), "shortfall" (selections
     that the group lacks at the common rate of each role), "needed" (people in all, in the same mix of
-    groups and roles; None where nobody of the reference is selected)}; where nothing is tested "p" is
-    None and "verdict" says why.  n_tests  groups among which p will be adjusted"""
+    groups and roles; None where there are as many, or nobody of the reference is selected)}; where
+    nothing is tested "p" is None and "verdict" says why.  n_tests  groups of which p is adjusted"""
     pair = frame[frame.group.isin([group, reference])]
     everybody = pair.person.nunique()
     hits = pair.groupby(["role", pair.group == reference], observed=True).hit
@@ -107,7 +107,9 @@ def contrast(frame, group, reference, n_tests):
     pair = pair[pair.role.isin(shared.index)]
     rows_of = [pair.person[pair.group == side].value_counts() for side in (group, reference)]
     if min(map(len, rows_of)) < FEWEST_PEOPLE:
-        return row | {"verdict": f"{UNMEASURED}: fewer than {FEWEST_PEOPLE} people to compare"}
+        return row | {
+            "verdict": f"{UNMEASURED}: fewer than {FEWEST_PEOPLE} people, in roles of both groups"
+        }
     if pair.hit.nunique() < 2:
         return row | {"verdict": f"{UNMEASURED}: nobody or everybody was selected"}
     root, freedom = 1.0, np.inf  # of the design effect
@@ -125,7 +127,7 @@ def contrast(frame, group, reference, n_tests):
     size = (1 - FOUR_FIFTHS) * (q * n * m / N).sum()
     enough = needed(root * deviation, everybody, size, n_tests)
     deviations = abs(surplus) / deviation / root
-    least, most = hypergeom(N, n, k + l).support()  # of k, in each role
+    least, most = hypergeom.support(N, n, k + l)  # of k, in each role
     expected = n * (k + l) / N
     if min((expected - least).sum(), (most - expected).sum()) < 5 * root**2:
         deviations = norm.isf(exact_p(*table) / 2) / root
@@ -135,7 +137,7 @@ def contrast(frame, group, reference, n_tests):
         ratio |= {"low": low, "high": high}
     return row | {
         "ratio": ratio, "p": p, "deviations": deviations, "shortfall": -surplus,
-        "needed": max(everybody, enough) if down else None,
+        "needed": enough if down and enough > everybody else None,
     }  # fmt: skip
 
 
@@ -181,12 +183,12 @@ def exact_p(k, l, n, m):
     >>> print(round(exact_p(*np.array([[2], [0], [2], [2]])), 4))
     0.3333
     """
-    chances, place = np.ones(1), k.sum()
-    for role in map(hypergeom, n + m, n, k + l):
-        least, most = role.support()
-        chances = np.convolve(chances, role.pmf(np.arange(least, most + 1)))
-        place -= least
-    return min(1.0, chances[chances <= chances[place] * (1 + 1e-7)].sum())
+    chances, roles = np.ones(1), (n + m, n, k + l)
+    least, most = hypergeom.support(*roles)
+    for low, high, *role in zip(least, most, *roles):
+        chances = np.convolve(chances, hypergeom.pmf(np.arange(low, high + 1), *role))
+    observed = chances[(k - least).sum()]
+    return min(1.0, chances[chances <= observed * (1 + 1e-7)].sum())
 
 
 def metrics(rates):

@@ -92,8 +92,8 @@ def categories(cells, mapping, allowed):
     for value, name in named.items():
         if name not in (None, *allowed):
             raise UserError(
-                f"{cells.name}: {value!r} is none of {', '.join(allowed)}; map it in --map "
-                "FILE, which `audit.py values` writes, or add it to --unknown"
+                f"--sex, --race, --hispanic: {cells.name}: {value!r} is none of {', '.join(allowed)}; "
+                "map it in --map FILE, which `audit.py values` writes, or add it to --unknown"
             )
     return cells.map(named).astype(object)  # where all are unknown, too
 
@@ -111,13 +111,17 @@ def yes_or_no(cells, favourable, flag, path):
     """((n,) 0 or 1, the values that are 1): the declared ones, or 1, yes, true of a column that holds
     nothing but 1/0, yes/no, true/false. UserError where these are none or all of the values."""
     values = sorted(set(cells))
+    if len(values) < 2:
+        raise UserError(
+            f"{path}: every known {cells.name} is {' '.join(values) or 'empty'}: nothing to compare; if "
+            "an empty cell means no, write that value there"
+        )
     if not favourable and {*values} <= {*YES, *NO}:
         favourable = [value for value in values if value in YES]
     if not favourable or not {*favourable} < {*values}:
         raise UserError(
-            f"{path}: {cells.name} holds {', '.join(map(repr, values[:MOST]))}; say which count as 1: "
-            f"{flag} VALUE …, unless they are 1/0, yes/no, true/false; --unknown are left out; one value "
-            "alone is nothing to compare: if an empty cell means no, write that value there"
+            f"{path}: {cells.name} holds {', '.join(map(repr, values[:MOST]))}; say which of them, and "
+            f"not all, count as 1: {flag} VALUE …; --unknown are left out"
         )
     return cells.isin(favourable).astype(int), favourable
 

@@ -264,7 +264,7 @@ def test_exports_that_ask_twice(race_of_hispanic, tmp_path):
     path = tmp_path / "people.csv"
     people.to_csv(path, index=False)
     asked = f"--hispanic asked --map {path}2".split()
-    audit.main(f"values {path} --sex sex --race race".split() + asked)
+    audit.main(f"values --sex sex --race race {path}".split() + asked)
     rows = counts_of(law_of(people, *asked)[1])
     found = [rows[race] for race in ("Hispanic or Latino", "White", "Asian")]
     assert found == [[30, 6], [40, 20], [20, 10]]

@@ -315,7 +315,7 @@ def test_no_verdict_by_a_judge_that_prefers_loops(world, tmp_path, monkeypatch):
     monkeypatch.setattr(contest, "answer_all", answer_all)
     flags = f"--gold {world.gold}loops --max-new-tokens 250".split()
     report, _ = run(world, tmp_path / "out", *flags)
-    assert "16 of 16 prompts are cut" in report["limits"][0]
+    assert "Cut to their last 6 tokens, or as long: 16 of 16" in report["limits"][0]
     assert {row["kind"]: row["wrong"] for row in report["judge"]}["repetitive"] is True
     assert "cannot be trusted" in report["answer"][0]
     assert {row["verdict"] for row in report["comparisons"]} == {evaluate.NEVER}
@@ -368,7 +368,6 @@ def item(n, a_model="new", b_model="old", a="A" * 70, **more):
 def vote(item, choice, annotator="ann", **more):
     names = {"event_id": f"{item['id']}-{annotator}", "item_id": item["id"], "annotator": annotator}
     said = {"choice": choice, "strength": 2 if choice in ("a", "b") else 0}
-    said["gold_pass"] = choice == item["gold"] if item["gold"] else None
     return VOTE | names | said | {"item_sha256": item_sha256(item)} | more
 
 
