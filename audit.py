@@ -3,10 +3,11 @@
 Objective    ratio = a group's selection rate / the reference's, with interval, test and verdict
 Algorithm    (1) read the table: decision or score, outcome, groups, roles, people
              (2) compare the groups: selection and error rates; within roles with --within
-             (3) --ll144: the tables of New York City's Local Law 144
-             (4) report.html, report.json, and audit.csv, which BiasGuard reads
-Conventions  nothing is guessed: what is a selection, which scores are good, who is one person and
-             which labels mean unknown are declared. An empty cell is unknown
+             (3) what was found, what is open, and the rest
+             (4) --ll144: the tables of New York City's Local Law 144
+             (5) report.html, report.json, and audit.csv, which BiasGuard reads
+Conventions  declared, not guessed: what is a selection (but for 1/0, yes/no, true/false), which
+             scores are good, who is one person, which labels mean unknown. An empty cell is unknown
 Left out     causes, intent; re-weighting of decisions; an overall score; a pass mark
 Run          python audit.py people.csv --y-pred hired --group race --within role --id person
              python audit.py values people.csv --race race --map map.csv
@@ -31,24 +32,18 @@ RACES = (
     "Native American or Alaska Native", "Two or More Races",
 )  # fmt: skip
 MOST_GROUPS = 20  # values of a column, above which it is no column of groups
-NEXT = (
-    "Where a difference was found, find the step, criterion or person where the rates part; ask "
-    "counsel before you act."
-)
 LIMITS = (
     "Not legal advice, and no independent bias audit. It sees who was selected in this table, not why.",
-    "“Cannot tell” clears nobody: so few people show neither a difference nor its absence. “None "
-    "larger”: the interval of the ratio lies between four fifths and five fourths. People needed: so "
-    f"many {ENOUGH}.",
+    "“Cannot tell” clears nobody. “None larger”: the interval of the ratio lies between four fifths and "
+    f"five fourths. People needed: so many {ENOUGH}.",
     "p is the chance of a gap at least this large if selection did not depend on the group. The "
     "verdict uses p adjusted for the number of groups compared (Holm). It is adjusted within each "
     "table; a page of three tables shows something by chance in up to one of seven.",
-    "Four fifths is a rule of thumb. It is taken against the highest rate of a group of 2 % or more, "
-    "in all roles together.",
+    "Four fifths, a rule of thumb, is of the highest rate of a group of 2 % or more, over all roles.",
     "audit.csv has the layout that BiasGuard reads.",
 )
 
-# ---- 4. the arguments ----
+# ---- the arguments ----
 
 COLUMNS = {
     "--y-pred": "the decision; an empty cell is undecided, and left out",
@@ -101,7 +96,7 @@ def check_flags(args):
         (bool(args.y_pred) == bool(args.score), "--y-pred, --score: expected one of them"),
         (bool(args.score) != bool(args.better), "--score, --better: a score needs --better higher or lower"),
         (cuts != bool(args.score) and (cuts or not args.ll144), "--cutoff, --select: expected one of them, with --score"),
-        (len({*args.group}) not in (1, 2), "--group: expected one or two columns of groups"),
+        (not 1 <= len({*args.group}) == len(args.group) <= 2, "--group: expected one column of groups, or two"),
         (is_law and not all(law), "--ll144, --sex, --race: Local Law 144 needs all three; --map, --hispanic are of it"),
         (args.drop and not args.id, "--drop: it needs --id, the column that holds these labels"),
         (args.favourable and not args.y_pred, "--favourable: its values are of --y-pred"),
@@ -111,12 +106,13 @@ def check_flags(args):
             raise UserError(text)
 
 
-# ---- 5. the data ----
+# ---- the data ----
 
 
 def read_people(args):
-    """(table, facts, people, rule): rows as texts; these with None for unknown; of those decided "hit" 0
-    or 1, "score", "outcome" 1, 0 or NaN, "role", "person", "sex", "race"; a selection in words."""
+    """table (the rows as read, texts), facts (the same, None for unknown), people (a row per decided row:
+    "hit" 0 or 1, "role", "person"; "score" of --score, "outcome" 1, 0 or NaN of --y-true, "sex" and
+    "race" of --ll144), rule (what a selection is, in words). Their index: lines of the file."""
     what, path = args.y_pred or args.score, args.table
     named = [what, args.y_true, args.within, args.id, *args.group, *law_columns(args)]
     table = tables.read_csv(path, named)
@@ -126,11 +122,9 @@ def read_people(args):
         if wrong := {*args.drop} - {*table[args.id]}:
             raise UserError(f"--drop {min(wrong)}: {path} has no such {args.id}")
         table = table[~table[args.id].isin(args.drop)]
-    facts = table.mask(table.isin(["", *args.unknown]), None)
-    if args.id:
-        facts[args.id] = table[args.id]  # a person may be called like a value of --unknown
-        if (empty := facts[args.id] == "").any():
-            raise UserError(f"{path}:{empty.idxmax()}: {args.id} is empty; name the person")
+    facts = table.mask(table.isin(["", *args.unknown]) & (table.columns != args.id), None)
+    if args.id and (empty := facts[args.id] == "").any():
+        raise UserError(f"{path}:{empty.idxmax()}: {args.id} is empty; name the person")
     decided = facts.dropna(subset=[what, *filter(None, [args.within])])
     empty = (table.loc[decided.index, args.group] == "").all(axis=1)
     if 0 < empty.sum() <= 3 and empty.is_monotonic_increasing:
@@ -149,7 +143,6 @@ def read_people(args):
     else:
         people["score"] = tables.numbers(decided[what], args.decimal, path)
         people["hit"], rule = selected(people, args)
-    rule += "" if args.id else "; each row a person"
     if args.y_true:
         people["outcome"], _ = tables.yes_or_no(
             decided[args.y_true].dropna(), args.qualified, "--qualified", path
@@ -172,11 +165,11 @@ def selected(people, args):
     else:
         of_role = goodness.groupby(people.role)
         n_better = of_role.rank(method="min", ascending=False) - 1
-        # .07 · 100 is 7.000000000000001
+        # places are rounded up, but .07 · 100, which is 7.000000000000001, is 7
         is_in = n_better < args.select * of_role.transform("size") - 1e-9
         rule = (
-            f"top {100 * args.select:g} % {f'of each {args.within} ' * bool(args.within)}by {args.score} "
-            f"and who ties, {args.better} is better"
+            f"top {100 * args.select:g} % {f'of each {args.within} ' * bool(args.within)}by {args.score}, "
+            f"ties included, {args.better} is better"
         )
     return is_in.astype(int), rule
 
@@ -215,7 +208,7 @@ def write_values(args):
         tables.write_map(args.map, sorted(values), (*SEXES, *RACES, *tables.YES, *tables.NO))
 
 
-# ---- 8. Local Law 144 ----
+# ---- Local Law 144 ----
 
 
 def law_columns(args):
@@ -257,7 +250,7 @@ def law_tables(people):
         yield title, counts.reset_index(names="category").to_dict("records")
 
 
-# ---- 9. the report ----
+# ---- the report ----
 
 SHOWN = "group, verdict, n, selected, rate, compared, ratio, p_holm, deviations, of_highest, needed"
 
@@ -305,19 +298,25 @@ def main(argv=None):
     # (3) the report: what was found, then what is open, then the rest
     tested.sort(key=clearness)
     verdicts = Counter(row["verdict"] for row in tested)
+    did = f"{'were' if args.y_pred else 'would be'} selected ({rule}{'' if args.id else '; each row a person'})"
     page.answer(
-        *(sentence(row, f"were selected ({rule})", row["what"]) for row in tested[:3]),
+        *(sentence(row, did, row["what"]) for row in tested[:3]),
         f"{len(people):,} rows, of {people.person.nunique():,} people.",
     )
     left_out = people.hit.reindex(facts.index).isna()
     if left_out.any():
-        shares = pd.concat(left_out.groupby(facts[name]).mean() for name in args.group)
+        groups = [facts[name].fillna(f"unknown {name}") for name in args.group]
+        shares = pd.concat(left_out.groupby(group).mean() for group in groups)
         of = [f"{report.show(x, '.0%')} of {group}" for group, x in shares.items()]
         page.answer(
-            f"{left_out.sum():,} of {len(facts):,} rows have no decision, or no role of --within: "
-            f"{', '.join(of)}. They are left out."
+            f"{left_out.sum():,} of {len(facts):,} rows are left out, for an empty or unknown "
+            f"{' or '.join(filter(None, [args.y_pred or args.score, args.within]))}: {', '.join(of)}."
         )
-    page.answer(f"All comparisons: {files.counts_in_words(verdicts)}. {NEXT}")
+    page.answer(
+        f"All comparisons: {files.counts_in_words(verdicts)}. Where a difference was found, ask counsel, "
+        "and find the step, criterion or person where the rates part. Where it cannot tell, do not report "
+        "that there is none: add more people of the same kind of decision, and audit again."
+    )
     what = tested[0]["what"]
     page.intervals(
         f"{what}: share selected",
@@ -343,7 +342,7 @@ def main(argv=None):
     return int(args.fail_on_difference and FOUND in verdicts)
 
 
-# ---- 10. the guard ----
+# ---- the guard ----
 
 if __name__ == "__main__":
     files.command(main)

@@ -1,24 +1,27 @@
 """parts/groups.py: rates of groups, of people selected or answers preferred, compared.
 
-Reference    the declared group, else the largest. Four fifths: against the highest rate of a group
-             that is 2 % of all or more                                            [29 CFR 1607.4D]
-Ratio        of a group's rate to the reference's. In each role k of n people of the group are
-             selected, l of m of the reference, N = n + m. R = Σ k·m/N / Σ l·n/N
+Reference    the declared group, else the one with the most people. Four fifths: against the highest
+             rate of a group that is 2 % or more of all rows of known group        [29 CFR 1607.4D]
+Ratio        R̂ of a group's rate to the reference's. In each role k of n rows of the group are
+             selected, l of m of the reference, N = n + m. R̂ = (Σ k·m/N) / (Σ l·n/N)
                                                                            [Mantel & Haenszel 1959]
-Test         z(R) = Σ (k·m − R·l·n)/N / √V(R): is the ratio R? The interval holds each R that this
-             test leaves, so p < .05 and an interval without 1 are one condition. z(1) is the χ² test
-             of one table, and Mantel-Haenszel's of several     [Miettinen & Nurminen 1985; of one table
-             without their N/(N − 1)]
-Exact        where Σ k is expected less than 5 above its least or below its most possible value [Mantel
+Test         z(R) = Σ (k·m − R·l·n)/N / √V(R) tests that the true ratio is R. The interval holds each R
+             that this test does not reject, so p < .05 and an interval without 1 are one condition.
+             z(1) is the χ² test of one table, and Mantel-Haenszel's of several
+                             [Miettinen & Nurminen 1985; of one table without their N/(N − 1)]
+Variance     V(R) = Σ p·n·m·(m + R·n − N·p)/(N·(N − 1)), N² of one table, at rates p and p/R. The
+             likeliest p is the smaller root of N·p² − (R·(n + l) + m + k)·p + R·(k + l)
+Exact        where the expected Σ k lies within 5 of its lowest or its highest possible value [Mantel
              & Fleiss 1980; of one table: a cell expects fewer than 5] p is Fisher's, of several
-             roles that of their sum, and an interval that contradicts it is left out
-Needed       people who would find a ratio of 4/5 in 4 of 5 audits: E is Σ (l·n − k·m)/N at rates q and
-             4/5·q that select as many, √V(1) its deviation; .05 is shared by the groups tested (Holm)
+             roles that of the sum over roles; an interval that contradicts p is left out
+Needed       people who would find a ratio of 4/5 in 4 of 5 audits, G·(2.80·√V(1)/E)² of `needed` in
+             stats: E = Σ (l·n − k·m)/N at rates q and 4/5·q that select as many as here, q at most 1;
+             .05 is shared by the groups tested (Holm)
 People       with several rows are clusters: V is multiplied by the design effect, the variance
-             clustered by person over that of rows, at least 1              [Rao & Scott 1992]; the
-             deviations of an exact p are divided by its root. Quantiles are of t, with the people
-             that a group's rows are worth, (Σ rows)²/Σ rows² over its people, less one; of the
-             group that is worth fewer                                              [Kish 1965]
+             clustered by person over that of rows, at least 1 [Rao & Scott 1992]. So is the 5 of
+             Exact, and the deviations of an exact p are divided by its square root. Quantiles are of
+             t, with the people that a group's rows are worth, (Σ rows)²/Σ rows² over its people, less
+             one; of the group that is worth fewer                                     [Kish 1965]
 """
 
 import numpy as np
@@ -42,9 +45,9 @@ from parts.stats import (
 
 FEWEST_PEOPLE = 5  # of a group, below which nothing is tested
 SMALL = 0.02  # of all rows: the rules let an auditor pass over a smaller category
-ENOUGH = (
-    "of these two groups, in the same mix, counting those you have, would show a ratio of 0.80 "
-    "in 4 of 5 audits"
+ENOUGH = (  # completes "… people"
+    "of these two groups in all, in the same mix, would show it in 4 of 5 audits if one group's rate "
+    "were 0.80 of the other's"
 )
 SAID = {  # of the verdicts
     FOUND: "a difference was found", NONE: "no difference was found",
@@ -57,12 +60,13 @@ def compare(frame, references=()):
     """[row] of every group, the largest first: its rate, and its test against the reference.
 
     frame  columns "group" (None: unknown, in no comparison), "hit" 0 or 1, "role", "person"
-    references  groups, of which one is the reference; the largest if none is called so
+    references  groups, of which one is the reference; the largest if none of them is there
     row    {"group", "people", "n" rows, "selected", "rate" (estimate), "of_highest" (ratio to the
            highest rate), "reference", "against" (its rate), "verdict" (with the reason, where
-           nothing is tested)}, and but for the reference "p_holm" and the keys of `contrast`
+           nothing is tested)}. The others have the keys of `contrast`, and "p_holm" where they are
+           tested; "needed" is kept of "cannot tell" alone
     """
-    rows, frame = [], frame.astype({"group": "category", "role": "category"})  # by number, quickly
+    rows, frame = [], frame.astype({"group": "category", "role": "category"})  # faster
     for name, part in frame.groupby("group", observed=True):
         n, k, people = len(part), int(part.hit.sum()), part.person.nunique()
         rate = share(k, n) if people == n else mean_share(part.hit, part.person)
@@ -101,7 +105,7 @@ def contrast(frame, group, reference, n_tests):
     everybody = pair.person.nunique()
     hits = pair.groupby(["role", pair.group == reference], observed=True).hit
     shared = hits.agg(["sum", "size"]).unstack().dropna()  # the roles that hold both groups
-    k, l, n, m = table = shared.to_numpy(int).T  # (roles,) each
+    k, l, n, m = table = shared.to_numpy(int).T  # (roles,) each; the group, False, comes first
     N = n + m
     row = {"compared": int(N.sum()), "ratio": {"value": None}, "p": None}
     pair = pair[pair.role.isin(shared.index)]
@@ -112,7 +116,7 @@ def contrast(frame, group, reference, n_tests):
         }
     if pair.hit.nunique() < 2:
         return row | {"verdict": f"{UNMEASURED}: nobody or everybody was selected"}
-    root, freedom = 1.0, np.inf  # of the design effect
+    root, freedom = 1.0, np.inf  # √ of the design effect; of t, where ∞ is the normal
     if pair.person.nunique() < len(pair):
         by_person, by_row = (
             regress(pair.hit, pair.group == group, *clusters, within=pair.role)[0]["se"]
@@ -142,9 +146,7 @@ def contrast(frame, group, reference, n_tests):
 
 
 def score(ratio, k, l, n, m):
-    """(Σ (k·m − R·l·n)/N, √V(R)), whose quotient is z(R). In V(R) the likeliest rate of the group, if
-    it is R times the reference's, is the smaller root of N·p² − (R·(n + l) + m + k)·p + R·(k + l);
-    (N − 1) is as Mantel and Haenszel have it of several roles.
+    """(Σ (k·m − R·l·n)/N, √V(R)), whose quotient is z(R); V(R) and its rate p: at the top.
 
     >>> surplus, deviation = score(1.0, *np.array([[12.0], [40.0], [40.0], [80.0]]))
     >>> print(round(surplus, 3), round(surplus / deviation, 3))
@@ -158,8 +160,8 @@ def score(ratio, k, l, n, m):
 
 
 def interval(table, reach):
-    """(low, high), the ratios R at which |z(R)| is `reach`: z falls as log R grows. 0 where even a
-    ratio of 0 is left, inf where any high one is.  table  (4, roles) k, l, n, m
+    """Yields low, then high: the ratios R at which |z(R)| is `reach`, for z falls as log R grows. 0
+    where even a ratio of 0 is not rejected, inf where no high one is.  table  (4, roles) k, l, n, m
 
     >>> print(*(round(end, 3) for end in interval(np.array([[12.0], [40.0], [40.0], [80.0]]), 1.96)))
     0.348 0.972
@@ -193,7 +195,7 @@ def exact_p(k, l, n, m):
 
 def metrics(rates):
     """Group metrics as fairlearn defines them, over all groups; NaN where a group has nobody of that
-    outcome.  rates  a frame: columns "Selected" and, where outcomes are known, "Selected of the
+    outcome, or a column is not there.  rates  a frame: columns "Selected" and, where outcomes are known, "Selected of the
     qualified" and "Selected of the unqualified", true and false positives, in this order; a row per
     group"""
     highest, lowest = rates.max(skipna=False), rates.min(skipna=False)
@@ -215,7 +217,7 @@ def sentence(row, did, source):
     >>> row = {"group": "B", "reference": "A", "rate": {"value": 0.17}, "against": 0.52}
     >>> row |= {"verdict": FOUND, "shortfall": 24.6, "of_highest": 0.9}
     >>> sentence(row, "were hired", "race")
-    'Of B 17.0 % were hired, of A 52.0 % (race): a difference was found: about 25 fewer of B than at the rate of both together.'
+    'Of B 17.0 % were hired, of A 52.0 % (race): a difference was found: about 25 fewer of B than if both had one rate.'
     >>> "fifths" in sentence(row | {"shortfall": -1, "of_highest": 0.7}, "were hired", "race")
     False
     """  # noqa: E501
@@ -228,9 +230,9 @@ def sentence(row, did, source):
         side = "fewer" if row["shortfall"] > 0 else "more"
         text += (
             f": about {abs(row['shortfall']):,.0f} {side} of {row['group']} "
-            "than at the rate of both together"
+            "than if both had one rate"
         )
-        of_highest = row["of_highest"]  # None: nobody was selected, or it is not for the better
+        of_highest = row["of_highest"]  # None: nobody was selected, or a high rate is bad
         if side == "fewer" and of_highest is not None and of_highest < FOUR_FIFTHS:
             text += "; below four fifths of the highest rate"
     elif verdict == NONE:

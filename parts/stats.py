@@ -36,10 +36,10 @@ def regress(y, x=None, *clusters, within=None):
 
     y         (n,) numbers
     x         (n, k) columns, such as indicators of a group; None: a constant, so the mean of y
-    clusters  (n,) labels of one kind or of two; none: each row is a cluster of its own
+    clusters  (n,) labels of one kind or of two, arrays or Series; none: a row is a cluster
     within    (n,) labels, such as roles or résumés: rows are compared with rows of the same label
-              alone. Its mean is taken out of y and x, which is an indicator for each label, and
-              the constant of the regression: x needs it, and without x it is not read.
+              alone. Subtracting the mean of each label from y and x does what an indicator of
+              each label and a constant would [Frisch & Waugh 1933; Lovell 1963]. Required with x
     ValueError for a missing label: all that lack one would be one cluster.
 
     Covariance  (X'X)⁻¹ Σ_c (X_c'e_c)(X_c'e_c)' (X'X)⁻¹ · G/(G − 1) · (n − 1)/(n − k), of G clusters;
@@ -57,15 +57,15 @@ def regress(y, x=None, *clusters, within=None):
     codes = [pd.factorize(kind)[0] for kind in clusters or [np.arange(n)]]
     if np.min(codes) < 0:
         raise ValueError("clusters: a label is missing")
-    n_clusters = int(np.max(codes, 1).min()) + 1
-    rounding = np.abs(y).max() * 1e-12 + 1e-300  # a standard error below it is rounding
+    n_clusters = int(np.max(codes, 1).min()) + 1  # codes count from 0
+    rounding = np.abs(y).max() * 1e-12 + 1e-300  # the least standard error: p divides by it
     columns = pd.DataFrame(np.c_[y, np.ones(n) if x is None else x])
     if x is not None:
         columns -= columns.groupby(pd.factorize(within)[0]).transform("mean")
     fit = OLS(columns[0], columns.drop(columns=0)).fit()
     errors = [None] * len(fit.params)
     if n_clusters > 1:
-        # V₁ + V₂ − V₁₂ of two kinds may be below V₁ or V₂: the largest counts
+        # of two kinds V₁ + V₂ − V₁₂, V₁ and V₂, of which the largest counts
         covariances = cov_cluster_2groups(fit, *codes) if codes[1:] else [cov_cluster(fit, *codes)]
         errors = (np.diag(np.max(covariances, 0)) ** 0.5).clip(rounding)
     return [estimate(value, se, n, n_clusters) for value, se in zip(fit.params.tolist(), errors)]
@@ -105,16 +105,17 @@ def mean_share(values, *clusters):
 
     se is the clustered error; the rows are worth m = value·(1 − value)/se² independent ones, made
     smaller by (1.96/t)² for few clusters. m may exceed the number of rows, for a row may be a mean
-    of several answers, which vary less than wins and losses. Where all but one of G clusters are
-    alike, or all, se says too little: it is at least ½/G, that of one win among ties, and m at least
-    G there. Wilson's interval of m holds ½ where |value − ½| ≤ 1.96·√(¼/m), and p is that test's.
+    of several answers, which vary less than wins and losses. Where se is below ½/G, that of one win
+    among ties of G clusters (they are alike, or nearly), it says too little: ½/G takes its place in m,
+    which is at least G before the factor for few clusters.
+    Wilson's interval of m holds ½ where |value − ½| ≤ 1.96·√(¼/m), and p is that test's.
 
     >>> row = mean_share([1.0, 0.0] * 50 + [1.0] * 10)  # 60 of 110 independent rows
     >>> print(*(round(row[key], 3) for key in ("value", "low", "high", "p")))
     0.545 0.451 0.637 0.348
     """
     row = mean(values, *clusters)
-    row["value"] = value = min(1.0, row["value"])  # without the regression's rounding
+    row["value"] = value = min(1.0, row["value"])  # rounding may pass 1
     error, n_clusters = row["se"], row["clusters"]
     if error is None:
         return row
@@ -140,7 +141,7 @@ def holm(rows):
     """
     tested = [row for row in rows if row.get("p") is not None]
     if tested:
-        gc.freeze()  # `multipletests` collects garbage, for .2 s among all that torch has made
+        gc.freeze()  # spares .2 s: `multipletests` collects garbage, torch's too
         adjusted = multipletests([row["p"] for row in tested], method="holm")[1]
         for row, p in zip(tested, adjusted):
             row["p_holm"] = p
@@ -169,14 +170,14 @@ def verdict(row, least, most):
 def needed(se, clusters, size, comparisons=1):
     """Clusters (prompts, names, people) that would find an effect of `size` in 4 of 5 studies, if
     they vary as these do: G·(2.80·se/size)². An effect of 2.80 standard errors is found in 4 of 5
-    studies; it is 3.24 where Holm's correction is for three comparisons."""
+    studies; it is 3.24 for the strictest of three comparisons, at .05/3 (Holm)."""
     reach = norm.isf(LEVEL / 2 / comparisons) + norm.ppf(0.80)
     return int(np.ceil(clusters * (reach * se / size) ** 2))
 
 
 def clearness(row):
     """Sorts rows with a verdict: what was found, what is open, the rest; large effects first, which
-    are d, or the logarithm of a ratio."""
+    are d (parts/twins.py), or the logarithm of a ratio; 0 and none of it count as the largest."""
     order = [FOUND, OPEN, NONE, row["verdict"]].index(row["verdict"])
     ratio = row["ratio"]["value"] if "ratio" in row else 1
     return order, -abs(row.get("value") or np.log(ratio or 1e-9))

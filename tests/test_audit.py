@@ -103,7 +103,7 @@ def test_all_who_tie_with_the_last_are_in(scores, share, selected):
     people = pd.DataFrame({"score": list(map(float, scores)), "role": ""})
     args = audit.parse_args(["t", "--score", "s", "--better", "higher", "--select", str(share)])
     hit, rule = audit.selected(people, args)
-    assert hit.tolist() == selected and "and who ties" in rule
+    assert hit.tolist() == selected and "ties included" in rule
 
 
 # ---- what is refused ----
