@@ -373,8 +373,8 @@ def human(args):
     ]
     page.answer(
         f"By {len(people)} people: {headline([row])}",
-        f"{len(votes)} votes on {wins['clusters']} prompts prefer {a} in {show(wins, '.1%')}. At equal "
-        f"length: {show(row['equal_length'] or 'not measured', '.1%')}.",
+        f"{len(votes)} votes on {wins['clusters']} prompts. {a} is preferred in {show(wins, '.1%')}, each "
+        f"prompt counting once. At equal length: {show(row['equal_length'] or 'not measured', '.1%')}.",
     )
     if row["verdict"] == VERDICTS[OPEN]:
         page.answer(to_see_more(wins))

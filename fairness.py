@@ -269,18 +269,17 @@ def answer(rows):
         if row["verdict"] == FOUND
     ]
     if not counts:
-        nothing = (
+        return [
             "Cannot tell: nothing was compared; --after, --reward-model, or two groups in votes or answers "
             "make comparisons."
-        )
-    elif OPEN in counts or NONE not in counts:
+        ]
+    if OPEN in counts or NONE not in counts:
         nothing = "Cannot tell: no difference was found, and what was measured excludes none."
     else:
         nothing = "No difference was found, and none larger than the margins is likely."
     return [
         *(said or [nothing]),
-        f"All {counts.total()} comparisons{f': {files.counts_in_words(counts)}' * bool(counts)}; --before is in "
-        "none but the changes. None larger: the interval of d lies "
+        f"All comparisons: {files.counts_in_words(counts)}. None larger: the interval of d lies "
         f"within ±{MARGIN}, {twins.places(MARGIN):.0f} places among 100, or a ratio's between 4/5 and 5/4.",
     ]
 
@@ -349,13 +348,13 @@ def main(argv=None):
     before = [names[folder] for folder in args.before]
     effects.sort(key=lambda row: (row["model"] in before, *clearness(row)))
     verdicts = [row for row in effects + sorted(rates, key=clearness) if row["model"] not in before]
-    page.answer(*answer(verdicts) * bool(models or args.prefs or rates), *risky)
+    page.answer(*answer(verdicts), *risky)
     lines = [
         (row["row"].replace(", ", ",\n"), row["d"], row["model"]) for row in effects if row["d"]
     ]
     if lines:
         page.intervals(
-            f"Effects d, 0 is none: the {len(lines[:MOST_LINES])} clearest of {len(lines)}",
+            f"Effects d, 0 is none: the first {len(lines[:MOST_LINES])} of {len(lines)}",
             lines[:MOST_LINES], null=0,
         )  # fmt: skip
     page.table("Effects of names", effects, "row, verdict, d, places, p_holm")
@@ -367,7 +366,7 @@ def main(argv=None):
     page.limit(
         "Not legal advice. Names are proxies of what a reader may perceive; the bundled names and "
         "résumés are synthetic, US-centric and English.",
-        "“Cannot tell” clears nobody, and “none larger” is not zero.",
+        "“Cannot tell” clears nobody, and “none larger” is not zero. What --before did is in no verdict.",
     )
     page.write()
     unmeasured = {*names.values()} - {*before, *(name for *_, name in lines)}

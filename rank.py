@@ -129,15 +129,18 @@ def main(argv=None):
     # (1) candidates
     frame = load_candidates(args)
     profiles = frame[frame[args.text_column].str.count(r"\S+") >= args.min_words]
+    if profiles.empty:
+        raise UserError(
+            f"--candidates {args.candidates}: no {args.text_column!r} has {args.min_words} words "
+            "(--min-words); name its --text-column"
+        )
     # (2) scores; None of a profile that the model does not read to its end
     function = RewardFunction(args.reward_model, *pick(args.device, "auto"), raw=True)
     scores = function(profiles.prompt, profiles[args.text_column])
     frame["score"] = pd.Series(scores, profiles.index, float).round(6)
-    some = frame.dropna(subset="score")
-    if some.empty:
+    if frame.score.isna().all():
         raise UserError(
-            f"--candidates {args.candidates}: no {args.text_column!r} has {args.min_words} words (--min-words) "
-            "and is read to its end; name its --text-column"
+            f"--candidates {args.candidates}: longer than the model reads; shorten them"
         )
     # (3) ranks
     scores = frame.groupby("role").score

@@ -236,7 +236,8 @@ class _Help(ArgumentDefaultsHelpFormatter):
         return action.dest.split("_")[-1].upper()
 
     def _get_help_string(self, action):
-        is_said = action.nargs == 0 or action.default in (None, "", []) or "default" in action.help
+        nothing = action.default in (None, "", [], "==SUPPRESS==")  # the last is argparse's
+        is_said = action.nargs == 0 or nothing or "default" in action.help
         return action.help + " (default %(default)s)" * (not is_said)
 
 

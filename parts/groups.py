@@ -111,9 +111,7 @@ def contrast(frame, group, reference, n_tests):
     pair = pair[pair.role.isin(shared.index)]
     rows_of = [pair.person[pair.group == side].value_counts() for side in (group, reference)]
     if min(map(len, rows_of)) < FEWEST_PEOPLE:
-        return row | {
-            "verdict": f"{UNMEASURED}: fewer than {FEWEST_PEOPLE} people, in roles of both groups"
-        }
+        return row | {"verdict": f"{UNMEASURED}: fewer than {FEWEST_PEOPLE} people to compare"}
     if pair.hit.nunique() < 2:
         return row | {"verdict": f"{UNMEASURED}: nobody or everybody was selected"}
     root, freedom = 1.0, np.inf  # √ of the design effect; of t, where ∞ is the normal
