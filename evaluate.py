@@ -222,7 +222,8 @@ def compare(args):
         row["verdict"] = NEVER
     of_models = [row for row in comparisons if {row["a"], row["b"]} <= {*names.values()}]
     page.answer(
-        headline(of_models), f"Judged by {judge_flag}.",
+        headline(of_models),
+        f"Mean score by {judge_flag}: {', '.join(row['model'] + ' ' + show(row[judge]['value'], '.3f') for row in models)}.",
         *remarks, *advice(args, names, of_models, len(comparisons)),
     )  # fmt: skip
     page.intervals(

@@ -4,7 +4,7 @@ Answers   a frame with a row per answer: model, p (number of its prompt), task, 
           response_ids, length (tokens, end token included), finished, kl (nats from the first
           model; none of greedy answers), and a column per score
 To use    rows = load_prompts(args)
-          ids, remarks = encode_alike(folders, rows, max_new_tokens)
+          ids, cut = encode_alike(folders, rows, max_new_tokens)
           answers = answer_all(args, names, rows, ids)
           function, flag = load_scorers(args, rows)["gold"]
           answers["gold"] = score(function, flag, answers, rows)
