@@ -116,7 +116,7 @@ def read_people(args):
     what, path = args.y_pred or args.score, args.table
     named = [what, args.y_true, args.within, args.id, *args.group, *law_columns(args)]
     table = tables.read_csv(path, named)
-    if wrong := {*args.unknown} - {*table.to_numpy().ravel()}:
+    if args.unknown and (wrong := {*args.unknown} - {*table.to_numpy().ravel()}):
         raise UserError(f"--unknown {min(wrong)}: none of these columns of {path} holds it")
     if args.id:
         if wrong := {*args.drop} - {*table[args.id]}:

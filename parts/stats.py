@@ -10,7 +10,7 @@ Shares         counts of independent rows: Wilson's interval. Means of 0, ½ and
 Estimate       a dict {"value", "se", "low", "high", "p", "n", "clusters"}. low and high are the ends
                of the 95 % interval. p is two-sided, and below .05 exactly where the interval leaves
                out the value of no effect. se, low, high and p are None where there is only one
-               cluster. A row of `share` has value, low, high and n alone.
+               cluster. A row of `share` has value, low and high alone.
 Left out       bootstrap, Bayes, one-sided tests; 2 × 2 tables are compared in parts/groups.py
 References     Cameron, Gelbach & Miller 2011 (two kinds of cluster); Wilson 1927; Korn & Graubard
                1998 (shares in clusters); Holm 1979
@@ -97,7 +97,7 @@ def share(k, n):
     0.55 0.4524 0.6439
     """
     low, high = proportion_confint(k, n, LEVEL, "wilson")
-    return {"value": k / n, "low": low, "high": high, "n": n}
+    return {"value": k / n, "low": low, "high": high}
 
 
 def mean_share(values, *clusters):
