@@ -73,7 +73,7 @@ define loop
 	@$(PY) fairness.py report --before data/tiny-base --after $(1)/dpo $(1)/ppo --reward-model $(1)/reward --name Base DPO PPO "The reward model" --prefs data/prefs_train.jsonl data/rank_train.jsonl --per-cell 6 --resumes 20 --out $(1)/fairness --overwrite > $(1)/fairness.txt
 	$(say) fairness
 	@echo "[6/6] Which model is better? $(1)/report"
-	@$(PY) evaluate.py compare --model data/tiny-base $(1)/dpo $(1)/ppo --name Base DPO PPO --reward-model $(1)/reward $(COMPARE) --seed $(2) --out $(1)/report --overwrite > $(1)/report.txt
+	@$(PY) evaluate.py compare --model data/tiny-base $(1)/dpo $(1)/ppo --name Base DPO PPO --gold data/recruiter.py:reward --reward-model $(1)/reward $(COMPARE) --seed $(2) --out $(1)/report --overwrite > $(1)/report.txt
 	$(say) report
 	$(say) index
 endef
@@ -134,7 +134,7 @@ $(SEEDS:%=report-%): report-%: $(RUNTIME)
 # PPO driven too far on purpose: nearly no KL term, no alarm obeyed, the last weights kept; the report marks where gold falls
 overdriven: $(RUNTIME)
 	$(PY) ppo.py --reward-model runs/report-0/reward --gold data/recruiter.py:reward --ppo-epochs 2 --batch-size 32 --beta 0.003 --lr 3e-4 --schedule constant --steps 60 --eval-every 4 --on-hack warn --restore last --out runs/overdriven --overwrite
-	$(PY) evaluate.py compare --model data/tiny-base runs/report-0/ppo runs/overdriven --reward-model runs/report-0/reward --out runs/overdriven-report --overwrite
+	$(PY) evaluate.py compare --model data/tiny-base runs/report-0/ppo runs/overdriven --gold data/recruiter.py:reward --reward-model runs/report-0/reward --out runs/overdriven-report --overwrite
 	@mkdir -p reports/demo
 	cp runs/overdriven-report/report.json reports/demo/overdriven-seed-0.json
 
@@ -157,7 +157,7 @@ $(SEEDS:%=lesson-%): lesson-%: $(RUNTIME)
 	$(PY) data/augment.py data/screen_biased.jsonl data/names.csv --seed $* > runs/$@/screen_named.jsonl
 	$(PY) dpo.py --model runs/$@/answers-biased --pairs runs/$@/screen_named.jsonl --epochs 4 --seed $* --out runs/$@/policy-cured --overwrite
 	$(PY) fairness.py report --before data/tiny-base --after runs/$@/policy-cured --per-cell 10 --resumes 20 --out runs/$@/twins-cured --overwrite
-	$(PY) evaluate.py compare --model data/tiny-base runs/$@/answers-biased runs/$@/policy-cured --n 100 --samples 1 --reward-model none --seed $* --out runs/$@/policy-cured-report --overwrite
+	$(PY) evaluate.py compare --model data/tiny-base runs/$@/answers-biased runs/$@/policy-cured --n 100 --samples 1 --gold data/recruiter.py:reward --seed $* --out runs/$@/policy-cured-report --overwrite
 	for model in fair biased cured; do $(PY) evaluate.py reward --reward-model runs/$@/$$model --pairs data/rank_test.jsonl --out runs/$@/$$model-report --overwrite || exit; done
 	@mkdir -p reports/demo
 	for model in fair biased cured policy-cured; do cp runs/$@/$$model-report/report.json reports/demo/lesson-$$model-seed-$*.json || exit; done

@@ -14,7 +14,7 @@ Conventions  every answer of A meets every answer of B to the same prompt; equal
              has a score. Rate, interval and p are of one estimator over prompts (parts/stats.py);
              the verdict goes by p, adjusted for all comparisons (Holm)
 Left out     fairness (fairness.py), a single overall score, an LLM's opinion (ruler.py)
-Run          python evaluate.py compare --model data/tiny-base runs/dpo --reward-model runs/reward
+Run          python evaluate.py compare --model data/tiny-base runs/dpo --gold data/recruiter.py:reward
              python evaluate.py reward --reward-model runs/reward --pairs data/prefs_test.jsonl
              python evaluate.py human --votes runs/ab/annotations.jsonl
 Writes       report.html and report.json; of compare also samples.jsonl
@@ -39,8 +39,7 @@ from parts.texts import plain_text
 
 NEVER = "this judge cannot be trusted here"  # the verdict where the judge fails its check
 VERDICTS = {  # of the first model of a row against the second
-    FOUND: "better", NONE: "about equal", OPEN: "no difference shown",
-    UNMEASURED: UNMEASURED,
+    FOUND: "better", NONE: "about equal", OPEN: "no difference shown", UNMEASURED: UNMEASURED,
 }  # fmt: skip
 ALIKE = 0.05  # models are about equal where the interval of the win rate lies within ½ ± this
 COMPARED = "a, verdict, b, wins, equal_length, p_holm"  # columns of comparisons
@@ -135,7 +134,7 @@ def parse_args(argv=None):
     add("--prompts", metavar="FILE", default="data/prompts.jsonl", help="JSONL of prompt, split, task")
     add("--split", default="test", help='use only prompts with this "split", where rows have one; all: every prompt')
     add("--n", type=whole, default=200, help="prompts, drawn by --seed, 50 to 800; 0: all")
-    add("--gold", help="the score that decides and that no training saw: FILE:FUNCTION, or none (default: the recruiter for the bundled prompts, else none)")
+    add("--gold", default="none", help="the score that decides and that no training saw: FILE:FUNCTION, such as data/recruiter.py:reward for the bundled prompts")
     add("--reward-model", default="none", help="folder of a reward model; it decides where there is no --gold")
     add("--pairs", metavar="FILE", help="held-out pairs, JSONL: is --reward-model right on them?")
     add("--samples", type=some, default=4, help="answers per prompt and model, 1 to 8")
@@ -160,8 +159,6 @@ def parse_args(argv=None):
 def compare(args):
     """which model is better, by how much, at what KL"""
     # (1) prompts, and what scores the answers
-    bundled = args.prompts == "data/prompts.jsonl"
-    args.gold = args.gold or ("data/recruiter.py:reward" if bundled else "none")
     if not args.temperature:
         args.samples = 1  # greedy answers are all the same
         if args.bon:

@@ -134,7 +134,8 @@ VOTE = ["model", "other", "wins", "lengths", "prompt", "annotator"]
 
 def unblinded(votes, items):
     """A row of VOTE per vote on answers of two models: wins and lengths (in characters) are of the
-    model's answer against the other's. Left out: items whose better answer is known, whenever it became known."""
+    model's answer against the other's. Left out: items whose better answer is known, whenever it
+    became known."""
     for vote in votes:
         item = items[vote["item_id"]]
         models = sorted({item["a_model"], item["b_model"]} - {None, ""})

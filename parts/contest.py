@@ -220,8 +220,8 @@ def check_judge(scores, prompts, answers, finished):
     answers   N lists of ids or words
     row       {"kind", "other", "prompts" (with answers of both), "wrong"}, and of FEWEST prompts or
               more "mean" and "mean_other", of these two kinds, over prompts
-    wrong     the mean gap exceeds LINE standard errors for a kind that nobody wants; None of fewer prompts. A judge that likes
-              long answers is shown, and not called wrong.
+    wrong     the mean gap exceeds LINE standard errors for a kind that nobody wants; None of fewer
+              prompts. A judge that likes long answers is shown, and not called wrong.
     """
     scores, prompts, finished = map(np.array, (scores, prompts, finished))
     is_loop = np.array([*map(repeated, answers)]) >= REPEATED
