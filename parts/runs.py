@@ -208,8 +208,10 @@ class Run:
         for step in self.bar:
             self.step = step
             yield step
-            self.caught = max(gather([self.caught]))  # one rank's signal stops all
-            over = self.caught or self.step == self.args.stop_after or not self.unfinished()
+            # one rank's signal stops all; the handler alone writes `caught`, so that a signal during
+            # this exchange is there for the next one
+            self.stopped_by = max(gather([self.caught]))
+            over = self.stopped_by or self.step == self.args.stop_after or not self.unfinished()
             if over or self.step % self.args.save_every == 0:
                 self._save_checkpoint()
             if over:
@@ -337,7 +339,7 @@ class Run:
         if self.unfinished():
             print(f"stopped after step {self.step} of {self.planned}; its weights are in {self.out}\n"
                   "continue with the same command and --resume")  # fmt: skip
-            return self.caught and 128 + self.caught
+            return self.stopped_by and 128 + self.stopped_by
         self.step, numbers = min(step, self.step), []
         for key in self.headline:
             values = [shown_value(row, key) for row in self.rows() if row.get(key) is not None]

@@ -60,19 +60,18 @@ def command(name, world, out, *flags):
 
 SHARDED = ["dpo", "reward_train"]
 NAMES = [*SHARDED, "dpo-lora"]  # LoRA is refused with --fsdp
-CASES = [(name, "two") for name in NAMES] + [(name, "fsdp") for name in SHARDED]
-CASES += [("dpo", "one-two"), ("dpo", "two-one")]  # stopped, and resumed by another number of ranks
+# stopped, and resumed by another number of ranks
+CASES = [("dpo", "one-two"), ("dpo", "two-one")]
+CASES += [(name, "two") for name in NAMES] + [(name, "fsdp") for name in SHARDED]
 
 
 @pytest.fixture(scope="module")
 def runs(world, tmp_path_factory):
-    """Every job in one process, in two, and in two with --fsdp; {(name, how): run folder}."""
+    """Every job in one process, in two, and in two with --fsdp; the folder of how/name."""
     home = tmp_path_factory.mktemp("runs")
-    hows = [*CASES, *((name, "one") for name in NAMES), ("dpo", "bf16"), ("dpo", "checkpointed")]
-    outs = {(name, how): home / how / name for name, how in hows}
 
     def job(name, how, *flags):
-        return command(name, world, outs[name, how], *flags)
+        return command(name, world, home / how / name, *flags)
 
     def alone(*jobs):
         for stage, argv in jobs:
@@ -82,9 +81,9 @@ def runs(world, tmp_path_factory):
     # begun here, ended there: one process, then two with shards; two with shards, then one
     alone(job("dpo", "one-two", "--stop-after 2"))
     jobs = [job(name, "two") for name in NAMES] + [job(name, "fsdp", "--fsdp") for name in SHARDED]
-    jobs += [job("dpo", "bf16", "--fsdp --dtype bf16")]
-    jobs += [job("dpo", "checkpointed", "--fsdp --grad-checkpoint")]
     jobs += [
+        job("dpo", "bf16", "--fsdp --dtype bf16"),
+        job("dpo", "checkpointed", "--fsdp --grad-checkpoint"),
         job("dpo", "one-two", "--resume --fsdp"),
         job("dpo", "two-one", "--stop-after 2 --fsdp"),
     ]
@@ -95,20 +94,11 @@ def runs(world, tmp_path_factory):
     assert process.returncode == 0, shown[-6000:]
     assert shown.count("preflight  log-probs are the model's, loss") == 6, "rank 0 alone prints"
     alone(job("dpo", "two-one", "--resume"))
-    return outs
+    return home
 
 
 def weights(folder):
     return load_file(Path(folder) / "model.safetensors")
-
-
-def assert_same_run(out, expected, tolerance=1e-5):
-    for got, want in zip(log_of(out), log_of(expected), strict=True):
-        assert got.keys() == want.keys()
-        for key, x in want.items():
-            assert got[key] == pytest.approx(x, rel=tolerance, abs=tolerance), key
-    assert log_of(out, "samples") == log_of(expected, "samples")
-    torch.testing.assert_close(*map(weights, (out, expected)), rtol=0, atol=tolerance)
 
 
 @pytest.mark.slow
@@ -116,9 +106,12 @@ def assert_same_run(out, expected, tolerance=1e-5):
 def test_two_ranks_are_one_process(name, how, runs, world):
     """Losses are divided by the count of the whole optimiser step: a mean of the ranks' means would
     differ, for shares are never equal."""
-    out, expected = runs[name, how], runs[name, "one"]
-    assert_same_run(out, expected)
+    out, expected = runs / how / name, runs / "one" / name
+    for got, want in zip(log_of(out), log_of(expected), strict=True):
+        assert got == pytest.approx(want, rel=1e-5, abs=1e-5)
+    assert log_of(out, "samples") == log_of(expected, "samples")
     before, after = weights(world["MODEL"]), weights(out)
+    torch.testing.assert_close(after, weights(expected), rtol=0, atol=1e-5)
     moved = max((after[k] - before[k]).abs().max() for k in before.keys() & after.keys())
     assert moved > 5e-4, "a run that learns nothing is equal to any other"
     head = name == "reward_train"  # rank 0 writes whole tensors under their own names
@@ -130,15 +123,15 @@ def test_two_ranks_are_one_process(name, how, runs, world):
 @pytest.mark.slow
 def test_shards_in_half_precision(runs):
     (got, *more), (want, *_) = (
-        [row for row in log_of(runs["dpo", how]) if "lr" in row] for how in ("bf16", "one")
+        [row for row in log_of(runs / how / "dpo") if "lr" in row] for how in ("bf16", "one")
     )
     assert len(more) == 2 and got["loss"] == pytest.approx(want["loss"], rel=0.02, abs=0.1)
 
 
-def wait_for(run, done):
-    """The clock is only there to end a test that hangs."""
+def wait_for(run, log, rows):
+    """Until the log has more; the clock is only there to end a test that hangs."""
     start = time.monotonic()
-    while not done() and run.poll() is None:
+    while run.poll() is None and not (log.is_file() and log.read_bytes().count(b"\n") > rows):
         assert time.monotonic() - start < 900
         time.sleep(0.2)
 
@@ -161,12 +154,12 @@ def test_one_rank_is_stopped_then_one_is_killed(world, tmp_path):
     flags, log = "--steps 1000000 --eval-every 1000000 --save-every 1000000", out / "metrics.jsonl"
     _, argv = command("dpo", world, out, flags)
     run = torchrun("dpo.py", *argv)
-    wait_for(run, lambda: log.is_file() and log.read_bytes().count(b"\n") > 3)
+    wait_for(run, log, 3)
     shown, last = signal_rank_1(run, out, signal.SIGTERM), log_of(out)[-1]["step"]
     assert f"stopped after step {last}" in shown, shown[-3000:]
     assert [f.name for f in (out / "checkpoint").iterdir()] == [f"step-{last:07d}.pt"]
     run = torchrun("dpo.py", *argv, "--resume")
-    wait_for(run, lambda: log_of(out)[-1]["step"] > last)
+    wait_for(run, log, last + 1)  # with the evaluation before step 1
     shown = signal_rank_1(run, out, signal.SIGKILL)
     assert run.returncode != 0 and f"resumed    at step {last}" in shown
     assert [r["step"] for r in log_of(out) if "lr" in r][:last] == list(range(1, last + 1))

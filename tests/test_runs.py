@@ -448,6 +448,17 @@ def test_signals(number, toy, whole, capfd):
         toy.train("--overwrite", during=press)
 
 
+def test_a_signal_while_the_ranks_confer(toy, monkeypatch):
+    """They have said already whether one was caught; the next step's end finds it."""
+
+    def confer(caught):  # signal 0 is none
+        os.kill(os.getpid(), signal.SIGTERM * (toy.run.step == 3))
+        return caught
+
+    monkeypatch.setattr(runs, "gather", confer)
+    assert toy.train() == 143 and toy.numbers()[-1] == 4
+
+
 # ---- what is shown ----
 
 
