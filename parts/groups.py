@@ -128,7 +128,7 @@ def contrast(frame, group, reference, n_tests):
     q = np.minimum(1, (k + l) / (FOUR_FIFTHS * n + m))
     size = (1 - FOUR_FIFTHS) * (q * n * m / N).sum()
     enough = needed(root * deviation, everybody, size, n_tests)
-    deviations = abs(surplus) / deviation / root
+    deviations = abs(surplus) / max(deviation, 1e-300) / root  # both 0: each role took all or none
     least, most = hypergeom.support(N, n, k + l)  # of k, in each role
     expected = n * (k + l) / N
     if min((expected - least).sum(), (most - expected).sum()) < 5 * root**2:
@@ -193,9 +193,11 @@ def exact_p(k, l, n, m):
 
 def metrics(rates):
     """Group metrics as fairlearn defines them, over all groups; NaN where a group has nobody of that
-    outcome, or a column is not there.  rates  a frame: columns "Selected" and, where outcomes are known, "Selected of the
-    qualified" and "Selected of the unqualified", true and false positives, in this order; a row per
-    group"""
+    outcome, or a column is not there.
+
+    rates  a frame, a row per group: columns "Selected" and, where outcomes are known, "Selected of the
+           qualified" and "Selected of the unqualified", true and false positives, in this order
+    """
     highest, lowest = rates.max(skipna=False), rates.min(skipna=False)
     selected, *errors = highest - lowest
     values = {"parity difference": selected, "parity ratio": (lowest / highest)["Selected"]}
