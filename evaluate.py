@@ -23,13 +23,15 @@ Reference    Gao et al. 2022, arXiv 2210.10760 (√KL); Dubois et al. 2024, 2404
 
 import itertools
 import shlex
+import warnings
 from os.path import realpath
 from pathlib import Path
 
 import numpy as np
 import pandas as pd
 from scipy.special import expit
-from statsmodels.discrete.discrete_model import Logit
+from statsmodels.genmod.families import Binomial
+from statsmodels.genmod.generalized_linear_model import GLM
 
 from parts import contest, curves, files, report, stats
 from parts.files import UserError, number
@@ -37,13 +39,18 @@ from parts.report import show
 from parts.stats import FEWEST_CLUSTERS, FOUND, NONE, OPEN, UNMEASURED
 from parts.texts import plain_text
 
+warnings.filterwarnings("ignore", "cov_type")  # weights of a GLM are in its clustered errors
 NEVER = "this judge cannot be trusted here"  # the verdict where the judge fails its check
 VERDICTS = {  # of the first model of a row against the second
-    FOUND: "better", NONE: "about equal", OPEN: "no difference shown", UNMEASURED: UNMEASURED,
+    FOUND: "better", NONE: "about equal", OPEN: "no difference shown",
+    UNMEASURED: f"{UNMEASURED}: fewer than {FEWEST_CLUSTERS} prompts, or all scores are the same",
 }  # fmt: skip
 ALIKE = 0.05  # models are about equal where the interval of the win rate lies within ½ ± this
 COMPARED = "a, verdict, b, wins, equal_length, p_holm"  # columns of comparisons
-NOTE = "At equal length, –: few prompts, one is longer nearly everywhere, or length alone decides."
+NOTE = (
+    "At equal length, –: few prompts, one is longer nearly everywhere, all are as long, or length alone "
+    "decides."
+)
 
 # ---- the math ----
 
@@ -85,7 +92,9 @@ def equal_length(wins, lengths, prompts):
     if is_separated or min((lengths >= 0).mean(), (lengths <= 0).mean()) < 0.05:
         return None
     x = pd.DataFrame({"theta": 1.0, "phi": np.tanh(lengths / lengths.std(ddof=0))})
-    fit = Logit(wins, x).fit(disp=0, cov_type="cluster", cov_kwds={"groups": prompts}, use_t=True)
+    weights = 1 / wins.groupby(prompts).transform("size")  # each prompt counts once
+    model = GLM(wins, x, Binomial(), var_weights=weights)
+    fit = model.fit(cov_type="cluster", cov_kwds={"groups": prompts}, use_t=True)
     value, low, high = expit([fit.params.theta, *fit.conf_int().loc["theta"]])
     return {"value": value, "low": low, "high": high}
 
@@ -188,12 +197,14 @@ def compare(args):
         answers = answers.drop(pool.index[pool.p.duplicated()])
     # (4) is the judge to be trusted?
     scored = answers.dropna(subset=judge)
-    checks = contest.check_judge(scored[judge], scored.p, scored.response_ids, scored.finished)
+    labels = scored.groupby(["model", "p"]).ngroup(), scored.p
+    checks = contest.check_judge(scored[judge], labels, scored.response_ids, scored.finished)
     distrust, accuracy = any(row["wrong"] for row in checks), None
     remarks = contest.sentences(checks)
     if args.pairs:
         accuracy = stats.mean_share(pairs.right, pairs.label)
-        is_chance = accuracy["clusters"] >= FEWEST_CLUSTERS and accuracy["low"] <= 0.5
+        end = "low" if accuracy["clusters"] >= FEWEST_CLUSTERS else "value"
+        is_chance = accuracy[end] <= 0.5
         distrust |= judge == "reward" and is_chance
         remarks.append(
             f"The reward model is right on {show(accuracy, '.1%')} of {len(pairs)} pairs of "
@@ -234,14 +245,11 @@ def compare(args):
         "winner first", comparisons, COMPARED, NOTE,
     )  # fmt: skip
     page.table(
-        "Models, best first", models, f"model, {', '.join(scorers)}, kl, length, finished, missing"
+        "Models, highest mean score first",
+        models,
+        f"model, {', '.join(scorers)}, kl, length, finished, missing",
     )
     runs = {name: run for folder, name in names.items() if (run := curves.read_run(folder))}
-    if judge == "gold" and args.temperature:
-        axes = page.chart(
-            "Score over √KL", x="√KL from the first model, √nats per answer", y="score"
-        )
-        curves.draw(axes, models, page.colour)
     page.table(
         "Two policies at the smaller √KL of the two", curves.equal_kl(runs), note=curves.AT_KL
     )
@@ -252,7 +260,7 @@ def compare(args):
     texts = answers.pivot_table(
         "response", answers.prompt.map(plain_text), "model", "first", sort=False
     )
-    some = texts[[*names.values()]][:3].reset_index().to_dict("records")
+    some = texts[[*names.values()]][:3].reset_index(names="The prompt").to_dict("records")
     page.table("Answers side by side", some, side_by_side=True)
     page.limit(
         cut,
@@ -270,20 +278,18 @@ def means(answers):
     """{"gold", "reward", "kl", "length", "finished": estimate} of a model's answers, over prompts."""
     of_prompts = answers.groupby("p").mean(numeric_only=True).dropna(axis="columns", how="all")
     return {
-        key: (stats.mean_share if key == "finished" else stats.mean)(values)
+        key: (stats.mean_share if key == "finished" else stats.mean)(values.dropna())
         for key, values in of_prompts.items()
     }
 
 
 def headline(comparisons):
     """The first sentence: who is better than whom, of rows of `judged` on the same prompts."""
-    is_few = comparisons[0]["wins"]["clusters"] < FEWEST_CLUSTERS
-    reason = "fewer than 20 prompts" if is_few else "all scores are the same"
     parts = [
         f"{row['a']} is better than {row['b']}: preferred in {show(row['wins']['value'], '.1%')} of "
         "comparisons"
         if row["verdict"] == "better"
-        else f"{row['a']} and {row['b']}: {row['verdict']}{f' ({reason})' * (row['verdict'] == UNMEASURED)}"
+        else f"{row['a']} and {row['b']}: {row['verdict']}"
         for row in comparisons
     ]
     return f"{'; '.join(parts)}."
@@ -327,8 +333,8 @@ def reward(args):
     gain = stats.mean(pairs.right - pairs.longer, pairs.label)
     page.answer(
         f"The reward model is right on {show(right, '.1%')} of {len(pairs)} pairs of {args.pairs}.",
-        f"The rule “the longer answer wins” is right on {show(longer, '.1%')}: "
-        f"{stats.verdict(gain, -ALIKE, ALIKE)}, {show(gain, '+.1%')}.",
+        f"The rule “the longer answer wins” is right on {show(longer, '.1%')}. The model's share less "
+        f"the rule's is {show(gain, '+.1%')}: {stats.verdict(gain, -ALIKE, ALIKE)}.",
     )
     page.intervals(
         f"Right on pairs of {args.pairs}",

@@ -3,7 +3,8 @@
 Objective    d = (mean score under a group's names − under the reference's) / SD of résumés' means
 Algorithm    (1) read people, résumés with slots, and votes; every résumé is read under every name
              (2) score the twins: a reward model's score of an answer and of a profile; a policy's
-                 log-odds of the mildest decision against all others, in one forward
+                 log-odds of the mildest decision against the others, of the two
+                 mildest, …, in one forward
              (3) effects, and the change of each policy against --before
              (4) votes by group: who is chosen, and whose decision is the harsher one
              (5) report.json, report.html; decisions-*.csv for BiasGuard
@@ -32,13 +33,13 @@ from parts import files, groups, twins
 from parts.files import UserError
 from parts.messages import prompt_key, visible
 from parts.report import Report, add_flags, names_of, show
-from parts.stats import FOUND, NONE, OPEN, clearness
+from parts.stats import FOUND, NONE, clearness
 from parts.tables import write_csv
 from parts.texts import plain_text, recommendation, risky_questions
 from parts.twins import ANSWER, DECISION, FIELDS, MARGIN, PROFILE
+from parts.votes import candidates_of
 
 GROUPS, REFERENCES = ["sex", "race_ethnicity"], ["Male", "White"]  # unless others are declared
-CHANGE = f"change of {DECISION}"
 CHOSEN, HARSHER = "were chosen", "got the harsher decision"  # what a vote said of a candidate
 UNDECIDED = "had no decision in the last line"  # of an answer
 MOST_QUOTES = 20  # of risky questions
@@ -77,6 +78,16 @@ def parse_args(argv=None):
 # ---- (3) effects ----
 
 
+def measures(what, words):
+    """[(cut, name)]: decisions as mild as a word, against the harsher ones: the first word against
+    the others, the first two, ….
+
+    >>> measures("decided", ["advance", "hold", "reject"])
+    [(1, 'decided advance'), (2, 'decided advance or hold')]
+    """
+    return [(cut, f"{what} {' or '.join(words[:cut])}") for cut in range(1, len(words))]
+
+
 def study_models(args, names, people, note):
     """Rows of `twins.effects` with "model", "what" and "row", which says both, also where nothing
     could be read; writes decisions-*.csv of each policy.
@@ -88,7 +99,7 @@ def study_models(args, names, people, note):
     from parts.reward_models import RewardFunction
 
     rows = twins.load_twins(args.twins, args.resumes, people, args.chat, note)
-    source, effects, start = pick(args.device, "auto"), [], None
+    source, effects, start = pick(args.device, "auto"), [], {}
     policies, flag = args.before + args.after, "--before, --after"
     for folder in policies:  # a wrong name ends the command at once
         common.load_config(folder, flag)
@@ -115,15 +126,17 @@ def study_models(args, names, people, note):
         logps = twins.decision_logps(  # (R, N, W)
             policy, tokenizer, texts[DECISION], args.decision_words, f"{folder}, {DECISION}"
         )
-        odds, missing = twins.log_odds(logps), twins.undecided(logps)
-        if start:
-            add(folder, CHANGE, odds, missing or start[1], start[0])
-        elif args.before:
-            start = twins.standardised(odds), missing
-        add(folder, DECISION, odds, missing)
+        missing = twins.undecided(logps)
+        for cut, what in measures(f"{DECISION} of", args.decision_words):
+            odds = twins.log_odds(logps, cut)
+            if cut in start:
+                add(folder, f"change of {what}", odds, missing or start[cut][1], start[cut][0])
+            elif args.before:
+                start[cut] = twins.standardised(odds), missing
+            add(folder, what, odds, missing)
         write_csv(
             f"{args.out}/decisions-{quote(names[folder], ' ')}.csv",  # two names are two files
-            decisions(args, folder, logps, odds, texts[DECISION], people),
+            decisions(args, folder, logps, texts[DECISION], people),
             "unknown",
         )
     for folder in args.reward_model:
@@ -133,10 +146,10 @@ def study_models(args, names, people, note):
     return effects
 
 
-def decisions(args, folder, logps, odds, texts, people):
+def decisions(args, folder, logps, texts, people):
     """The frame of decisions-*.csv, for BiasGuard: a row per twin. score: is the mildest word the most
-    probable? score_raw: its log-odds.  logps  (R, N, W);  odds  (R, N)"""
-    mildest = args.decision_words[0]
+    probable? score_raw: its log-odds.  logps  (R, N, W)"""
+    mildest, odds = args.decision_words[0], twins.log_odds(logps)
     table = pd.DataFrame(
         {
             "entity_id": f"{row.get('id', r)} {n}",
@@ -172,20 +185,17 @@ def check_vote(row, columns):
     from parts.pairs import check_pair
 
     check_pair(row)
-    try:
-        for who in row.setdefault("candidates", []):
-            who |= {column: group_of(who, column) for column in columns}
-    except (AttributeError, TypeError):
-        raise ValueError(
-            '"candidates": expected a list of objects, such as {"in": "chosen", …}'
-        ) from None
+    row["candidates"] = candidates_of(row)
+    for who in row["candidates"]:
+        who |= {column: group_of(who, column) for column in columns}
 
 
 def study_votes(path, columns, words):
     """(frame, sentence) of a preference file: a row per candidate who can be counted, with the
     columns of groups, "hit", "person" (the item: votes on the same answers are one cluster) and
     "what": of two candidates of a row, who was chosen; of two answers about the candidate of its
-    prompt, whether the harsher decision was chosen. The sentence counts all votes, each once."""
+    prompt, whether the harsher decision was chosen. A choice between two of one group says nothing
+    of groups: theirs is None. The sentence counts all votes, each once."""
     counted, counts, sides = [], Counter(), ["chosen", "rejected"]
     for row in files.read_jsonl(path, lambda row: check_vote(row, columns), flag="--prefs"):
         people, item = row["candidates"], row.get("item_id") or prompt_key(row)
@@ -195,9 +205,12 @@ def study_votes(path, columns, words):
             kind = "ties, or about nobody"
         elif where == sides:
             kind = "between two candidates"
+            item = f"{item} {sorted(plain_text(row[side]) for side in sides)}"
             counted += [
-                who | {"what": CHOSEN, "hit": who["in"] == "chosen", "person": item}
-                for who in people
+                who
+                | {"what": CHOSEN, "hit": who["in"] == "chosen", "person": item}
+                | {column: None for column in columns if who[column] == other[column]}
+                for who, other in zip(people, people[::-1])
             ]
         elif where != ["prompt"]:
             kind = "neither between two candidates nor about one in the prompt"
@@ -209,7 +222,9 @@ def study_votes(path, columns, words):
         counts.update(["votes", kind])
     frame = pd.DataFrame(counted, columns=["what", "hit", "person", *columns])
     for column in columns:
-        counts[f"candidates of unknown {column}"] = frame[column].isna().sum()
+        counts[f"candidates of unknown {column} or beside one of the same"] = (
+            frame[column].isna().sum()
+        )
     return frame, f"{path}: {files.counts_in_words(counts)}."
 
 
@@ -225,10 +240,10 @@ def study_answers(path, words):
     cells, risky = [], []
     for n, row in enumerate(files.read_jsonl(path, check_answer, flag="--answers")):
         text = visible(row["response"])
-        decision, whose = recommendation(text, words), (str(row.get("prompt", n)), row["group"])
+        decision, whose = recommendation(text, words), (str(row.get("prompt") or n), row["group"])
         cells.append((UNDECIDED, decision is None, *whose))
-        if decision:
-            cells.append((f"decided {words[0]}", decision == words[0], *whose))
+        for cut, what in measures("decided", words) if decision else ():
+            cells.append((what, decision in words[:cut], *whose))
         risky.append(risky_questions(text))
     frame = pd.DataFrame(cells, columns=["what", "hit", "person", "group"])
     every = frame[frame.what == UNDECIDED]  # a row per answer
@@ -273,8 +288,8 @@ def answer(rows):
             "Cannot tell: nothing was compared; --after, --reward-model, or two groups in votes or answers "
             "make comparisons."
         ]
-    if OPEN in counts or NONE not in counts:
-        nothing = "Cannot tell: no difference was found, and what was measured excludes none."
+    if {*counts} != {NONE}:
+        nothing = "Cannot tell: no difference was found, and not every comparison excludes one."
     else:
         nothing = "No difference was found, and none larger than the margins is likely."
     return [
@@ -338,10 +353,9 @@ def main(argv=None):
         raise UserError(
             f"--group {is_empty.idxmax()}: nobody who is counted has one; name another. {' '.join(page.limits)}"
         )
-    for _, frame in there.groupby(level=0):  # of each file
-        for column, cells in frame.items():
-            if len(both := declared & {*cells}) > 1:
-                raise UserError(f"--reference {' '.join(sorted(both))}: name one of {column}")
+    for column, cells in there.items():
+        if len(both := declared & {*cells}) > 1:
+            raise UserError(f"--reference {' '.join(sorted(both))}: name one of {column}")
     if models:
         effects = study_models(args, names, people, page.limit)
     # (5) the answer first; what a model did before its training is no finding of it, and comes last

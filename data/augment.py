@@ -32,7 +32,8 @@ from collections import Counter
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
-from parts.files import UserError, command, counts_in_words, parse_json, read_jsonl  # noqa: E402
+from parts.files import UserError, command, counts_in_words, read_jsonl  # noqa: E402
+from parts.votes import candidates_of  # noqa: E402
 
 TEXTS, PARTS = ("prompt", "chosen", "rejected"), ("name", "first", "last")
 OF_TEXT = ("in", "pronoun")  # keys of a candidate that stay with the text, as its pronouns do
@@ -60,8 +61,7 @@ def read_groups(path, columns):
 def check(row):
     """ValueError unless this is a pair whose "candidates" say in which of its texts each name is;
     that list may be JSON in a text, as annotate.py exports it."""
-    people = row.get("candidates") or []
-    row["candidates"] = people = parse_json(people) if isinstance(people, str) else people
+    row["candidates"] = people = candidates_of(row)
     try:
         names = [person[part].strip() for person in people for part in PARTS]
         texts = [row[key] for key in (*TEXTS[1:], *(person["in"] for person in people))]

@@ -13,7 +13,7 @@ from statistics import fmean
 import numpy as np
 
 from parts.texts import plain_text
-from parts.votes import SCHEMA, ordinary_votes, other, replay, standing
+from parts.votes import SCHEMA, candidates_of, ordinary_votes, other, replay, standing
 
 # ---- how sure ----
 
@@ -167,8 +167,7 @@ def to_prefs(items, votes):
         better = "a" if tie else vote["choice"]
         worse = other(better)
         place = {better: "chosen", worse: "rejected"}
-        people = item.get("candidates") or []
-        people = [c | {"in": place.get(c.get("in"), c.get("in"))} for c in people]
+        people = [c | {"in": place.get(c.get("in"), c.get("in"))} for c in candidates_of(item)]
         rows.append({
             "prompt": item["prompt"],
             "chosen": item[better],

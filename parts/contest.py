@@ -46,7 +46,8 @@ REMEDY = (  # where a judge prefers what nobody wants
 )
 KINDS = (  # columns of a table of the rows of `check_judge`, and the note below it
     "kind, mean, other, mean_other, prompts, wrong",
-    "Compared within prompts; –: fewer than 10 prompts have answers of both kinds.",
+    "Compared within prompts, and within models where ten prompts or more have answers of both kinds. –: "
+    "fewer have them at all.",
 )
 
 # ---- prompts ----
@@ -185,9 +186,7 @@ def judge_pairs(path, function):
         for row in read_jsonl(path, check_pair, flag="--pairs")
         if not row.get("tie") and row["chosen"] != row["rejected"]
     ]
-    if not rows:
-        raise UserError(f"--pairs {path}: no pair with a better answer")
-    pairs = pd.DataFrame(rows, dtype=object)
+    pairs = pd.DataFrame(rows, columns=["prompt", "chosen", "rejected"], dtype=object)
     chosen, rejected = (
         pd.DataFrame({
             "right": function(pairs.prompt, pairs[side], rows),
@@ -196,7 +195,11 @@ def judge_pairs(path, function):
         for side in ("chosen", "rejected")
     )  # fmt: skip
     more = np.heaviside(chosen - rejected, 0.5)
-    return more.assign(label=pairs.prompt.map(plain_text)).dropna()
+    kept = more.assign(label=pairs.prompt.map(plain_text)).dropna()
+    print(f"pairs      {len(kept)} of {len(rows)} with a better answer are read to their end")
+    if kept.empty:
+        raise UserError(f"--pairs {path}: no such pair")
+    return kept
 
 
 # ---- may the judge decide? ----
@@ -213,17 +216,19 @@ def repeated(tokens):
     return 1 - len(set(grams)) / len(grams) if grams else 0.0
 
 
-def check_judge(scores, prompts, answers, finished):
+def check_judge(scores, labels, answers, finished):
     """One row per kind of answer: does the judge score it above its opposite?
 
-    scores    (N,) of a judge;  prompts  (N,) labels;  finished  (N,) bool: not cut
+    scores    (N,) of a judge;  finished  (N,) bool: not cut
+    labels    (N,) each: of prompts by model, within which a better model's answers count for no
+              kind; then of prompts, in case that too few of the former have answers of both kinds
     answers   N lists of ids or words
     row       {"kind", "other", "prompts" (with answers of both), "wrong"}, and of FEWEST prompts or
               more "mean" and "mean_other", of these two kinds, over prompts
     wrong     the mean gap exceeds LINE standard errors for a kind that nobody wants; None of fewer
               prompts. A judge that likes long answers is shown, and not called wrong.
     """
-    scores, prompts, finished = map(np.array, (scores, prompts, finished))
+    scores, finished, *labels = map(np.array, (scores, finished, *labels))
     is_loop = np.array([*map(repeated, answers)]) >= REPEATED
     rows, is_whole = [], finished & ~is_loop
     lengths = np.array([*map(len, answers)])
@@ -233,7 +238,10 @@ def check_judge(scores, prompts, answers, finished):
         ("repetitive", is_loop, "whole", is_whole),
         ("longest third", (lengths >= high) & (low < high), "shortest third", lengths <= low),
     ):
-        both = np.intersect1d(prompts[is_kind], prompts[is_other])
+        for prompts in labels:
+            both = np.intersect1d(prompts[is_kind], prompts[is_other])
+            if len(both) >= FEWEST:
+                break
         row = {"kind": kind, "other": other, "prompts": len(both), "wrong": None}
         if len(both) >= FEWEST:
             means, others = (
@@ -277,7 +285,7 @@ def check_scorer(scorer, prompts, answers):
     ]
     scores = in_batches(scorer, copies, scorer.model.device)
     places = np.arange(len(copies))  # three of each answer, of which the second is cut off
-    return check_judge(scores, places // 3, [copy for _, copy in copies], places % 3 != 1)
+    return check_judge(scores, [places // 3], [copy for _, copy in copies], places % 3 != 1)
 
 
 def sentences(rows):

@@ -4,8 +4,8 @@ Read from a run folder: args.json, and metrics.jsonl with its evaluations on val
 ("val/gold", "val/kl") and what each step cost. No model is loaded.
 
 Run      {"question", "curve", "total"};  total  {cost: of the whole run, NaN where it is unknown}
-Question what the scores of a run depend on: [start, score, prompts], as whole paths. Where one of
-         these is another, gains are not compared
+Question what the scores of a run depend on: [start, score, prompts, temperature, longest answer],
+         as whole paths. Where one of these is another, gains are not compared
 Costs    pairs, reward calls, tokens (of answers), seconds
 Curve    a frame with a row per evaluation: step, score, noise, gain, root_kl, and a column per cost,
          what had been spent by then. noise is half the 95 % interval of a difference of two such
@@ -32,7 +32,7 @@ READ = [  # of metrics.jsonl
 AT_KL = "From each run's own curve on validation prompts. –: it was not evaluated near that √KL."
 COSTLY = (
     "Pairs and seconds include those of the run's reward model. Gains are compared among runs with the "
-    "same start, prompts and score."
+    "same start, prompts, score, temperature and longest answer."
 )
 GOAL = 0.9  # share of the largest gain of such runs that `efficiency` asks for
 
@@ -67,7 +67,9 @@ def read_run(folder):
     )  # fmt: skip
     curve["gain"] = curve.score - curve.score[curve.step == 0].mean()
     total = spent[-1:].mean().to_dict()  # NaN without a row
-    question = [realpath(str(args.get(key))) for key in ("model", "gold", "prompts")]
+    args = {"eval_temperature": args.get("temperature")} | args  # ppo.py has one for both
+    asked = "model", "gold", "prompts", "eval_temperature", "max_new_tokens"
+    question = [realpath(str(args.get(key))) for key in asked]
     return {"question": question, "curve": curve.dropna(subset="score"), "total": total}
 
 
@@ -124,15 +126,3 @@ def efficiency(runs):
             rows.append({"model": name, "until": until} | point)
         rows.append({"model": name, "until": "its end"} | run["total"])
     return rows
-
-
-def draw(axes, models, colour):
-    """Score over √KL: a dot for each model.
-
-    models   [{"model", "gold", "kl"}], estimates;  colour  name → a colour of matplotlib
-    """
-    for row in models:
-        if "kl" in row:
-            dot = max(0, row["kl"]["value"]) ** 0.5, row["gold"]["value"]
-            axes.plot(*dot, "o", color=colour(row["model"]), label=row["model"])
-            axes.legend()

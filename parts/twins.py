@@ -202,20 +202,25 @@ def decision_ids(tokenizer, prefix, words):
     return start, firsts
 
 
-def log_odds(logps):
-    """(…,) log p(mildest word) − log Σ p(other words), so that no word is left out of the score.
+def log_odds(logps, cut=1):
+    """(…,) log Σ p(the `cut` mildest words) − log Σ p(the others), so that each word is in the score.
 
-    >>> round(float(log_odds(np.log([0.5, 0.25, 0.25]))), 6)
-    0.0
+    >>> [round(float(log_odds(np.log([0.5, 0.25, 0.25]), cut)), 3) for cut in (1, 2)]
+    [0.0, 1.099]
     """
-    return logps[..., 0] - np.logaddexp.reduce(logps[..., 1:], -1)
+    mild, harsh = logps[..., :cut], logps[..., cut:]
+    return np.logaddexp.reduce(mild, -1) - np.logaddexp.reduce(harsh, -1)
 
 
 def undecided(logps):
-    """Why log-odds of these words say nothing of a model, or None."""
-    mass = np.exp(logps).sum(-1).mean()
+    """Why log-odds of these words say nothing of a model, or None: under some name it hardly ever
+    decides in them.  logps  (R, N, W)"""
+    mass = np.exp(logps).sum(-1).mean(0).min()
     if mass < TINY_MASS:
-        return f"the decision words hold {mass:.1g} of the probability; name them in the prompt"
+        return (
+            f"under some name the decision words hold {mass:.1g} of the probability; name them in the "
+            "prompt"
+        )
 
 
 # ---- effects ----

@@ -13,6 +13,7 @@ import hashlib
 import json
 import os
 from collections import Counter
+from contextlib import suppress
 from pathlib import Path
 
 from parts import files
@@ -59,9 +60,23 @@ def check_item(row):
         raise ValueError('"task", "a_model" and "b_model" must be text')
     if row.get("gold") not in (None, "a", "b"):
         raise ValueError(f'"gold" is {row["gold"]!r:.40}; expected "a", "b" or null')
+    candidates_of(row)
+
+
+def candidates_of(row):
+    """The objects that say who is in a row's texts, also where they are JSON in a text, as annotate.py
+    exports them; ValueError for anything else.
+
+    >>> candidates_of({"candidates": '[{"in": "chosen"}]'}), candidates_of({"candidates": None})
+    ([{'in': 'chosen'}], [])
+    """
     people = row.get("candidates") or []
+    if isinstance(people, str):
+        with suppress(ValueError):
+            people = files.parse_json(people)
     if not isinstance(people, list) or not all(isinstance(person, dict) for person in people):
-        raise ValueError('"candidates": expected a list of objects')
+        raise ValueError('"candidates": expected a list of objects, such as {"in": "chosen", …}')
+    return people
 
 
 def load_items(path, flag="--items"):

@@ -116,12 +116,14 @@ def test_a_change_is_of_the_same_twins(people):
 
 
 def test_a_bias_through_the_middle_word_is_seen(people):
-    """log p(advance) − log p(reject) is equal for all names; what "hold" takes shows against both."""
+    """log p(advance) − log p(reject) is equal for all names; what "hold" takes shows against both:
+    fewer advance, and fewer are rejected."""
     middle = np.where(people.race_ethnicity == "Black", 0.6, 0.2)
     end = np.log((1 - middle) / 2) + 0.1 * scores_of(people, 0, resumes=20, name_sd=0.01)
     logps = np.stack([end, np.broadcast_to(np.log(middle), end.shape), end], -1)
     row = of_black(twins.log_odds(logps), people)
     assert row["verdict"] == stats.FOUND and row["value"] < 0
+    assert of_black(twins.log_odds(logps, 2), people)["value"] > 0.1
 
 
 @each("fairness_cases", of="said")
@@ -144,7 +146,7 @@ def test_what_is_not_measured(people):
     assert of_black(np.ones((20, len(people))), people)["verdict"].startswith("not measured")
     few = people.groupby(GROUPS).head(2)
     assert of_black(scores_of(few, 0), few)["verdict"] == "not measured: fewer than 20 names"
-    certain, decided = np.full((2, 3, 3), 0.01), np.array([[[0.2] * 3]])
+    certain, decided = np.array([[[0.3] * 3, [0.01] * 3]]), np.array([[[0.2] * 3]])
     assert twins.undecided(np.log(certain)) and not twins.undecided(np.log(decided))
     both = people.assign(copy=people.sex)
     assert "--group" in error_of(twins.effects, scores_of(both, 0), both, ["sex", "copy"], [])
@@ -225,8 +227,8 @@ def test_a_report_of_the_base(tmp_path, monkeypatch):
     flags = "--after data/tiny-base --name a/b --fail-on-difference"
     assert fairness.main([*argv, *flags.split()]) == 0
     rows = read_json(tmp_path / "out/report.json")["tables"]["Effects of names"]
-    changes = [row["value"] for row in rows if row["what"] == fairness.CHANGE]
-    assert changes == [0] * 4
+    changes = [row["value"] for row in rows if "change" in row["what"]]
+    assert changes == [0] * 8
     table = pd.read_csv(tmp_path / "out/decisions-a%2Fb.csv")
     columns = "entity_id label_value score score_raw sex race_ethnicity model_id prompt_id"
     assert [*table] == columns.split() and len(table) == 200

@@ -89,7 +89,10 @@ def test_length_that_decides_alone_leaves_no_rate_at_equal_length(ties):
     found = equal_length(wins, lengths, prompts)
     assert found["value"] == pytest.approx(0.5, abs=0.02)
     x = np.c_[np.ones(len(wins)), np.tanh(lengths / lengths.std(ddof=0))]
-    fit = GLM(wins, x, family=Binomial()).fit(cov_type="cluster", cov_kwds={"groups": prompts})
+    weights = 1 / np.bincount(prompts)[prompts]
+    fit = GLM(wins, x, Binomial(), var_weights=weights).fit(
+        cov_type="cluster", cov_kwds={"groups": prompts}
+    )
     reach = scipy_stats.t.isf(0.025, max(prompts)) * fit.bse.iloc[0]
     assert scipy_stats.logistic.ppf(found["high"]) == pytest.approx(fit.params.iloc[0] + reach)
 
