@@ -40,7 +40,6 @@ LIMITS = (
     "verdict uses p adjusted for the number of groups compared (Holm). It is adjusted within each "
     "table; a page of three tables shows something by chance in up to one of seven.",
     "Four fifths, a rule of thumb, is of the highest rate of a group of 2 % or more, over all roles.",
-    "audit.csv has the layout that BiasGuard reads.",
 )
 
 # ---- the arguments ----
@@ -169,7 +168,7 @@ def selected(people, args):
         is_in = n_better < args.select * of_role.transform("size") - 1e-9
         rule = (
             f"top {100 * args.select:g} % {f'of each {args.within} ' * bool(args.within)}by {args.score}, "
-            f"ties included, {args.better} is better"
+            f"rounded up, ties included, {args.better} is better"
         )
     return is_in.astype(int), rule
 
@@ -246,7 +245,7 @@ def law_tables(people):
         hits = people.hit.groupby(pd.Categorical(labels, categories), observed=False)
         counts = hits.agg(**{"# of applicants": "size", "# selected": "sum", "rate": "mean"})
         counts["impact ratio"] = counts.rate / counts.rate.max()
-        title = f"Local Law 144, {key}; {labels.isna().sum():,} rows of unknown category left out"
+        title = f"Local Law 144, {key}; each row an applicant; {labels.isna().sum():,} of unknown category left out"
         yield title, counts.reset_index(names="category").to_dict("records")
 
 
@@ -268,6 +267,7 @@ def main(argv=None):
     rows = facts.loc[people.index]
     labels = group_labels(args, rows)
     kinds = {"Selected": people}
+    known = people.dropna(subset="outcome") if args.y_true else people
     if args.y_true:
         known_of = 100 * people.outcome.notna().groupby(people.hit).mean()
         page.limit(
@@ -280,32 +280,35 @@ def main(argv=None):
     # (2) compare the groups
     group_metrics, tested = [], []
     for name, label in labels.items():
+        if label.nunique() < 2:
+            continue  # crossed, hardly anybody has both
         reference, rates = args.reference, {}
         for kind, part in kinds.items():
             what = f"{kind}, {name}{f', over all roles; compared within each {args.within}' * bool(args.within)}"
             compared = compare(part.assign(group=label), [reference])
             page.table(what, compared, SHOWN)
-            reference = compared[0]["reference"] if compared else reference
+            if part is people:
+                reference = compared[0]["reference"]
             tested += [row | {"what": what} for row in compared if "p" in row]
-            if part.hit.nunique() == 2:
+            if part is people or known.hit.nunique() == 2:
                 rates[kind] = part.hit.groupby(label).mean()
         group_metrics.append({"groups": name} | metrics(pd.DataFrame(rates, columns=[*kinds])))
         page.limit(
             f"{name}: the others are compared with {reference} (--reference, else the largest group); "
-            f"{label.isna().sum():,} rows of unknown group are in no comparison; "
+            f"{label.isna().sum():,} rows of unknown group are in no comparison, but are ranked with --select; "
             f"{(label.groupby(people.person).nunique() > 1).sum():,} people are in several groups."
         )
     # (3) the report: what was found, then what is open, then the rest
     tested.sort(key=clearness)
     verdicts = Counter(row["verdict"] for row in tested)
-    did = f"{'were' if args.y_pred else 'would be'} selected ({rule}{'' if args.id else '; each row a person'})"
+    did = f"{'were' if args.y_pred else 'would be'} selected ({rule}; {'shares of rows' if args.id else 'each row a person'})"
     page.answer(
         *(sentence(row, did, row["what"]) for row in tested[:3]),
         f"{len(people):,} rows, of {people.person.nunique():,} people.",
     )
     left_out = people.hit.reindex(facts.index).isna()
     if left_out.any():
-        groups = [facts[name].fillna(f"unknown {name}") for name in args.group]
+        groups = [f"{name} " + facts[name].fillna("unknown") for name in args.group]
         shares = pd.concat(left_out.groupby(group).mean() for group in groups)
         of = [f"{report.show(x, '.0%')} of {group}" for group, x in shares.items()]
         page.answer(
@@ -327,8 +330,8 @@ def main(argv=None):
     for title, cells in law_tables(people) if args.ll144 else ():
         page.table(title, cells)
     page.table("Group metrics, over all groups", group_metrics)
-    columns = args.y_pred, args.y_true, args.within, *args.group
-    page.table("What the columns hold", tables.column_values(table, columns))
+    columns = args.y_pred, args.y_true, args.within, *args.group, *law_columns(args)
+    page.table("What the columns hold", tables.column_values(table, dict.fromkeys(columns)))
     # (5) files
     ids = rows[args.id] if args.id else "row " + people.person.astype(str)
     decisions = pd.DataFrame(labels).assign(entity_id=ids, score=people.hit)
@@ -341,8 +344,6 @@ def main(argv=None):
     tables.write_csv(page.out / "audit.csv", decisions, empty="unknown")
     return int(args.fail_on_difference and FOUND in verdicts)
 
-
-# ---- the guard ----
 
 if __name__ == "__main__":
     files.command(main)

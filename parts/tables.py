@@ -43,11 +43,15 @@ def read_csv(path, needed=(), flag="table"):
         def width(mark):
             return min(map(len, itertools.islice(filter(None, read(mark)), 2)), default=0)
 
-        mark = max(",;\t|", key=width)
+        mark = max(";\t|,", key=width)  # the comma last: it may be a decimal mark
         records = read(mark, strict=True)
         header = [" ".join(name.split()) for name in next(records, [])]
         # of tuples, which the garbage collector passes over
-        rows = {line: tuple(map(str.strip, row)) for line, row in enumerate(records, 2) if any(row)}
+        rows = {
+            line: tuple(map(str.strip, row))
+            for line, row in enumerate(records, 2)
+            if any(map(str.strip, row))
+        }
     except (OSError, UnicodeDecodeError, csv.Error) as error:
         raise UserError(
             f"{flag} {path}: {brief(error)}; expected a CSV in UTF-8 (a spreadsheet saves it as "
@@ -84,16 +88,18 @@ def read_map(path):
 
 
 def categories(cells, mapping, allowed):
-    """(n,) categories: what the map says, else the cell itself; None for unknown. UserError
-    for one that is none of the allowed."""
+    """(n,) categories: what the map says of "column: cell", else of the cell, else the cell itself;
+    None for unknown. UserError for one that is none of the allowed."""
     named = {
-        value: mapping.get(csv_cell(value), value) or None for value in cells.dropna().unique()
+        value: mapping.get(f"{cells.name}: {value}", mapping.get(csv_cell(value), value)) or None
+        for value in cells.dropna().unique()
     }
     for value, name in named.items():
         if name not in (None, *allowed):
             raise UserError(
-                f"--sex, --race, --hispanic: {cells.name}: {value!r} is none of {', '.join(allowed)}; "
-                "map it in --map FILE, which `audit.py values` writes, or add it to --unknown"
+                f"--sex, --race, --hispanic: {cells.name}: {name!r} is none of {', '.join(allowed)}; "
+                "map it in --map FILE, which `audit.py values` writes, or add it to --unknown; a code "
+                f"that stands in two columns is mapped as “{cells.name}: {value}”"
             )
     return cells.map(named).astype(object)  # where all are unknown, too
 
@@ -114,7 +120,7 @@ def yes_or_no(cells, favourable, flag, path):
     if len(values) < 2:
         raise UserError(
             f"{path}: every known {cells.name} is {' '.join(values) or 'empty'}: nothing to compare; if "
-            "an empty cell means no, write that value there"
+            "an empty cell means no, write that value there; rows without a --within are left out, too"
         )
     if not favourable and {*values} <= {*YES, *NO}:
         favourable = [value for value in values if value in YES]

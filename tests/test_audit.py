@@ -284,7 +284,7 @@ def test_categories_are_mapped_by_a_file_that_the_user_fills_in(audited, tmp_pat
     assert "exists" in error_of(audit.main, values)
     latinx = "Latinx,Hispanic or Latino"
     map_file.write_text(
-        f"yours,the rule's\n'-other,\nCaucasian,White\nF,Female\n{latinx}\nM,Male\n"
+        f"yours,the rule's\n'-other,\nCaucasian,White\nF,Female\n{latinx}\nsex: M,Male\n"
     )
     tables = audited(text, flags)[0]["tables"]
     (by_race,) = (rows for title, rows in tables.items() if "race/ethnicity" in title)
