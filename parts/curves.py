@@ -61,16 +61,19 @@ def read_run(folder):
         before = read_run(args["reward_model"])
         for cost in ("pairs", "seconds"):
             spent[cost] += before["total"][cost] if before else np.nan
+    score = log["val/gold"]
     curve = spent.assign(
-        step=log.step, score=log["val/gold"], root_kl=log["val/kl"].clip(0) ** 0.5,
+        step=log.step, score=score, root_kl=log["val/kl"].clip(0) ** 0.5,
         noise=(log["val/gold_high"] - log["val/gold_low"]) / 2**0.5,
+        gain=score - score[log.step == 0].mean(),
     )  # fmt: skip
-    curve["gain"] = curve.score - curve.score[curve.step == 0].mean()
-    total = spent[-1:].mean().to_dict()  # NaN without a row
     args = {"eval_temperature": args.get("temperature")} | args  # ppo.py has one for both
     asked = "model", "gold", "prompts", "eval_temperature", "max_new_tokens"
-    question = [realpath(str(args.get(key))) for key in asked]
-    return {"question": question, "curve": curve.dropna(subset="score"), "total": total}
+    return {
+        "question": [realpath(str(args.get(key))) for key in asked],
+        "curve": curve.dropna(subset="score"),
+        "total": spent[-1:].mean().to_dict(),  # NaN without a row
+    }
 
 
 def gain_at(curve, root_kl):
