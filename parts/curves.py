@@ -24,10 +24,10 @@ import pandas as pd
 
 from parts.files import read_jsonl, read_record
 
-READ = [  # of metrics.jsonl
-    "step", "n", "n_ties", "episodes", "answer_tokens", "time_s",
-    "val/gold", "val/gold_low", "val/gold_high", "val/kl",
-]  # fmt: skip
+# of metrics.jsonl
+READ = (
+    "step n n_ties episodes answer_tokens time_s val/gold val/gold_low val/gold_high val/kl".split()
+)
 # notes below the tables of `equal_kl` and `efficiency`
 AT_KL = "From each run's own curve on validation prompts. –: it was not evaluated near that √KL."
 COSTLY = (
