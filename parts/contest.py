@@ -212,7 +212,7 @@ def repeated(tokens):
     >>> round(repeated("a b c d a b c d a b c d".split()), 3), repeated("a b".split())
     (0.556, 0.0)
     """
-    grams = [tuple(tokens[i : i + 4]) for i in range(len(tokens) - 3)]
+    grams = [*zip(*(tokens[i:] for i in range(4)))]
     return 1 - len(set(grams)) / len(grams) if grams else 0.0
 
 
