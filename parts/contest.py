@@ -125,9 +125,9 @@ def answer_all(args, names, rows, ids):
 
 def measure_kl(policy, reference, drawn, temperature):
     """(N,) KL of each answer of a `Rollout` of the policy: the sum over its tokens of
-    log π − log π_ref."""
+    log π − log π_ref; of the reference itself 0."""
     if policy is reference:
-        return np.zeros(len(drawn.answer_ids))
+        return 0.0
 
     def ref_logps(*batch):
         return reference(*batch, temperature)[0].double().sum(1)
