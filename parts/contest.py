@@ -249,9 +249,11 @@ def check_judge(scores, labels, answers, finished):
                 for side in (is_kind, is_other)
             )
             gaps = means - others
-            row |= {"mean": means.mean(), "mean_other": others.mean()}
             least = LINE * gaps.std() / len(gaps) ** 0.5
-            row["wrong"] = bool(other == "whole" and gaps.mean() > least)
+            row |= {
+                "mean": means.mean(), "mean_other": others.mean(),
+                "wrong": bool(other == "whole" and gaps.mean() > least),
+            }  # fmt: skip
         rows.append(row)
     return rows
 
