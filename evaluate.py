@@ -271,7 +271,7 @@ def compare(args):
     )
     page.write(models=models, comparisons=comparisons, judge=checks, accuracy=accuracy)
     samples = answers.drop(columns="p").to_dict("records")
-    files.write_jsonl(Path(args.out) / "samples.jsonl", samples)
+    files.write_jsonl(page.out / "samples.jsonl", samples)
 
 
 def means(answers):
