@@ -152,11 +152,11 @@ def parse_args(argv=None):
     add("--max-new-tokens", type=some, default=96, help="longest answer, 64 to 512 tokens")
     add("--chat", action="store_true", help="a prompt given as text is a user's message, instead of text to continue")
     add("--seed", type=whole, default=0, help="of prompts and answers")
+    add("--device", default="auto", help="auto, cpu, cuda, cuda:1, mps")
     add = adders["reward"]
     add("--reward-model", default="runs/reward", help="folder or hub id")
     add("--pairs", metavar="FILE", default="data/prefs_test.jsonl", help="held-out pairs, JSONL")
-    for name in ("compare", "reward"):
-        adders[name]("--device", default="auto", help="auto, cpu, cuda, cuda:1, mps")
+    add("--device", default="auto", help="auto, cpu, cuda, cuda:1, mps")
     adders["human"]("--votes", metavar="FILE", default="runs/ab/annotations.jsonl", help="log of annotate.py, with items.jsonl beside it")
     # fmt: on
     return parser.parse_args(argv)
