@@ -93,8 +93,9 @@ def equal_length(wins, lengths, prompts):
         return None
     x = pd.DataFrame({"theta": 1.0, "phi": np.tanh(lengths / lengths.std(ddof=0))})
     weights = 1 / wins.groupby(prompts).transform("size")  # each prompt counts once
-    model = GLM(wins, x, Binomial(), var_weights=weights)
-    fit = model.fit(cov_type="cluster", cov_kwds={"groups": prompts}, use_t=True)
+    fit = GLM(wins, x, Binomial(), var_weights=weights).fit(
+        cov_type="cluster", cov_kwds={"groups": prompts}, use_t=True
+    )
     value, low, high = expit([fit.params.theta, *fit.conf_int().loc["theta"]])
     return {"value": value, "low": low, "high": high}
 
