@@ -238,7 +238,7 @@ def compare(args):
     page.intervals(
         "How often the first of two is preferred",
         [(f"{row['a']} over {row['b']}", row["wins"], row["a"]) for row in comparisons],
-        ".1%", null=0.5,
+        null=0.5,
     )  # fmt: skip
     page.table("Does the judge prefer what nobody wants?", checks, *contest.KINDS)
     page.table(
@@ -339,7 +339,7 @@ def reward(args):
     )
     page.intervals(
         f"Right on pairs of {args.pairs}",
-        [("reward model", right, "model"), ("the longer answer", longer, "rule")], ".1%", null=0.5,
+        [("reward model", right, "model"), ("the longer answer", longer, "rule")], null=0.5,
     )  # fmt: skip
     page.limit(
         "Pairs that a reward model was trained on flatter it.",
@@ -386,7 +386,7 @@ def human(args):
     page.intervals(
         f"How often {a} is preferred",
         [("everyone", wins, a)],
-        ".1%", null=0.5,
+        null=0.5,
     )  # fmt: skip
     page.table("The comparison, winner first", [row], COMPARED, NOTE)
     page.table("Each annotator", people, note=f"Preferred: {a}.")

@@ -369,7 +369,7 @@ def main(argv=None):
     if lines:
         page.intervals(
             f"Effects d, 0 is none: the first {len(lines[:MOST_LINES])} of {len(lines)}",
-            lines[:MOST_LINES], null=0,
+            lines[:MOST_LINES], "z.2f", null=0,
         )  # fmt: skip
     page.table("Effects of names", effects, "row, verdict, d, places, p_holm")
     page.table("Rates by group", rates, "row, verdict, n, rate, ratio, p_holm")
