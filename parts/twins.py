@@ -46,9 +46,7 @@ def load_people(path, columns, per_cell):
 
     path   CSV; `columns` of it are the groups, such as sex and race_ethnicity
     """
-    read_csv(path, columns, "--people, --group")  # UserError unless each is there once
-    people = read_csv(path, flag="--people")
-    groups = people[columns]
+    groups, people = read_csv(path, columns, "--people, --group"), read_csv(path, flag="--people")
     sizes = groups.value_counts()
     if "" in groups.values or groups.nunique().min() < 2 or sizes.min() < FEWEST:
         raise UserError(
