@@ -181,23 +181,22 @@ def group_of(holder, column):
     return (group or "").strip() or None
 
 
-def check_vote(row, columns):
-    from parts.pairs import check_pair
-
-    check_pair(row)
-    row["candidates"] = candidates_of(row)
-    for who in row["candidates"]:
-        who |= {column: group_of(who, column) for column in columns}
-
-
 def study_votes(path, columns, words):
     """(frame, sentence) of a preference file: a row per candidate who can be counted, with the
     columns of groups, "hit", "person" (the item: votes on the same answers are one cluster) and
     "what": of two candidates of a row, who was chosen; of two answers about the candidate of its
     prompt, whether the harsher decision was chosen. A choice between two of one group says nothing
     of groups: theirs is None. The sentence counts all votes, each once."""
+    from parts.pairs import check_pair
+
+    def check(row):
+        check_pair(row)
+        row["candidates"] = candidates_of(row)
+        for who in row["candidates"]:
+            who |= {column: group_of(who, column) for column in columns}
+
     counted, counts, sides = [], Counter(), ["chosen", "rejected"]
-    for row in files.read_jsonl(path, lambda row: check_vote(row, columns), flag="--prefs"):
+    for row in files.read_jsonl(path, check, flag="--prefs"):
         people, item = row["candidates"], row.get("item_id") or prompt_key(row)
         where = sorted(str(who.get("in")) for who in people)
         verdicts = [recommendation(visible(plain_text(row[side])), words) for side in sides]
