@@ -241,8 +241,11 @@ def study_answers(path, words):
         text = visible(row["response"])
         decision, whose = recommendation(text, words), (str(row.get("prompt") or n), row["group"])
         cells.append((UNDECIDED, decision is None, *whose))
-        for cut, what in measures("decided", words) if decision else ():
-            cells.append((what, decision in words[:cut], *whose))
+        cells += [
+            (what, decision in words[:cut], *whose)
+            for cut, what in measures("decided", words)
+            if decision
+        ]
         risky.append(risky_questions(text))
     frame = pd.DataFrame(cells, columns=["what", "hit", "person", "group"])
     every = frame[frame.what == UNDECIDED]  # a row per answer
