@@ -149,11 +149,11 @@ def study_models(args, names, people, note):
 def decisions(args, folder, logps, texts, people):
     """The frame of decisions-*.csv, for BiasGuard: a row per twin. score: is the mildest word the most
     probable? score_raw: its log-odds.  logps  (R, N, W)"""
-    mildest, odds = args.decision_words[0], twins.log_odds(logps)
+    odds = twins.log_odds(logps)
     table = pd.DataFrame(
         {
             "entity_id": f"{row.get('id', r)} {n}",
-            "label_value": int(row.get("expected_decision") == mildest),
+            "label_value": int(row.get("expected_decision") == args.decision_words[0]),
             "score": int(logps[r, n].argmax() == 0),
             "score_raw": odds[r, n],
         }
@@ -387,7 +387,7 @@ def main(argv=None):
     page.write()
     unmeasured = {*names.values()} - {*before, *(name for *_, name in lines)}
     failed = unmeasured or FOUND in [row["verdict"] for row in verdicts]
-    return int(args.fail_on_difference and bool(failed))
+    return 1 if args.fail_on_difference and failed else 0
 
 
 if __name__ == "__main__":
