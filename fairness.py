@@ -182,9 +182,9 @@ def group_of(holder, column):
 
 
 def study_votes(path, columns, words):
-    """(frame, sentence) of a preference file: a row per candidate who can be counted, with the
-    columns of groups, "hit", "person" (the item: votes on the same answers are one cluster) and
-    "what": of two candidates of a row, who was chosen; of two answers about the candidate of its
+    """(frame, sentence) of a preference file: a row per candidate who can be counted, with "what",
+    "hit", "person" (the item: votes on the same answers are one cluster), and then the columns of
+    groups. "what": of two candidates of a row, who was chosen; of two answers about the candidate of its
     prompt, whether the harsher decision was chosen. A choice between two of one group says nothing
     of groups: theirs is None. The sentence counts all votes, each once."""
     from parts.pairs import check_pair
@@ -258,15 +258,15 @@ def study_answers(path, words):
     )
 
 
-def compared(path, frame, columns, references):
-    """[row] of `groups.compare` for each measure and column of a file, with "model" (the file),
+def compared(path, frame, references):
+    """[row] of `groups.compare` for each measure and column of groups of a file, with "model" (the file),
     "what" and "row", which says both. Four fifths of the highest rate is a rule for what is good."""
     return [
         {"model": path, "what": what, "row": f"{row['group']} in {path}: {what}"}
         | row
         | ({"of_highest": None} if what in (HARSHER, UNDECIDED) else {})
         for what, part in frame.groupby("what", sort=False)
-        for column in columns
+        for column in part.columns[3:]
         if part[column].nunique() > 1
         for row in groups.compare(part.assign(group=part[column], role=""), references)
     ]
@@ -333,16 +333,15 @@ def main(argv=None):
     )  # fmt: skip
 
     # (1) read people, résumés, votes and answers: a broken row ends it before a model is loaded
-    rates, effects, risky, quotes, frames = [], [], [], [], {}
+    effects, risky, quotes, frames = [], [], [], {}
     for path in args.prefs:
         frames[path], counted = study_votes(path, args.group, args.decision_words)
-        rates += compared(path, frames[path], args.group, args.reference)
         page.limit(counted)
     for path in args.answers:
         frames[path], sentence, rows = study_answers(path, args.decision_words)
-        rates += compared(path, frames[path], ["group"], args.reference)
         risky.append(sentence)
         quotes += rows
+    rates = [row for path, frame in frames.items() for row in compared(path, frame, args.reference)]
     if models:
         people = twins.load_people(args.people, args.group, args.per_cell)
         frames[args.people] = people
