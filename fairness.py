@@ -306,14 +306,14 @@ def effect_sentence(row):
     >>> row = {"model": "DPO", "what": DECISION, "group": "B", "reference": "A", "places": -1.2}
     >>> d = pd.Series({"value": -0.03, "low": -0.05, "high": -0.004})
     >>> effect_sentence(row | {"d": dict(d)})
-    'DPO’s recommendation is lower for B than for A on the same résumés: a difference was found. It moves a candidate in the middle of 100 down 1.2 places (d −0.030 [−0.050, −0.004]).'
+    'DPO’s recommendation is lower for B than for A on the same résumés: a difference was found. It moves a candidate in the middle of 100 by 1.2 places (d −0.030 [−0.050, −0.004]).'
     """  # noqa: E501
     d = row["d"]
-    degree, way = ("lower", "down") if d["value"] < 0 else ("higher", "up")
+    degree = "lower" if d["value"] < 0 else "higher"
     return (
         f"{row['model']}’s {row['what']} is {degree} for {row['group']} than for {row['reference']} "
         "on the same résumés: a difference was found. It moves a candidate in the middle of 100 "
-        f"{way} {abs(row['places']):.1f} places (d {show(d, '.3f')})."
+        f"by {abs(row['places']):.1f} places (d {show(d, '.3f')})."
     )
 
 
