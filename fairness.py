@@ -308,12 +308,11 @@ def effect_sentence(row):
     >>> effect_sentence(row | {"d": dict(d)})
     'DPO’s recommendation is lower for B than for A on the same résumés: a difference was found. It moves a candidate in the middle of 100 by 1.2 places (d −0.030 [−0.050, −0.004]).'
     """  # noqa: E501
-    d = row["d"]
-    degree = "lower" if d["value"] < 0 else "higher"
+    degree = "lower" if row["places"] < 0 else "higher"
     return (
         f"{row['model']}’s {row['what']} is {degree} for {row['group']} than for {row['reference']} "
         "on the same résumés: a difference was found. It moves a candidate in the middle of 100 "
-        f"by {abs(row['places']):.1f} places (d {show(d, '.3f')})."
+        f"by {abs(row['places']):.1f} places (d {show(row['d'], '.3f')})."
     )
 
 
