@@ -290,10 +290,9 @@ def answer(rows):
             "Cannot tell: nothing was compared; --after, --reward-model, or two groups in votes or answers "
             "make comparisons."
         ]
+    nothing = "No difference was found, and none larger than the margins is likely."
     if {*counts} != {NONE}:
         nothing = "Cannot tell: no difference was found, and not every comparison excludes one."
-    else:
-        nothing = "No difference was found, and none larger than the margins is likely."
     return [
         *(said or [nothing]),
         f"All comparisons: {files.counts_in_words(counts)}. None larger: the interval of d lies "
@@ -332,7 +331,7 @@ def main(argv=None):
     )  # fmt: skip
 
     # (1) read people, résumés, votes and answers: a broken row ends it before a model is loaded
-    effects, risky, quotes, frames = [], [], [], {}
+    risky, quotes, frames = [], [], {}
     for path in args.prefs:
         frames[path], counted = study_votes(path, args.group, args.decision_words)
         page.limit(counted)
@@ -356,8 +355,7 @@ def main(argv=None):
     for column, cells in there.items():
         if len(both := declared & {*cells}) > 1:
             raise UserError(f"--reference {' '.join(sorted(both))}: name one of {column}")
-    if models:
-        effects = study_models(args, names, people, page.limit)
+    effects = study_models(args, names, people, page.limit) if models else []
     # (5) the answer first; what a model did before its training is no finding of it, and comes last
     before = [names[folder] for folder in args.before]
     effects.sort(key=lambda row: (row["model"] in before, *clearness(row)))
