@@ -249,10 +249,8 @@ def effects(scores, people, columns, references, before=0, missing=None):
         missing = f"fewer than {FEWEST} résumés could be read"
     elif N < FEWEST_CLUSTERS:
         missing = f"fewer than {FEWEST_CLUSTERS} names"
-    else:
-        scaled = standardised(scores) - before  # (R, N)
-        if np.isnan(scaled).any():
-            missing = missing or "every résumé has the same score"
+    elif np.isnan(scaled := standardised(scores) - before).any():  # (R, N)
+        missing = missing or "every résumé has the same score"
     if missing:
         return [row | {"verdict": f"{UNMEASURED}: {missing}"} for row in rows]
     resume, name = np.indices((R, N)).reshape(2, -1)
