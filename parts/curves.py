@@ -16,8 +16,7 @@ Source   Gao, Schulman & Hilton 2022, arXiv 2210.10760: score over √KL
 """
 
 import itertools
-from os.path import realpath
-from pathlib import Path
+from os.path import isfile, realpath
 
 import numpy as np
 import pandas as pd
@@ -46,10 +45,10 @@ def check_row(row):
 
 def read_run(folder):
     """The run of a folder; None for a folder that no trainer of ours wrote."""
-    record, path = read_record(folder), Path(folder) / "metrics.jsonl"
+    record, path = read_record(folder), f"{folder}/metrics.jsonl"
     if record is None:
         return None
-    args, rows = record["args"], [*read_jsonl(path, check_row, log=True)] if path.is_file() else []
+    args, rows = record["args"], [*read_jsonl(path, check_row, log=True)] if isfile(path) else []
     log = pd.DataFrame(rows, columns=READ, dtype=float)
     is_step = [not any(key.startswith(("val/", "eval/", "test/")) for key in row) for row in rows]
     steps = log.fillna(0).mul(is_step, axis="index")
