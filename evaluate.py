@@ -113,8 +113,8 @@ def compare_answers(answers, score):
     answers   a frame of model, p (the prompt), length and `score`, all known. Where all scores are
               the same there is nothing to test, and p is None.
     """
-    rows, of_models = [], answers.groupby("model", sort=False)
-    for (a, one), (b, two) in itertools.combinations(of_models, 2):
+    rows = []
+    for (a, one), (b, two) in itertools.combinations(answers.groupby("model", sort=False), 2):
         met = one.merge(two, on="p", suffixes=("", "_b"))
         wins = np.heaviside(met[score] - met[f"{score}_b"], 0.5)
         rows.append(preference(a, b, wins, met.length - met.length_b, met.p))
@@ -271,8 +271,7 @@ def compare(args):
         "No person compared these answers. Fairness is measured by fairness.py.",
     )
     page.write(models=models, comparisons=comparisons, judge=checks, accuracy=accuracy)
-    samples = answers.drop(columns="p").to_dict("records")
-    files.write_jsonl(page.out / "samples.jsonl", samples)
+    files.write_jsonl(page.out / "samples.jsonl", answers.drop(columns="p").to_dict("records"))
 
 
 def means(answers):
