@@ -30,7 +30,6 @@ FIELDS = {
     PROFILE: ("rank_prompt", "profile"),
     DECISION: ("prompt", "prefix"),
 }
-TEXTS = dict.fromkeys(sum(FIELDS.values(), ()))  # each once
 TINY_MASS = 0.05  # of the decision words' probability: below it a model does not decide in them
 MARGIN = 0.1  # d: "none larger" if the 95 % interval lies within it
 FEWEST = 5  # résumés, and people of a cell, below which nothing is measured
@@ -69,7 +68,7 @@ def load_twins(path, most, people, chat=False, note=print):
     value = re.compile(rf"(?<!\w){alternatives}(?!\w)", re.IGNORECASE)
 
     def check(row):
-        fields = [*filter(row.get, TEXTS)]
+        fields = dict.fromkeys(filter(row.get, sum(FIELDS.values(), ())))  # each once
         for field in fields:
             check_text(row, field)
         text = " ".join(plain_text(row[field]) for field in fields)
