@@ -113,9 +113,15 @@ def study_models(args, names, people, note):
 
     def add(folder, what, scores, missing=None, before=0):
         name = names[folder]
-        for row in twins.effects(scores, people, args.group, args.reference, before, missing):
-            words = f"{name}’s {what}, {row['group']} compared with {row['reference']}"
-            effects.append({"model": name, "what": what, "row": words} | row)
+        effects.extend(
+            {
+                "model": name,
+                "what": what,
+                "row": f"{name}’s {what}, {row['group']} compared with {row['reference']}",
+            }
+            | row
+            for row in twins.effects(scores, people, args.group, args.reference, before, missing)
+        )
 
     for folder in policies:
         if not texts[DECISION]:
