@@ -96,8 +96,8 @@ def equal_length(wins, lengths, prompts):
     fit = GLM(wins, x, Binomial(), var_weights=weights).fit(
         cov_type="cluster", cov_kwds={"groups": prompts}, use_t=True
     )
-    value, low, high = expit([fit.params.theta, *fit.conf_int().loc["theta"]])
-    return {"value": value, "low": low, "high": high}
+    ends = fit.conf_int().loc["theta"]
+    return dict(zip(("value", "low", "high"), expit([fit.params.theta, *ends])))
 
 
 def judged(rows):
