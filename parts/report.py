@@ -110,7 +110,7 @@ class Report:
         for y, (_, estimate, name) in enumerate(rows):
             value = estimate["value"]
             line = [estimate["low"], value, estimate["high"]]
-            axes.plot(line, [y, y, y], "o-", color=self.colour(name), linewidth=2.2, markevery=[1])
+            axes.plot(line, [y] * 3, "o-", color=self.colour(name), linewidth=2.2, markevery=[1])
             axes.text(value, y - 0.15, show(value, form), ha="center", fontsize=8.5)
         axes.set_yticks(range(len(rows)), [text for text, *_ in rows])
         axes.set_ylim(len(rows) - 0.5, -0.7)
