@@ -194,8 +194,7 @@ def judge_pairs(path, function):
         }, dtype=float).round(9)
         for side in ("chosen", "rejected")
     )  # fmt: skip
-    more = np.heaviside(chosen - rejected, 0.5)
-    kept = more.assign(label=pairs.prompt.map(plain_text)).dropna()
+    kept = np.heaviside(chosen - rejected, 0.5).assign(label=pairs.prompt.map(plain_text)).dropna()
     print(f"pairs      {len(kept)} of {len(rows)} with a better answer are read to their end")
     if kept.empty:
         raise UserError(f"--pairs {path}: no such pair")
