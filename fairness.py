@@ -112,12 +112,11 @@ def study_models(args, names, people, note):
     }
 
     def add(folder, what, scores, missing=None, before=0):
-        name = names[folder]
         effects.extend(
             {
-                "model": name,
+                "model": names[folder],
                 "what": what,
-                "row": f"{name}’s {what}, {row['group']} compared with {row['reference']}",
+                "row": f"{names[folder]}’s {what}, {row['group']} compared with {row['reference']}",
             }
             | row
             for row in twins.effects(scores, people, args.group, args.reference, before, missing)
