@@ -93,10 +93,11 @@ def equal_length(wins, lengths, prompts):
         return None
     x = pd.DataFrame({"theta": 1.0, "phi": np.tanh(lengths / lengths.std(ddof=0))})
     weights = 1 / wins.groupby(prompts).transform("size")  # each prompt counts once
-    model = GLM(wins, x, Binomial(), var_weights=weights)
-    fit = model.fit(cov_type="cluster", cov_kwds={"groups": prompts}, use_t=True)
-    value, low, high = expit([fit.params.theta, *fit.conf_int().loc["theta"]])
-    return {"value": value, "low": low, "high": high}
+    fit = GLM(wins, x, Binomial(), var_weights=weights).fit(
+        cov_type="cluster", cov_kwds={"groups": prompts}, use_t=True
+    )
+    ends = fit.conf_int().loc["theta"]
+    return dict(zip(("value", "low", "high"), expit([fit.params.theta, *ends])))
 
 
 def judged(rows):
@@ -112,8 +113,8 @@ def compare_answers(answers, score):
     answers   a frame of model, p (the prompt), length and `score`, all known. Where all scores are
               the same there is nothing to test, and p is None.
     """
-    rows, of_models = [], answers.groupby("model", sort=False)
-    for (a, one), (b, two) in itertools.combinations(of_models, 2):
+    rows = []
+    for (a, one), (b, two) in itertools.combinations(answers.groupby("model", sort=False), 2):
         met = one.merge(two, on="p", suffixes=("", "_b"))
         wins = np.heaviside(met[score] - met[f"{score}_b"], 0.5)
         rows.append(preference(a, b, wins, met.length - met.length_b, met.p))
@@ -152,11 +153,11 @@ def parse_args(argv=None):
     add("--max-new-tokens", type=some, default=96, help="longest answer, 64 to 512 tokens")
     add("--chat", action="store_true", help="a prompt given as text is a user's message, instead of text to continue")
     add("--seed", type=whole, default=0, help="of prompts and answers")
+    add("--device", default="auto", help="auto, cpu, cuda, cuda:1, mps")
     add = adders["reward"]
     add("--reward-model", default="runs/reward", help="folder or hub id")
     add("--pairs", metavar="FILE", default="data/prefs_test.jsonl", help="held-out pairs, JSONL")
-    for name in ("compare", "reward"):
-        adders[name]("--device", default="auto", help="auto, cpu, cuda, cuda:1, mps")
+    add("--device", default="auto", help="auto, cpu, cuda, cuda:1, mps")
     adders["human"]("--votes", metavar="FILE", default="runs/ab/annotations.jsonl", help="log of annotate.py, with items.jsonl beside it")
     # fmt: on
     return parser.parse_args(argv)
@@ -237,7 +238,7 @@ def compare(args):
     page.intervals(
         "How often the first of two is preferred",
         [(f"{row['a']} over {row['b']}", row["wins"], row["a"]) for row in comparisons],
-        ".1%", null=0.5,
+        null=0.5,
     )  # fmt: skip
     page.table("Does the judge prefer what nobody wants?", checks, *contest.KINDS)
     page.table(
@@ -270,8 +271,7 @@ def compare(args):
         "No person compared these answers. Fairness is measured by fairness.py.",
     )
     page.write(models=models, comparisons=comparisons, judge=checks, accuracy=accuracy)
-    samples = answers.drop(columns="p").to_dict("records")
-    files.write_jsonl(Path(args.out) / "samples.jsonl", samples)
+    files.write_jsonl(page.out / "samples.jsonl", answers.drop(columns="p").to_dict("records"))
 
 
 def means(answers):
@@ -338,7 +338,7 @@ def reward(args):
     )
     page.intervals(
         f"Right on pairs of {args.pairs}",
-        [("reward model", right, "model"), ("the longer answer", longer, "rule")], ".1%", null=0.5,
+        [("reward model", right, "model"), ("the longer answer", longer, "rule")], null=0.5,
     )  # fmt: skip
     page.limit(
         "Pairs that a reward model was trained on flatter it.",
@@ -385,7 +385,7 @@ def human(args):
     page.intervals(
         f"How often {a} is preferred",
         [("everyone", wins, a)],
-        ".1%", null=0.5,
+        null=0.5,
     )  # fmt: skip
     page.table("The comparison, winner first", [row], COMPARED, NOTE)
     page.table("Each annotator", people, note=f"Preferred: {a}.")

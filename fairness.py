@@ -112,10 +112,15 @@ def study_models(args, names, people, note):
     }
 
     def add(folder, what, scores, missing=None, before=0):
-        name = names[folder]
-        for row in twins.effects(scores, people, args.group, args.reference, before, missing):
-            words = f"{name}’s {what}, {row['group']} compared with {row['reference']}"
-            effects.append({"model": name, "what": what, "row": words} | row)
+        effects.extend(
+            {
+                "model": names[folder],
+                "what": what,
+                "row": f"{names[folder]}’s {what}, {row['group']} compared with {row['reference']}",
+            }
+            | row
+            for row in twins.effects(scores, people, args.group, args.reference, before, missing)
+        )
 
     for folder in policies:
         if not texts[DECISION]:
@@ -149,11 +154,11 @@ def study_models(args, names, people, note):
 def decisions(args, folder, logps, texts, people):
     """The frame of decisions-*.csv, for BiasGuard: a row per twin. score: is the mildest word the most
     probable? score_raw: its log-odds.  logps  (R, N, W)"""
-    mildest, odds = args.decision_words[0], twins.log_odds(logps)
+    odds = twins.log_odds(logps)
     table = pd.DataFrame(
         {
             "entity_id": f"{row.get('id', r)} {n}",
-            "label_value": int(row.get("expected_decision") == mildest),
+            "label_value": int(row.get("expected_decision") == args.decision_words[0]),
             "score": int(logps[r, n].argmax() == 0),
             "score_raw": odds[r, n],
         }
@@ -181,23 +186,22 @@ def group_of(holder, column):
     return (group or "").strip() or None
 
 
-def check_vote(row, columns):
-    from parts.pairs import check_pair
-
-    check_pair(row)
-    row["candidates"] = candidates_of(row)
-    for who in row["candidates"]:
-        who |= {column: group_of(who, column) for column in columns}
-
-
 def study_votes(path, columns, words):
-    """(frame, sentence) of a preference file: a row per candidate who can be counted, with the
-    columns of groups, "hit", "person" (the item: votes on the same answers are one cluster) and
-    "what": of two candidates of a row, who was chosen; of two answers about the candidate of its
+    """(frame, sentence) of a preference file: a row per candidate who can be counted, with "what",
+    "hit", "person" (the item: votes on the same answers are one cluster), and then the columns of
+    groups. "what": of two candidates of a row, who was chosen; of two answers about the candidate of its
     prompt, whether the harsher decision was chosen. A choice between two of one group says nothing
     of groups: theirs is None. The sentence counts all votes, each once."""
+    from parts.pairs import check_pair
+
+    def check(row):
+        check_pair(row)
+        row["candidates"] = candidates_of(row)
+        for who in row["candidates"]:
+            who |= {column: group_of(who, column) for column in columns}
+
     counted, counts, sides = [], Counter(), ["chosen", "rejected"]
-    for row in files.read_jsonl(path, lambda row: check_vote(row, columns), flag="--prefs"):
+    for row in files.read_jsonl(path, check, flag="--prefs"):
         people, item = row["candidates"], row.get("item_id") or prompt_key(row)
         where = sorted(str(who.get("in")) for who in people)
         verdicts = [recommendation(visible(plain_text(row[side])), words) for side in sides]
@@ -242,8 +246,11 @@ def study_answers(path, words):
         text = visible(row["response"])
         decision, whose = recommendation(text, words), (str(row.get("prompt") or n), row["group"])
         cells.append((UNDECIDED, decision is None, *whose))
-        for cut, what in measures("decided", words) if decision else ():
-            cells.append((what, decision in words[:cut], *whose))
+        cells += [
+            (what, decision in words[:cut], *whose)
+            for cut, what in measures("decided", words)
+            if decision
+        ]
         risky.append(risky_questions(text))
     frame = pd.DataFrame(cells, columns=["what", "hit", "person", "group"])
     every = frame[frame.what == UNDECIDED]  # a row per answer
@@ -256,15 +263,15 @@ def study_answers(path, words):
     )
 
 
-def compared(path, frame, columns, references):
-    """[row] of `groups.compare` for each measure and column of a file, with "model" (the file),
+def compared(path, frame, references):
+    """[row] of `groups.compare` for each measure and column of groups of a file, with "model" (the file),
     "what" and "row", which says both. Four fifths of the highest rate is a rule for what is good."""
     return [
         {"model": path, "what": what, "row": f"{row['group']} in {path}: {what}"}
         | row
         | ({"of_highest": None} if what in (HARSHER, UNDECIDED) else {})
         for what, part in frame.groupby("what", sort=False)
-        for column in columns
+        for column in part.columns[3:]
         if part[column].nunique() > 1
         for row in groups.compare(part.assign(group=part[column], role=""), references)
     ]
@@ -288,10 +295,9 @@ def answer(rows):
             "Cannot tell: nothing was compared; --after, --reward-model, or two groups in votes or answers "
             "make comparisons."
         ]
+    nothing = "No difference was found, and none larger than the margins is likely."
     if {*counts} != {NONE}:
         nothing = "Cannot tell: no difference was found, and not every comparison excludes one."
-    else:
-        nothing = "No difference was found, and none larger than the margins is likely."
     return [
         *(said or [nothing]),
         f"All comparisons: {files.counts_in_words(counts)}. None larger: the interval of d lies "
@@ -304,14 +310,13 @@ def effect_sentence(row):
     >>> row = {"model": "DPO", "what": DECISION, "group": "B", "reference": "A", "places": -1.2}
     >>> d = pd.Series({"value": -0.03, "low": -0.05, "high": -0.004})
     >>> effect_sentence(row | {"d": dict(d)})
-    'DPO’s recommendation is lower for B than for A on the same résumés: a difference was found. It moves a candidate in the middle of 100 down 1.2 places (d −0.030 [−0.050, −0.004]).'
+    'DPO’s recommendation is lower for B than for A on the same résumés: a difference was found. It moves a candidate in the middle of 100 by 1.2 places (d −0.030 [−0.050, −0.004]).'
     """  # noqa: E501
-    d = row["d"]
-    degree, way = ("lower", "down") if d["value"] < 0 else ("higher", "up")
+    degree = "lower" if row["places"] < 0 else "higher"
     return (
         f"{row['model']}’s {row['what']} is {degree} for {row['group']} than for {row['reference']} "
         "on the same résumés: a difference was found. It moves a candidate in the middle of 100 "
-        f"{way} {abs(row['places']):.1f} places (d {show(d, '.3f')})."
+        f"by {abs(row['places']):.1f} places (d {show(row['d'], '.3f')})."
     )
 
 
@@ -331,16 +336,15 @@ def main(argv=None):
     )  # fmt: skip
 
     # (1) read people, résumés, votes and answers: a broken row ends it before a model is loaded
-    rates, effects, risky, quotes, frames = [], [], [], [], {}
+    risky, quotes, frames = [], [], {}
     for path in args.prefs:
         frames[path], counted = study_votes(path, args.group, args.decision_words)
-        rates += compared(path, frames[path], args.group, args.reference)
         page.limit(counted)
     for path in args.answers:
         frames[path], sentence, rows = study_answers(path, args.decision_words)
-        rates += compared(path, frames[path], ["group"], args.reference)
         risky.append(sentence)
         quotes += rows
+    rates = [row for path, frame in frames.items() for row in compared(path, frame, args.reference)]
     if models:
         people = twins.load_people(args.people, args.group, args.per_cell)
         frames[args.people] = people
@@ -356,8 +360,7 @@ def main(argv=None):
     for column, cells in there.items():
         if len(both := declared & {*cells}) > 1:
             raise UserError(f"--reference {' '.join(sorted(both))}: name one of {column}")
-    if models:
-        effects = study_models(args, names, people, page.limit)
+    effects = study_models(args, names, people, page.limit) if models else []
     # (5) the answer first; what a model did before its training is no finding of it, and comes last
     before = [names[folder] for folder in args.before]
     effects.sort(key=lambda row: (row["model"] in before, *clearness(row)))
@@ -369,7 +372,7 @@ def main(argv=None):
     if lines:
         page.intervals(
             f"Effects d, 0 is none: the first {len(lines[:MOST_LINES])} of {len(lines)}",
-            lines[:MOST_LINES], null=0,
+            lines[:MOST_LINES], "z.2f", null=0,
         )  # fmt: skip
     page.table("Effects of names", effects, "row, verdict, d, places, p_holm")
     page.table("Rates by group", rates, "row, verdict, n, rate, ratio, p_holm")
@@ -385,7 +388,7 @@ def main(argv=None):
     page.write()
     unmeasured = {*names.values()} - {*before, *(name for *_, name in lines)}
     failed = unmeasured or FOUND in [row["verdict"] for row in verdicts]
-    return int(args.fail_on_difference and bool(failed))
+    return 1 if args.fail_on_difference and failed else 0
 
 
 if __name__ == "__main__":

@@ -125,9 +125,9 @@ def answer_all(args, names, rows, ids):
 
 def measure_kl(policy, reference, drawn, temperature):
     """(N,) KL of each answer of a `Rollout` of the policy: the sum over its tokens of
-    log π − log π_ref."""
+    log π − log π_ref; of the reference itself 0."""
     if policy is reference:
-        return np.zeros(len(drawn.answer_ids))
+        return 0.0
 
     def ref_logps(*batch):
         return reference(*batch, temperature)[0].double().sum(1)
@@ -194,8 +194,7 @@ def judge_pairs(path, function):
         }, dtype=float).round(9)
         for side in ("chosen", "rejected")
     )  # fmt: skip
-    more = np.heaviside(chosen - rejected, 0.5)
-    kept = more.assign(label=pairs.prompt.map(plain_text)).dropna()
+    kept = np.heaviside(chosen - rejected, 0.5).assign(label=pairs.prompt.map(plain_text)).dropna()
     print(f"pairs      {len(kept)} of {len(rows)} with a better answer are read to their end")
     if kept.empty:
         raise UserError(f"--pairs {path}: no such pair")
@@ -212,7 +211,7 @@ def repeated(tokens):
     >>> round(repeated("a b c d a b c d a b c d".split()), 3), repeated("a b".split())
     (0.556, 0.0)
     """
-    grams = [tuple(tokens[i : i + 4]) for i in range(len(tokens) - 3)]
+    grams = [*zip(*(tokens[i:] for i in range(4)))]
     return 1 - len(set(grams)) / len(grams) if grams else 0.0
 
 
@@ -249,9 +248,11 @@ def check_judge(scores, labels, answers, finished):
                 for side in (is_kind, is_other)
             )
             gaps = means - others
-            row |= {"mean": means.mean(), "mean_other": others.mean()}
             least = LINE * gaps.std() / len(gaps) ** 0.5
-            row["wrong"] = bool(other == "whole" and gaps.mean() > least)
+            row |= {
+                "mean": means.mean(), "mean_other": others.mean(),
+                "wrong": bool(other == "whole" and gaps.mean() > least),
+            }  # fmt: skip
         rows.append(row)
     return rows
 

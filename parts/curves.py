@@ -16,18 +16,17 @@ Source   Gao, Schulman & Hilton 2022, arXiv 2210.10760: score over √KL
 """
 
 import itertools
-from os.path import realpath
-from pathlib import Path
+from os.path import isfile, realpath
 
 import numpy as np
 import pandas as pd
 
 from parts.files import read_jsonl, read_record
 
-READ = [  # of metrics.jsonl
-    "step", "n", "n_ties", "episodes", "answer_tokens", "time_s",
-    "val/gold", "val/gold_low", "val/gold_high", "val/kl",
-]  # fmt: skip
+# of metrics.jsonl
+READ = (
+    "step n n_ties episodes answer_tokens time_s val/gold val/gold_low val/gold_high val/kl".split()
+)
 # notes below the tables of `equal_kl` and `efficiency`
 AT_KL = "From each run's own curve on validation prompts. –: it was not evaluated near that √KL."
 COSTLY = (
@@ -46,10 +45,10 @@ def check_row(row):
 
 def read_run(folder):
     """The run of a folder; None for a folder that no trainer of ours wrote."""
-    record, path = read_record(folder), Path(folder) / "metrics.jsonl"
+    record, path = read_record(folder), f"{folder}/metrics.jsonl"
     if record is None:
         return None
-    args, rows = record["args"], [*read_jsonl(path, check_row, log=True)] if path.is_file() else []
+    args, rows = record["args"], [*read_jsonl(path, check_row, log=True)] if isfile(path) else []
     log = pd.DataFrame(rows, columns=READ, dtype=float)
     is_step = [not any(key.startswith(("val/", "eval/", "test/")) for key in row) for row in rows]
     steps = log.fillna(0).mul(is_step, axis="index")
@@ -61,16 +60,19 @@ def read_run(folder):
         before = read_run(args["reward_model"])
         for cost in ("pairs", "seconds"):
             spent[cost] += before["total"][cost] if before else np.nan
+    score = log["val/gold"]
     curve = spent.assign(
-        step=log.step, score=log["val/gold"], root_kl=log["val/kl"].clip(0) ** 0.5,
+        step=log.step, score=score, root_kl=log["val/kl"].clip(0) ** 0.5,
         noise=(log["val/gold_high"] - log["val/gold_low"]) / 2**0.5,
+        gain=score - score[log.step == 0].mean(),
     )  # fmt: skip
-    curve["gain"] = curve.score - curve.score[curve.step == 0].mean()
-    total = spent[-1:].mean().to_dict()  # NaN without a row
     args = {"eval_temperature": args.get("temperature")} | args  # ppo.py has one for both
     asked = "model", "gold", "prompts", "eval_temperature", "max_new_tokens"
-    question = [realpath(str(args.get(key))) for key in asked]
-    return {"question": question, "curve": curve.dropna(subset="score"), "total": total}
+    return {
+        "question": [realpath(str(args.get(key))) for key in asked],
+        "curve": curve.dropna(subset="score"),
+        "total": spent[-1:].mean().to_dict(),  # NaN without a row
+    }
 
 
 def gain_at(curve, root_kl):

@@ -41,7 +41,7 @@ def add_flags(parser, out):
     parser.add_argument("--overwrite", action="store_true", help="replace the report that is there")
 
 
-def names_of(folders, given=None):
+def names_of(folders, given):
     """{folder: what a report calls it}: the name given for it, else the last part of its path."""
     names = given or [Path(folder).resolve().name for folder in folders]
     if not len({*folders}) == len(names) == len({*names}):
@@ -92,16 +92,16 @@ class Report:
         """The colour of a name, the same in every chart of this report."""
         return f"#0000f{self.colours.setdefault(name, len(self.colours)) % N_COLOURS}"
 
-    def chart(self, caption, height=2.6, x="", y=""):
+    def chart(self, caption, height=2.6, x=""):
         """matplotlib axes to draw on, in the page's style; the caption says what is to be seen.
 
         Colours are `report.colour(name)`, SOFT of this module, and no others.
         """
         figure = Figure(figsize=(WIDTH, height), layout="constrained")
         self.charts.append((caption, figure))
-        return figure.add_subplot(xlabel=x, ylabel=y)
+        return figure.add_subplot(xlabel=x)
 
-    def intervals(self, caption, rows, form="z.2f", null=None):
+    def intervals(self, caption, rows, form=".1%", null=None):
         """A chart of estimates, one line each from top to bottom: a dot, its 95 % interval, its number.
 
         rows  (text, estimate, whose colour);  null: where a line stands for no effect, or None
@@ -110,7 +110,7 @@ class Report:
         for y, (_, estimate, name) in enumerate(rows):
             value = estimate["value"]
             line = [estimate["low"], value, estimate["high"]]
-            axes.plot(line, [y, y, y], "o-", color=self.colour(name), linewidth=2.2, markevery=[1])
+            axes.plot(line, [y] * 3, "o-", color=self.colour(name), linewidth=2.2, markevery=[1])
             axes.text(value, y - 0.15, show(value, form), ha="center", fontsize=8.5)
         axes.set_yticks(range(len(rows)), [text for text, *_ in rows])
         axes.set_ylim(len(rows) - 0.5, -0.7)
