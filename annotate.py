@@ -91,7 +91,10 @@ def parse_args(argv=None):
     argv = list(sys.argv[1:] if argv is None else argv)
     if not argv or (argv[0].startswith("-") and argv[0] not in ("-h", "--help")):
         argv.insert(0, "serve")
-    parser = files.parser("annotate.py command [flags]", __doc__.splitlines()[0])
+    parser = files.parser(
+        "annotate.py command [flags]",
+        "People compare two answers, side by side and blind; out come preference pairs.",
+    )
     parser.epilog = "example: python annotate.py --overlap 2; flags: annotate.py serve --help"
     commands = parser.add_subparsers(dest="command", required=True, prog="annotate.py")
     for name, run in COMMANDS.items():

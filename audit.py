@@ -64,7 +64,8 @@ LISTS = {
 
 
 def parse_args(argv=None):
-    parser = files.parser("audit.py [values] people.csv [flags]", __doc__.splitlines()[0])
+    usage = "audit.py [values] people.csv [flags]"
+    parser = files.parser(usage, "Whether decisions about people differ, and how surely.")
     # fmt: off
     add = parser.add_argument
     add("values", nargs="?", choices=["values"], help="lists what columns hold: those of --sex, --race and --hispanic, or all")
@@ -324,7 +325,6 @@ def main(argv=None):
     page.intervals(
         f"{what}: share selected",
         [(row["group"], row["rate"], row["group"]) for row in page.record["tables"][what]],
-        ".1%",
     )
     # (4) Local Law 144
     for title, cells in law_tables(people) if args.ll144 else ():

@@ -127,7 +127,10 @@ def compare_answers(answers, score):
 
 
 def parse_args(argv=None):
-    parser = files.parser("evaluate.py command [flags]", __doc__.splitlines()[0])
+    parser = files.parser(
+        "evaluate.py command [flags]",
+        "Models, a reward model or votes in, an answer out: which is better, and how sure?",
+    )
     parser.epilog = "flags: python evaluate.py compare --help"
     commands, adders = parser.add_subparsers(dest="command", metavar="command", required=True), {}
     for name, (function, out) in COMMANDS.items():

@@ -50,7 +50,10 @@ MOST_LINES = 12  # of the chart
 
 
 def parse_args(argv=None):
-    parser = files.parser("fairness.py report [flags]", __doc__.splitlines()[0])
+    parser = files.parser(
+        "fairness.py report [flags]",
+        "Models in; whether they treat people alike, before and after, and how surely.",
+    )
     add, whole = parser.add_argument, files.number(int, at_least=1)
     # fmt: off
     add("command", choices=("report",), help="twins of models before and after, votes, answers")

@@ -34,7 +34,10 @@ FIRST = ["rank", "of", "id", "role", "score"]  # columns of ranked.csv
 
 
 def parse_args(argv=None):
-    parser = files.parser("rank.py [flags]", __doc__.splitlines()[0])
+    parser = files.parser(
+        "rank.py [flags]",
+        "A role and candidates' profiles in, an order of the candidates out, for people to read.",
+    )
     add = parser.add_argument
     # fmt: off
     add("--reward-model", default="runs/reward", help="folder, trained on pairs of profiles")

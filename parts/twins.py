@@ -71,6 +71,8 @@ def load_twins(path, most, people, chat=False, note=print):
         fields = dict.fromkeys(filter(row.get, sum(FIELDS.values(), ())))  # each once
         for field in fields:
             check_text(row, field)
+        if SLOT.search(str(row.get("prefix"))):
+            raise ValueError('"prefix": it is one for all people; put the slot into "prompt"')
         text = " ".join(plain_text(row[field]) for field in fields)
         try:
             twins_of(row, fields, people)
