@@ -23,7 +23,6 @@ Reference    Gao et al. 2022, arXiv 2210.10760 (√KL); Dubois et al. 2024, 2404
 
 import itertools
 import shlex
-import warnings
 from os.path import realpath
 from pathlib import Path
 
@@ -31,7 +30,7 @@ import numpy as np
 import pandas as pd
 from scipy.special import expit
 from statsmodels.genmod.families import Binomial
-from statsmodels.genmod.generalized_linear_model import GLM
+from statsmodels.genmod.generalized_estimating_equations import GEE
 
 from parts import contest, curves, files, report, stats
 from parts.files import UserError, number
@@ -39,7 +38,6 @@ from parts.report import show
 from parts.stats import FEWEST_CLUSTERS, FOUND, NONE, OPEN, UNMEASURED
 from parts.texts import plain_text
 
-warnings.filterwarnings("ignore", "cov_type")  # weights of a GLM are in its clustered errors
 NEVER = "this judge cannot be trusted here"  # the verdict where the judge fails its check
 VERDICTS = {  # of the first model of a row against the second
     FOUND: "better", NONE: "about equal", OPEN: "no difference shown",
@@ -85,7 +83,8 @@ def equal_length(wins, lengths, prompts):
     more than 95 % of rows: equal lengths were then not seen; and where length alone tells wins from
     losses, or all lengths are the same: φ is then infinite, or unknown [Albert & Anderson 1984].
     """
-    if prompts.nunique() < FEWEST_CLUSTERS or wins.nunique() == 1:
+    n_prompts = prompts.nunique()
+    if n_prompts < FEWEST_CLUSTERS or wins.nunique() == 1:
         return None
     won, lost = lengths[wins > 0], lengths[wins < 1]  # ties are both
     is_separated = won.min() >= lost.max() or lost.min() >= won.max()
@@ -93,11 +92,11 @@ def equal_length(wins, lengths, prompts):
         return None
     x = pd.DataFrame({"theta": 1.0, "phi": np.tanh(lengths / lengths.std(ddof=0))})
     weights = 1 / wins.groupby(prompts).transform("size")  # each prompt counts once
-    fit = GLM(wins, x, Binomial(), var_weights=weights).fit(
-        cov_type="cluster", cov_kwds={"groups": prompts}, use_t=True
+    fit = GEE(wins, x, prompts, family=Binomial(), weights=weights).fit(
+        scaling_factor=n_prompts / (n_prompts - 1)  # of the clustered covariance
     )
-    ends = fit.conf_int().loc["theta"]
-    return dict(zip(("value", "low", "high"), expit([fit.params.theta, *ends])))
+    theta = stats.estimate(fit.params.theta, fit.bse.theta, len(wins), n_prompts)
+    return {key: expit(theta[key]) for key in ("value", "low", "high")}
 
 
 def judged(rows):

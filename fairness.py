@@ -8,7 +8,7 @@ Algorithm    (1) read people, résumés with slots, and votes; every résumé is
              (3) effects, and the change of each policy against --before
              (4) votes by group: who is chosen, and whose decision is the harsher one
              (5) report.json, report.html; decisions-*.csv for BiasGuard
-Conventions  "difference found" has p < .05, adjusted for all groups of a table; "none larger" means
+Conventions  "difference found" has p < .05, adjusted for all groups of one measure of one model; "none larger" means
              that d lies within ±0.1; "cannot tell" clears nobody. d is an effect, no test
              statistic. Names stand for groups in synthetic twins alone. A decision is what stands
              in an answer's last line "Recommendation: advance", and nothing else. A group is a
@@ -212,7 +212,6 @@ def study_votes(path, columns, words):
             kind = "ties, or about nobody"
         elif where == sides:
             kind = "between two candidates"
-            item = f"{item} {sorted(plain_text(row[side]) for side in sides)}"
             counted += [
                 who
                 | {"what": CHOSEN, "hit": who["in"] == "chosen", "person": item}
@@ -267,15 +266,15 @@ def study_answers(path, words):
 
 
 def compared(path, frame, references):
-    """[row] of `groups.compare` for each measure and column of groups of a file, with "model" (the file),
-    "what" and "row", which says both. Four fifths of the highest rate is a rule for what is good."""
+    """[row] of `groups.compare` for each column of groups and each measure of a file on which not all
+    are alike, with "model" (the file), "what" and "row", which says both. Four fifths of the highest rate is a rule for what is good."""
     return [
         {"model": path, "what": what, "row": f"{row['group']} in {path}: {what}"}
         | row
         | ({"of_highest": None} if what in (HARSHER, UNDECIDED) else {})
         for what, part in frame.groupby("what", sort=False)
         for column in part.columns[3:]
-        if part[column].nunique() > 1
+        if part[column].nunique() > 1 and part.hit.nunique() > 1
         for row in groups.compare(part.assign(group=part[column], role=""), references)
     ]
 
@@ -295,8 +294,8 @@ def answer(rows):
     ]
     if not counts:
         return [
-            "Cannot tell: nothing was compared; --after, --reward-model, or two groups in votes or answers "
-            "make comparisons."
+            "Cannot tell: nothing was compared; --after, --reward-model, or votes or answers of two groups "
+            "that are not all alike make comparisons."
         ]
     nothing = "No difference was found, and none larger than the margins is likely."
     if {*counts} != {NONE}:
@@ -358,7 +357,8 @@ def main(argv=None):
     is_empty = there.filter(args.group).isna().all()  # of a column
     if is_empty.any() and (args.group != GROUPS or is_empty.all()):
         raise UserError(
-            f"--group {is_empty.idxmax()}: nobody who is counted has one; name another. {' '.join(page.limits)}"
+            f"--group {is_empty.idxmax()}: nobody who is counted has one, or is beside another group; name "
+            f"another. {' '.join(page.record['limits'])}"
         )
     for column, cells in there.items():
         if len(both := declared & {*cells}) > 1:

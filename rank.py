@@ -44,7 +44,7 @@ def parse_args(argv=None):
     add("--candidates", default="data/candidates.jsonl", help="CSV, or JSONL, with a column id")
     add("--text-column", default="profile", help="column of the profile")
     add("--role", help="title and must-haves (default: each row's own prompt or role)")
-    add("--min-words", type=files.number(int, at_least=1), default=20, help="a profile of fewer words, such as a link, gets no rank")
+    add("--min-words", type=files.number(int, at_least=2), default=20, help="a profile of fewer words, such as a link, gets no rank")
     add("--out", default="runs/rank", help="folder of ranked.csv")
     add("--overwrite", action="store_true", help="replace ranked.csv")
     add("--device", default="auto", help="auto, cpu, cuda, cuda:1, mps")

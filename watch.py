@@ -315,7 +315,7 @@ def main(argv=None):
         page.answer(*sentences, *map(str, found))
         for key in CHARTS:
             if points := values_of(rows, key):
-                axes = page.chart(key, x="step")
+                axes = page.chart(f"{key}, by step")
                 axes.plot(*zip(*points), color=page.colour(key))
                 for alarm in found:
                     axes.axvline(alarm.step, color=SOFT, linestyle=":")

@@ -18,6 +18,7 @@ A judge   such as a reward model learns from whole answers. It may never have re
 """
 
 import random
+from collections import defaultdict
 
 import numpy as np
 
@@ -219,11 +220,11 @@ def check_judge(scores, labels, answers, finished):
     """One row per kind of answer: does the judge score it above its opposite?
 
     scores    (N,) of a judge;  finished  (N,) bool: not cut
-    labels    (N,) each: of prompts by model, within which a better model's answers count for no
-              kind; then of prompts, in case that too few of the former have answers of both kinds
+    labels    (N,) each: of the prompts by model, within which the answers of a better model count
+              for no kind; and last of the prompts, should too few have both kinds within a model
     answers   N lists of ids or words
     row       {"kind", "other", "prompts" (with answers of both), "wrong"}, and of FEWEST prompts or
-              more "mean" and "mean_other", of these two kinds, over prompts
+              more "mean" and "mean_other", of these two kinds, over labels, then over prompts
     wrong     the mean gap exceeds LINE standard errors for a kind that nobody wants; None of fewer
               prompts. A judge that likes long answers is shown, and not called wrong.
     """
@@ -237,21 +238,21 @@ def check_judge(scores, labels, answers, finished):
         ("repetitive", is_loop, "whole", is_whole),
         ("longest third", (lengths >= high) & (low < high), "shortest third", lengths <= low),
     ):
-        for prompts in labels:
-            both = np.intersect1d(prompts[is_kind], prompts[is_other])
-            if len(both) >= FEWEST:
+        for label in labels:
+            pairs = defaultdict(list)  # of a prompt: (mean, mean of the other kind) by label
+            for x in np.intersect1d(label[is_kind], label[is_other]):
+                here = label == x
+                pair = [scores[side & here].mean() for side in (is_kind, is_other)]
+                pairs[labels[-1][here][0]].append(pair)
+            if len(pairs) >= FEWEST:
                 break
-        row = {"kind": kind, "other": other, "prompts": len(both), "wrong": None}
-        if len(both) >= FEWEST:
-            means, others = (
-                np.array([scores[side & (prompts == p)].mean() for p in both])
-                for side in (is_kind, is_other)
-            )
-            gaps = means - others
-            least = LINE * gaps.std() / len(gaps) ** 0.5
+        row = {"kind": kind, "other": other, "prompts": len(pairs), "wrong": None}
+        if len(pairs) >= FEWEST:
+            mean, mean_other = np.array([np.mean(of, 0) for of in pairs.values()]).T
+            gaps = mean - mean_other  # (prompts,)
             row |= {
-                "mean": means.mean(), "mean_other": others.mean(),
-                "wrong": bool(other == "whole" and gaps.mean() > least),
+                "mean": mean.mean(), "mean_other": mean_other.mean(),
+                "wrong": bool(other == "whole" and gaps.mean() > LINE * gaps.std() / len(gaps) ** 0.5),
             }  # fmt: skip
         rows.append(row)
     return rows

@@ -24,9 +24,8 @@ import pandas as pd
 from parts.files import read_jsonl, read_record
 
 # of metrics.jsonl
-READ = (
-    "step n n_ties episodes answer_tokens time_s val/gold val/gold_low val/gold_high val/kl".split()
-)
+READ = """step n n_ties episodes answer_tokens time_s
+val/gold val/gold_low val/gold_high val/kl""".split()
 # notes below the tables of `equal_kl` and `efficiency`
 AT_KL = "From each run's own curve on validation prompts. –: it was not evaluated near that √KL."
 COSTLY = (
@@ -36,20 +35,14 @@ COSTLY = (
 GOAL = 0.9  # share of the largest gain of such runs that `efficiency` asks for
 
 
-def check_row(row):
-    for key in READ:
-        value = row.get(key)
-        if not isinstance(value, int | float | None) or abs(value or 0) > 1e300:
-            raise ValueError(f"{key} is {value!r:.40}; expected a number")
-
-
 def read_run(folder):
     """The run of a folder; None for a folder that no trainer of ours wrote."""
     record, path = read_record(folder), f"{folder}/metrics.jsonl"
     if record is None:
         return None
-    args, rows = record["args"], [*read_jsonl(path, check_row, log=True)] if isfile(path) else []
-    log = pd.DataFrame(rows, columns=READ, dtype=float)
+    args, rows = record["args"], [*read_jsonl(path, log=True)] if isfile(path) else []
+    # what is no number is unknown
+    log = pd.DataFrame(rows, columns=READ).apply(pd.to_numeric, errors="coerce")
     is_step = [not any(key.startswith(("val/", "eval/", "test/")) for key in row) for row in rows]
     steps = log.fillna(0).mul(is_step, axis="index")
     spent = pd.DataFrame({

@@ -64,11 +64,11 @@ class Report:
                 f"--out {self.out}: holds files already; choose another folder; --overwrite "
                 "replaces a report"
             )
-        self.charts, self.tables, self.limits, self.colours = [], [], [], {}
+        self.charts, self.tables, self.colours = [], [], {}
         self.record = {  # of report.json
             "title": title,
             "answer": [],
-            "limits": self.limits,
+            "limits": [],
             "command": sys.argv,
             "args": json.loads(json.dumps(vars(args), default=str)),  # a path as text
             "sha256": {
@@ -86,20 +86,20 @@ class Report:
 
     def limit(self, *sentences):
         """What this report does not show."""
-        self.limits += sentences
+        self.record["limits"] += sentences
 
     def colour(self, name):
         """The colour of a name, the same in every chart of this report."""
         return f"#0000f{self.colours.setdefault(name, len(self.colours)) % N_COLOURS}"
 
-    def chart(self, caption, height=2.6, x=""):
+    def chart(self, caption, height=2.6):
         """matplotlib axes to draw on, in the page's style; the caption says what is to be seen.
 
         Colours are `report.colour(name)`, SOFT of this module, and no others.
         """
         figure = Figure(figsize=(WIDTH, height), layout="constrained")
         self.charts.append((caption, figure))
-        return figure.add_subplot(xlabel=x)
+        return figure.add_subplot()
 
     def intervals(self, caption, rows, form=".1%", null=None):
         """A chart of estimates, one line each from top to bottom: a dot, its 95 % interval, its number.

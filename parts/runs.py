@@ -208,9 +208,7 @@ class Run:
         for step in self.bar:
             self.step = step
             yield step
-            # one rank's signal stops all; the handler alone writes `caught`, so that a signal during
-            # this exchange is there for the next one
-            self.stopped_by = max(gather([self.caught]))
+            self.stopped_by = max(gather([self.caught]))  # any rank's; `_catch` alone writes it
             over = self.stopped_by or self.step == self.args.stop_after or not self.unfinished()
             if over or self.step % self.args.save_every == 0:
                 self._save_checkpoint()

@@ -43,7 +43,7 @@ def read_csv(path, needed=(), flag="table"):
         def width(mark):
             return min(map(len, itertools.islice(filter(None, read(mark)), 2)), default=0)
 
-        mark = max(";\t|,", key=width)  # the comma last: it may be a decimal mark
+        mark = max(";\t,|", key=width)  # a comma may be a decimal mark
         records = read(mark, strict=True)
         header = [" ".join(name.split()) for name in next(records, [])]
         # of tuples, which the garbage collector passes over

@@ -451,8 +451,9 @@ def test_signals(number, toy, whole, capfd):
 def test_a_signal_while_the_ranks_confer(toy, monkeypatch):
     """They have said already whether one was caught; the next step's end finds it."""
 
-    def confer(caught):  # signal 0 is none
-        os.kill(os.getpid(), signal.SIGTERM * (toy.run.step == 3))
+    def confer(caught):
+        if toy.run.step == 3:
+            signal.raise_signal(signal.SIGTERM)
         return caught
 
     monkeypatch.setattr(runs, "gather", confer)
