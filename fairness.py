@@ -267,7 +267,8 @@ def study_answers(path, words):
 
 def compared(path, frame, references):
     """[row] of `groups.compare` for each column of groups and each measure of a file on which not all
-    are alike, with "model" (the file), "what" and "row", which says both. Four fifths of the highest rate is a rule for what is good."""
+    are alike, with "model" (the file), "what" and "row", which says both. Four fifths of the highest
+    rate is a rule for what is good."""
     return [
         {"model": path, "what": what, "row": f"{row['group']} in {path}: {what}"}
         | row
