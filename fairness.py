@@ -3,16 +3,15 @@
 Objective    d = (mean score under a group's names − under the reference's) / SD of résumés' means
 Algorithm    (1) read people, résumés with slots, and votes; every résumé is read under every name
              (2) score the twins: a reward model's score of an answer and of a profile; a policy's
-                 log-odds of the mildest decision against the others, of the two
-                 mildest, …, in one forward
+                 log-odds of the mildest decision against the others, of the two mildest, …
              (3) effects, and the change of each policy against --before
              (4) votes by group: who is chosen, and whose decision is the harsher one
              (5) report.json, report.html; decisions-*.csv for BiasGuard
-Conventions  "difference found" has p < .05, adjusted for all groups of one measure of one model; "none larger" means
-             that d lies within ±0.1; "cannot tell" clears nobody. d is an effect, no test
-             statistic. Names stand for groups in synthetic twins alone. A decision is what stands
-             in an answer's last line "Recommendation: advance", and nothing else. A group is a
-             text; it is unknown where it is missing or blank
+Conventions  "difference found": p < .05, adjusted for all groups of a measure (of votes and answers:
+             of a column); "none larger": d lies within ±0.1; "cannot tell" clears nobody. d is an
+             effect, no test statistic. Names stand for groups in synthetic twins alone. A decision is
+             what stands in an answer's last line "Recommendation: advance", and nothing else. A group
+             is a text; it is unknown where it is missing or blank
 Left out     1. decisions about people: audit.py   2. what free text says beyond its decision and
              risky questions: read it   3. guessing anybody's group   4. one overall score
 Run          python fairness.py report --before data/tiny-base --after runs/dpo --reward-model runs/reward
@@ -117,10 +116,9 @@ def study_models(args, names, people, note):
     def add(folder, what, scores, missing=None, before=0):
         effects.extend(
             {
-                "model": names[folder],
-                "what": what,
+                "model": names[folder], "what": what,
                 "row": f"{names[folder]}’s {what}, {row['group']} compared with {row['reference']}",
-            }
+            }  # fmt: skip
             | row
             for row in twins.effects(scores, people, args.group, args.reference, before, missing)
         )
@@ -191,7 +189,7 @@ def group_of(holder, column):
 
 def study_votes(path, columns, words):
     """(frame, sentence) of a preference file: a row per candidate who can be counted, with "what",
-    "hit", "person" (the item: votes on the same answers are one cluster), and then the columns of
+    "hit", "person" (the prompt: its votes are one cluster, for they share candidates), and then the columns of
     groups. "what": of two candidates of a row, who was chosen; of two answers about the candidate of its
     prompt, whether the harsher decision was chosen. A choice between two of one group says nothing
     of groups: theirs is None. The sentence counts all votes, each once."""
@@ -205,7 +203,7 @@ def study_votes(path, columns, words):
 
     counted, counts, sides = [], Counter(), ["chosen", "rejected"]
     for row in files.read_jsonl(path, check, flag="--prefs"):
-        people, item = row["candidates"], row.get("item_id") or prompt_key(row)
+        people, prompt = row["candidates"], prompt_key(row)
         where = sorted(str(who.get("in")) for who in people)
         verdicts = [recommendation(visible(plain_text(row[side])), words) for side in sides]
         if row.get("tie") or not people:
@@ -214,7 +212,7 @@ def study_votes(path, columns, words):
             kind = "between two candidates"
             counted += [
                 who
-                | {"what": CHOSEN, "hit": who["in"] == "chosen", "person": item}
+                | {"what": CHOSEN, "hit": who["in"] == "chosen", "person": prompt}
                 | {column: None for column in columns if who[column] == other[column]}
                 for who, other in zip(people, people[::-1])
             ]
@@ -224,7 +222,9 @@ def study_votes(path, columns, words):
             kind = "without two different decisions"
         else:
             kind, (chosen, rejected) = "between two decisions", map(words.index, verdicts)
-            counted.append(people[0] | {"what": HARSHER, "hit": chosen > rejected, "person": item})
+            counted.append(
+                people[0] | {"what": HARSHER, "hit": chosen > rejected, "person": prompt}
+            )
         counts.update(["votes", kind])
     frame = pd.DataFrame(counted, columns=["what", "hit", "person", *columns])
     for column in columns:
@@ -275,7 +275,7 @@ def compared(path, frame, references):
         | ({"of_highest": None} if what in (HARSHER, UNDECIDED) else {})
         for what, part in frame.groupby("what", sort=False)
         for column in part.columns[3:]
-        if part[column].nunique() > 1 and part.hit.nunique() > 1
+        if part[column].nunique() > 1 and part.dropna(subset=column).hit.nunique() > 1
         for row in groups.compare(part.assign(group=part[column], role=""), references)
     ]
 
@@ -387,7 +387,8 @@ def main(argv=None):
     page.limit(
         "Not legal advice. Names are proxies of what a reader may perceive; the bundled names and "
         "résumés are synthetic, US-centric and English.",
-        "“Cannot tell” clears nobody, and “none larger” is not zero. What --before did is in no verdict.",
+        "“Cannot tell” clears nobody, and “none larger” is not zero. What --before did is in no verdict. "
+        "Votes and answers to one prompt are not independent: where people are counted, they count as one.",
     )
     page.write()
     unmeasured = {*names.values()} - {*before, *(name for *_, name in lines)}

@@ -275,7 +275,8 @@ def spoil(answer):
 
 
 def check_scorer(scorer, prompts, answers):
-    """Rows of `check_judge`, of good answers and their `spoil`ed copies, which say nothing of length.
+    """Rows of `check_judge`, of good answers and their `spoil`ed copies, which say nothing of length. Each answer
+    stands for a prompt of its own.
 
     scorer    `Scorer` of parts/reward_models.py;  prompts, answers  lists of ids
     """
