@@ -49,10 +49,7 @@ MOST_LINES = 12  # of the chart
 
 
 def parse_args(argv=None):
-    parser = files.parser(
-        "fairness.py report [flags]",
-        "Models in; whether they treat people alike, before and after, and how surely.",
-    )
+    parser = files.parser("fairness.py report [flags]", "Do models and votes treat people alike?")
     add, whole = parser.add_argument, files.number(int, at_least=1)
     # fmt: off
     add("command", choices=("report",), help="twins of models before and after, votes, answers")
@@ -116,9 +113,10 @@ def study_models(args, names, people, note):
     def add(folder, what, scores, missing=None, before=0):
         effects.extend(
             {
-                "model": names[folder], "what": what,
+                "model": names[folder],
+                "what": what,
                 "row": f"{names[folder]}’s {what}, {row['group']} compared with {row['reference']}",
-            }  # fmt: skip
+            }
             | row
             for row in twins.effects(scores, people, args.group, args.reference, before, missing)
         )
