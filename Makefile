@@ -78,7 +78,7 @@ define loop
 	$(say) index
 endef
 
-# about five minutes on two idle cores; make report trains longer, and tests/test_demo.py runs these commands at toy size
+# four to seven minutes on two idle cores; make report trains longer, and tests/test_demo.py runs these commands at toy size
 # (glibc keeps what is freed: 7 % less time for evaluate.py, whose keys and values are copied at every token)
 demo: export MALLOC_MMAP_THRESHOLD_ = 1073741824
 demo: export MALLOC_TRIM_THRESHOLD_ = 8589934592
