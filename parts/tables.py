@@ -48,9 +48,9 @@ def read_csv(path, needed=(), flag="table"):
         header = [" ".join(name.split()) for name in next(records, [])]
         # of tuples, which the garbage collector passes over
         rows = {
-            line: tuple(map(str.strip, row))
+            line: cells
             for line, row in enumerate(records, 2)
-            if any(map(str.strip, row))
+            if any(cells := tuple(map(str.strip, row)))
         }
     except (OSError, UnicodeDecodeError, csv.Error) as error:
         raise UserError(
