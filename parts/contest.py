@@ -198,7 +198,7 @@ def judge_pairs(path, function):
     kept = np.heaviside(chosen - rejected, 0.5).assign(label=pairs.prompt.map(plain_text)).dropna()
     print(f"pairs      {len(kept)} of {len(rows)} with a better answer are read to their end")
     if kept.empty:
-        raise UserError(f"--pairs {path}: no such pair")
+        raise UserError(f"--pairs {path}: no pair with a better answer is read to its end")
     return kept
 
 
@@ -275,8 +275,8 @@ def spoil(answer):
 
 
 def check_scorer(scorer, prompts, answers):
-    """Rows of `check_judge`, of good answers and their `spoil`ed copies, which say nothing of length. Each answer
-    stands for a prompt of its own.
+    """Rows of `check_judge`, of good answers and their `spoil`ed copies, which say nothing of length.
+    Each answer stands for a prompt of its own.
 
     scorer    `Scorer` of parts/reward_models.py;  prompts, answers  lists of ids
     """
