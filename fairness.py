@@ -187,10 +187,10 @@ def group_of(holder, column):
 
 def study_votes(path, columns, words):
     """(frame, sentence) of a preference file: a row per candidate who can be counted, with "what",
-    "hit", "person" (the prompt: its votes are one cluster, for they share candidates), and then the columns of
-    groups. "what": of two candidates of a row, who was chosen; of two answers about the candidate of its
-    prompt, whether the harsher decision was chosen. A choice between two of one group says nothing
-    of groups: theirs is None. The sentence counts all votes, each once."""
+    "hit", "person" (the prompt: its votes are one cluster, for they share candidates), and then the
+    columns of groups. "what": of two candidates of a row, who was chosen; of two answers about the
+    candidate of its prompt, whether the harsher decision was chosen. A choice between two of one group
+    says nothing of groups: theirs is None. The sentence counts all votes, each once."""
     from parts.pairs import check_pair
 
     def check(row):

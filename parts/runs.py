@@ -208,7 +208,7 @@ class Run:
         for step in self.bar:
             self.step = step
             yield step
-            self.stopped_by = max(gather([self.caught]))  # any rank's; `_catch` alone writes it
+            self.stopped_by = max(gather([self.caught]))  # of all; `_catch` alone sets `caught`
             over = self.stopped_by or self.step == self.args.stop_after or not self.unfinished()
             if over or self.step % self.args.save_every == 0:
                 self._save_checkpoint()
